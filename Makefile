@@ -1,0 +1,83 @@
+# `make lab` opens the quickstart and `make test` runs the tests; each first sets up what it needs.
+
+PYTHON ?= python3
+ARGS ?=
+DEVICE ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SET_UP := $(VENV)/created
+REQUIRED := pyproject.toml constraints.txt $(SET_UP)
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.version
+# the server listens on loopback only; its root user must be allowed by name
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: lab test test-deps notebooks lint bench clean
+.NOTPARALLEL:
+
+lab: $(VENV)/lab
+	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. \
+		--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(AS_ROOT) $(ARGS)
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest $(ARGS)
+
+# the browser itself; the package that drives it comes with `make test`
+test-deps: $(VENV)/test
+	@for browser in $$MEMLAB_CHROMIUM chromium chromium-browser google-chrome; do \
+		command -v $$browser && exit 0; \
+	done; \
+	if command -v apt-get >/dev/null; then \
+		$(SUDO) apt-get update -qq && \
+		$(SUDO) apt-get install -y -qq --no-install-recommends chromium fonts-liberation; \
+	else \
+		echo "make test-deps installs Chromium through apt-get, which is not on this system."; \
+		echo "Install Chromium or Chrome your own way, then run MEMLAB_CHROMIUM=/path/to/it make test"; \
+		exit 1; \
+	fi
+
+notebooks: $(VENV)/lab
+	@$(BIN)/python notebooks/run.py $(if $(DEVICE),--device $(DEVICE))
+
+lint: $(VENV)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/nbstripout --verify --keep-id --extra-keys "$(EXTRA_KEYS)" $(wildcard notebooks/*.ipynb)
+
+bench: $(VENV)/lab
+	@for file in $$(grep -ls '__main__' benchmarks/*.py); do \
+		echo "== $$file"; $(BIN)/python "$$file" || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# stamps: a set-up is done again only when what it was made from has changed; a larger one counts
+# for the smaller ones
+
+$(SET_UP):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "memlab needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+			"run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/lab: $(REQUIRED)
+	@echo "installing memlab and its model zoo (PyTorch is large: this takes some minutes, once)"
+	@$(INSTALL) -e '.[zoo]'
+	@touch $@
+
+$(VENV)/test: $(REQUIRED)
+	@echo "installing memlab and what its tests need (PyTorch is large: some minutes, once)"
+	@$(INSTALL) -e '.[zoo,test,browser]'
+	@touch $(VENV)/lab $@
+
+$(VENV)/lint: $(REQUIRED)
+	@echo "installing memlab and its development tools"
+	@$(INSTALL) -e '.[zoo,test,browser,dev]'
+	@touch $(VENV)/lab $(VENV)/test $@

@@ -1,0 +1,286 @@
+"""The caller's side of the worker: starts it, keeps it warm, and tells how a job ended.
+
+One job at a time, since two measurements at once would time each other. Whatever ends the worker
+(out of memory, a segmentation fault, a kill, a time limit, Stop) is told as `Ended`, and a new
+worker is started at once.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from memlab._measure import OUT_OF_MEMORY_TEXTS, Expired, Progress
+from memlab.errors import WorkloadError
+from memlab.memory.devices import out_of_memory_kills
+from memlab.result import Outcome
+from memlab.units import format_seconds
+from memlab.worker import Job, is_library
+
+START_SECONDS = 120.0
+POLL_SECONDS = 0.05
+OnProgress = Callable[[Progress], None]
+
+
+class Ended(Exception):
+    """A job ended without a result; `outcome` and the message say how."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class _Worker:
+    """A running worker process, or the shell of one that has ended."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        package_folder = str(Path(__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
+        self.kills_before = out_of_memory_kills()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "memlab.worker", str(theirs.fileno())],
+            stdin=subprocess.PIPE,  # closes with this process, and the worker ends then
+            stdout=self.log,
+            stderr=self.log,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # an interrupt of the kernel is not one of the worker
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.doing = "starting"
+
+    def kill(self) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.connection.close()
+        if self.process.stdin:
+            self.process.stdin.close()
+        self.log.close()
+
+    def ending(self) -> Ended:
+        """Return how the process ended by itself, in a sentence."""
+        try:
+            code = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return Ended(Outcome.CRASHED, f"the worker closed its socket while {self.doing}")
+        said = self._said()
+        if any(text in said for text in OUT_OF_MEMORY_TEXTS):
+            last = next(s for s in said.splitlines() if any(t in s for t in OUT_OF_MEMORY_TEXTS))
+            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {last.strip()}")
+        if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
+            return Ended(
+                Outcome.OUT_OF_MEMORY,
+                f"the system killed the worker while {self.doing}: this machine has no memory left",
+            )
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with status {code}"
+        where = _innermost_frame(said)
+        return Ended(
+            Outcome.CRASHED,
+            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and a new "
+            "worker stands ready",
+        )
+
+    def _said(self) -> str:
+        self.log.seek(0)
+        return self.log.read()[-20_000:]
+
+
+_lock = threading.Lock()  # held while a job runs
+_worker: _Worker | None = None
+
+
+def prewarm() -> None:
+    """Start the worker if there is none, without waiting for it."""
+    if _lock.acquire(blocking=False):
+        try:
+            _ensure()
+        finally:
+            _lock.release()
+
+
+def run(
+    function: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_seconds: float,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+    guard_bytes: int | None = None,
+) -> Any:
+    """Run a function of the worker and return its value.
+
+    Args:
+        function: name in `memlab.worker.FUNCTIONS`.
+        arguments: sent by cloudpickle.
+        timeout_seconds: from when the worker takes the job.
+        on_progress: called in this thread.
+        cancel: once set, the worker is killed.
+        guard_bytes: see `memlab.worker.Job`.
+
+    Raises:
+        Ended: there is no value; says why.
+        WorkloadError: the arguments cannot be sent.
+    """
+    cancel = cancel or threading.Event()
+    job = Job(
+        function=function,
+        arguments=_pickled(arguments),
+        path=list(sys.path),
+        folder=os.getcwd(),
+        threads=torch.get_num_threads(),
+        guard_bytes=guard_bytes,
+    )
+    tell = on_progress or (lambda progress: None)
+    if not _lock.acquire(blocking=False):
+        tell(Progress(text="waiting for another measurement to end", fraction=0.0))
+        while not _lock.acquire(timeout=POLL_SECONDS):
+            if cancel.is_set():
+                raise Ended(Outcome.CANCELLED, "stopped before it began")
+    try:
+        return _converse(job, timeout_seconds, tell, cancel)
+    finally:
+        _lock.release()
+
+
+def _converse(job: Job, timeout_seconds: float, tell: OnProgress, cancel: threading.Event) -> Any:
+    while True:
+        worker = _ensure()
+        try:
+            if worker.doing == "starting":
+                tell(Progress(text="starting the worker", fraction=0.0))
+                _receive(worker, START_SECONDS, tell, cancel)
+            worker.doing = "taking the job"
+            worker.connection.send(job)
+            kind, value = _receive(worker, timeout_seconds, tell, cancel)
+        except BaseException:
+            _replace()
+            raise
+        if kind == "result":
+            return value
+        if kind == "stale":  # a person's own file was edited: a new worker reads it anew
+            _replace()
+            continue
+        if kind == "unloadable":
+            raise Ended(Outcome.FAILED, f"the worker could not load the workload: {value}")
+        raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
+
+
+def _receive(
+    worker: _Worker, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
+) -> tuple[str, Any]:
+    """Return the worker's next message that is not progress.
+
+    Raises:
+        Ended: stopped, timed out, or the worker is gone.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        if cancel.is_set():
+            raise Ended(Outcome.CANCELLED, f"stopped while {worker.doing}")
+        if time.monotonic() > deadline:
+            raise Ended(
+                Outcome.TIMED_OUT,
+                f"not done after {format_seconds(timeout_seconds)}, while {worker.doing}; raise "
+                "timeout_seconds, or make the step smaller",
+            )
+        try:
+            if not worker.connection.poll(POLL_SECONDS):
+                continue
+            kind, value = worker.connection.recv()
+        except (EOFError, OSError):
+            raise worker.ending() from None
+        if kind != "progress":
+            return kind, value
+        worker.doing = value.text
+        tell(value)
+
+
+def _ensure() -> _Worker:
+    if _worker is None or _worker.process.poll() is not None:
+        _replace()
+    assert _worker is not None
+    return _worker
+
+
+def _replace() -> None:
+    """End the worker if there is one and start a new one, so that the next job need not wait."""
+    global _worker
+    if _worker is not None:
+        _worker.kill()
+    _worker = _Worker()
+
+
+@atexit.register
+def _stop() -> None:
+    if _worker is not None:
+        _worker.kill()
+
+
+def _pickled(arguments: dict[str, Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(arguments)
+        return pickled
+    except Exception as error:  # a lock, a file, a generator: any class can refuse to be pickled
+        workload = arguments.get("workload")
+        raise WorkloadError(
+            f"workload {getattr(workload, 'name', '?')!r} cannot be sent to the worker "
+            f"({type(error).__name__}: {error}); build what it captures inside build_model or "
+            "make_batch, or measure with isolate=False"
+        ) from error
+
+
+def _innermost_frame(said: str) -> str:
+    """Return where a native crash happened, in a person's own code if it was called from there.
+
+    Read from faulthandler's report; "" if it wrote none.
+    """
+    _, _, stack = said.partition("Current thread")
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
+    own = [frame for frame in frames if not is_library(frame[0])]
+    for file, line, function in own[:1] or frames[:1]:
+        return f", in {function} ({file}, line {line})"
+    return ""
+
+
+def expiring(
+    timeout_seconds: float, on_progress: OnProgress | None, cancel: threading.Event | None
+) -> OnProgress:
+    """Return a report for a run in this process: it can end it, but only between two steps."""
+    deadline = time.monotonic() + timeout_seconds
+
+    def report(progress: Progress) -> None:
+        if cancel is not None and cancel.is_set():
+            raise Expired(Outcome.CANCELLED, f"stopped while {progress.text}")
+        if time.monotonic() > deadline:
+            raise Expired(
+                Outcome.TIMED_OUT,
+                f"not done after {format_seconds(timeout_seconds)}, while {progress.text}; raise "
+                "timeout_seconds, or make the step smaller",
+            )
+        if on_progress is not None:
+            on_progress(progress)
+
+    return report

@@ -1,0 +1,328 @@
+"""A `StepResult` from the real device, in this process: a memory pass, then a time pass.
+
+Both passes run the same step. Memory is metered with a profile open, time without; each pass builds
+its own model and drops it, so that neither sees the other's tensors.
+"""
+
+import contextlib
+import gc
+import math
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab._version import __version__
+from memlab.config import StepConfig
+from memlab.errors import MemlabError, UnsupportedError
+from memlab.memory import cuda
+from memlab.memory.devices import describe, synchronize
+from memlab.memory.lifetimes import first_crossing, step_memory
+from memlab.memory.meter import Meter, record
+from memlab.result import Outcome, Source, StepResult
+from memlab.step import Step, build_step, notes, set_seed
+from memlab.techniques.compilation import is_compiled
+from memlab.trace import Phase, Place, Trace
+from memlab.units import format_bytes, format_seconds
+from memlab.workload import Workload
+
+SMALLER = "lower batch_size, raise accumulation_steps or use checkpointing='blocks'"
+MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
+OUT_OF_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "could not create a primitive",  # with "descriptor" after it, it means another thing
+    "could not create a memory object",
+    "can't start new thread",
+    "Thread creation failed",
+    "out of memory",
+)
+NO_KERNEL_TEXTS = ("not implemented for", "could not create a primitive descriptor")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is: what it is doing, in words, and the share that is done, 0..1."""
+
+    text: str
+    fraction: float
+
+
+class Expired(Exception):
+    """A run that nobody can interrupt from outside was stopped, or its time limit has passed."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+Report = Callable[[Progress], None]
+
+
+def measure_in_process(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    repeats: int,
+    warmup: int,
+    seed: int,
+    memory_limit: int | None,
+    report: Report,
+) -> StepResult:
+    """Return what the step costs on this device, measured here and now; never raises for the step.
+
+    Args:
+        workload: what is trained.
+        config: how.
+        device: of this machine.
+        repeats: timed steps; their median is quoted.
+        warmup: steps before these that are not counted.
+        seed: set before the model, the batch and each step.
+        memory_limit: bytes; the first crossing is `out_of_memory`. On a CPU it is accounted in
+            allocated bytes, on CUDA the caching allocator may not reserve more.
+        report: called as the run goes on; what it raises ends the run.
+    """
+    facts: dict[str, Any] = {
+        "source": Source.MEASURED,
+        "device": str(device),
+        "versions": _versions(device),
+        "config": config,
+        "workload_name": workload.name,
+        "memory_limit_bytes": memory_limit,
+    }
+    meter = Meter()
+    try:
+        with preserved_random_state(), cuda.limited_to(memory_limit, device):
+            facts |= _memory_pass(workload, config, device, seed, memory_limit, meter, report)
+            if "outcome" in facts:
+                return StepResult(**facts)
+            facts |= _time_pass(workload, config, device, seed, repeats, warmup, report)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a person's model raises is an outcome of the run
+        outcome, message = explain(error, meter.place)
+        fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
+        return StepResult(**{"fits": fits, **facts, "outcome": outcome, "message": message})
+    finally:
+        _clean_up(config, device)
+    return StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
+
+
+def _memory_pass(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    memory_limit: int | None,
+    meter: Meter,
+    report: Report,
+) -> dict[str, Any]:
+    """Return peaks and timeline of the first step that began with an optimizer state."""
+    peaks: list[cuda.Peaks | None] = []
+
+    def run() -> None:
+        report(Progress(text=f"building {workload.name}", fraction=0.0))
+        step = build_step(workload, config, device, seed=seed, mark=partial(meter.mark, -1))
+        meter.know(step.model)
+        with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
+            for index, what in _until_settled(step):
+                report(Progress(text=f"metering memory, {what}", fraction=0.1 + 0.1 * index))
+                set_seed(seed)
+                cuda.reset_peaks(device)
+                step(partial(meter.mark, index))
+                peaks.append(cuda.read_peaks(device))
+        meter.mark(-1, Phase.TEARDOWN, 0)
+
+    trace = record(run, meter, device)
+    last = len(peaks) - 1
+    memory = step_memory(trace, last)
+    facts = {
+        "timeline": memory.timeline,
+        "peak_allocated_bytes": memory.peak_bytes,
+        "peak_by_category": memory.timeline.peak_by_category,
+        "peak_place": memory.peak_place,
+        "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
+    }
+    said = _said_by(trace, last)
+    if (stats := peaks[last]) is not None:
+        facts["peak_reserved_bytes"] = stats.reserved_bytes
+        if stats.allocated_bytes != memory.peak_bytes:
+            facts |= {"peak_allocated_bytes": stats.allocated_bytes, "peak_by_category": None}
+            said.append(
+                f"The trace sees a peak of {format_bytes(memory.peak_bytes)} and the allocator's "
+                f"statistics {format_bytes(stats.allocated_bytes)}: no breakdown is given."
+            )
+    facts["notes"] = (*notes(config, device), *said)
+    return facts | _against_limit(trace, memory_limit, device, memory.peak_bytes)
+
+
+def _until_settled(step: Step) -> Iterator[tuple[int, str]]:
+    """Yield before each step to run, until one has begun with an optimizer state and updated it.
+
+    That is the second step, or a later one while a loss scaler skips updates.
+    """
+    updates = 0
+    for index in range(MAX_SKIPPED_UPDATES + 2):
+        scale = step.loss_scale
+        yield index, "step with optimizer state" if updates else "first step"
+        updates += step.loss_scale >= scale
+        if updates == 2:
+            return
+    raise FloatingPointError(
+        f"GradScaler skipped {MAX_SKIPPED_UPDATES} updates: the gradients are not finite at any "
+        "loss scale; use precision='bf16-mixed'"
+    )
+
+
+def _said_by(trace: Trace, last_step: int) -> list[str]:
+    said = []
+    if last_step > 1:
+        said.append(f"GradScaler skipped {last_step - 1} updates after an overflow.")
+    if trace.leftover_bytes:
+        said.append(
+            f"{format_bytes(trace.leftover_bytes)} were still held after model, optimizer and "
+            "batch were gone: the workload or a library keeps tensors of its own."
+        )
+    return said
+
+
+def _against_limit(
+    trace: Trace, limit: int | None, device: torch.device, peak_bytes: int
+) -> dict[str, Any]:
+    """Return whether the run stayed within the limit; on CUDA the allocator was held to it."""
+    crossing = None if limit is None or device.type == "cuda" else first_crossing(trace, limit)
+    if limit is None or crossing is None:
+        return {"fits": None if limit is None else True}
+    return {
+        "fits": False,
+        "outcome": Outcome.OUT_OF_MEMORY,
+        "message": f"out of memory in {crossing}: the step needs {format_bytes(peak_bytes)} "
+        f"allocated, the limit is {format_bytes(limit)}; {SMALLER}",
+    }
+
+
+def _time_pass(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    repeats: int,
+    warmup: int,
+    report: Report,
+) -> dict[str, Any]:
+    report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
+    step = build_step(workload, config, device, seed=seed)
+    if step.scaler is not None:
+        for _, what in _until_settled(step):
+            report(Progress(text=f"finding the loss scale, {what}", fraction=0.3))
+            timed_step(step, seed)
+    for index in range(warmup):
+        report(Progress(text=f"warm-up {index + 1} of {warmup}", fraction=0.35))
+        timed_step(step, seed)
+    seconds: list[float] = []
+    loss = math.nan
+    for index in range(repeats):
+        took = f", {format_seconds(seconds[-1])} a step" if seconds else ""
+        fraction = 0.4 + 0.6 * index / repeats
+        report(Progress(text=f"timing step {index + 1} of {repeats}{took}", fraction=fraction))
+        elapsed, loss = timed_step(step, seed)
+        seconds.append(elapsed)
+    median = statistics.median(seconds)
+    return {
+        "step_seconds": median,
+        "step_seconds_all": tuple(seconds),
+        "samples_per_second": config.batch_size / median,
+        "loss": loss,
+        "finite": math.isfinite(loss),
+    }
+
+
+def timed_step(step: Step, seed: int) -> tuple[float, float]:
+    """Run the step once and return its wall time in seconds and its loss."""
+    set_seed(seed)
+    synchronize(step.device)
+    start = time.perf_counter()
+    loss = step()
+    synchronize(step.device)
+    return time.perf_counter() - start, loss
+
+
+def explain(error: BaseException, place: Place) -> tuple[Outcome, str]:
+    """Return the outcome that an error of a run means, and one sentence with a remedy."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, UnsupportedError):
+        return Outcome.UNSUPPORTED, str(error)
+    if isinstance(error, MemlabError):
+        return Outcome.FAILED, str(error)
+    if isinstance(error, Expired):
+        return error.outcome, str(error)
+    if is_out_of_memory(error):
+        return Outcome.OUT_OF_MEMORY, (f"out of memory in {place}: {text.rstrip('.')}; {SMALLER}")
+    if any(unknown in text for unknown in NO_KERNEL_TEXTS):
+        return Outcome.UNSUPPORTED, (
+            f"{place}: this device has no kernel for this number format ({text}); use "
+            "precision='fp32' or 'bf16-mixed'"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return Outcome.FAILED, f"{text}: install it where this runs, in {place.phase}"
+    return Outcome.FAILED, f"{place} raised {named}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator, or a library in its name, says that there is no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return (
+        isinstance(error, RuntimeError | OSError)
+        and any(said in text for said in OUT_OF_MEMORY_TEXTS)
+        and not any(said in text for said in NO_KERNEL_TEXTS)
+    )
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    text = (
+        f"peak {format_bytes(facts['peak_allocated_bytes'])} allocated in {facts['peak_place']}, "
+        f"{format_seconds(facts['step_seconds'])} a step"
+    )
+    return text if facts["finite"] else f"{text}; the loss is not finite ({facts['loss']})"
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    found = {
+        "memlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device_name": describe(device),
+        "threads": str(torch.get_num_threads()),
+    }
+    return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
+
+
+@contextlib.contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Give the caller's generators back as they were, since a run here seeds them."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def _clean_up(config: StepConfig, device: torch.device) -> None:
+    if is_compiled(config):
+        torch._dynamo.reset()
+    gc.collect()
+    cuda.release(device)

@@ -1,0 +1,243 @@
+"""Did a technique leave the gradients alone? Both steps are run, in this process, and compared.
+
+The reference step has the same workload, batch, seed and micro-batch split, in fp32 with every
+technique off. Gradients are taken before any clipping or optimizer, with the loss scale undone. Not
+covered: whether training converges to the same loss.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from memlab._measure import MAX_SKIPPED_UPDATES, Progress, Report, explain, preserved_random_state
+from memlab.config import Checkpointing, Precision, StepConfig
+from memlab.memory import cuda
+from memlab.result import Outcome
+from memlab.step import Step, build_step, set_seed
+from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.compilation import is_compiled
+from memlab.trace import Phase, Place
+from memlab.workload import Workload
+
+FP32_TOLERANCE = 1e-5
+ROUNDING_TOLERANCE = {
+    Precision.TF32: 1e-2,
+    Precision.FP16_MIXED: 1e-2,
+    Precision.FP16: 1e-2,
+    Precision.BF16_MIXED: 5e-2,
+    Precision.BF16: 5e-2,
+}
+"""What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT.
+
+Held against the error of all gradients together: of one parameter with a small gradient, rounding
+can change most.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """How far a step's gradients are from those of the reference step.
+
+    Attributes:
+        ok: whether buffers are equal and the error is within the tolerance: in fp32
+            `max_relative_error`, in a narrower format `global_relative_error`.
+        outcome: `ok`, or why there was nothing to compare.
+        max_relative_error: the largest ||g - g_ref|| / max(||g_ref||, 1e-3 ||G_ref|| / sqrt(P))
+            over the P parameters, G_ref being all gradients; None without a comparison.
+        global_relative_error: ||G - G_ref|| / ||G_ref||.
+        worst_parameter: the parameter with that largest error.
+        tolerance: what that error was held against.
+        buffers_equal: whether running statistics and the like end up as in the reference step.
+        same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
+            gradient of the undivided batch, in fp32.
+        why: one sentence.
+    """
+
+    ok: bool
+    why: str
+    outcome: Outcome = Outcome.OK
+    max_relative_error: float | None = None
+    global_relative_error: float | None = None
+    worst_parameter: str | None = None
+    tolerance: float | None = None
+    buffers_equal: bool | None = None
+    same_as_full_batch: str = "unknown"
+
+    def __str__(self) -> str:
+        """Return one line."""
+        verdict = "gradients same" if self.ok else "gradients differ"
+        if self.outcome is not Outcome.OK:
+            verdict = f"gradients not checked ({self.outcome})"
+        return f"{verdict}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    by_parameter: dict[str, torch.Tensor]  # fp64, on the CPU
+    buffers: dict[str, torch.Tensor]
+    mixing: list[str]
+    random: list[str]
+
+
+def verify_in_process(
+    workload: Workload, config: StepConfig, device: torch.device, *, seed: int, report: Report
+) -> VerifyReport:
+    """Return the comparison with the reference step; never raises for the step."""
+    reference = dataclasses.replace(
+        config,
+        precision=Precision.FP32,
+        memory_budget=1.0,
+        compile=False,
+        checkpointing=Checkpointing.NONE,
+    )
+    try:
+        with preserved_random_state():
+            report(Progress(text="gradients of the reference step", fraction=0.0))
+            expected = _gradients(workload, reference, device, seed)
+            report(Progress(text="gradients of this step", fraction=0.4))
+            found = expected if config == reference else _gradients(workload, config, device, seed)
+            report(Progress(text="gradients of the undivided batch", fraction=0.8))
+            same, why = _same_as_full_batch(workload, reference, device, seed, expected)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a person's model raises is an outcome of the check
+        place = Place(phase=Phase.FORWARD, micro_batch=0)
+        outcome, message = explain(error, place)
+        return VerifyReport(ok=False, outcome=outcome, why=message)
+    finally:
+        if is_compiled(config):
+            torch._dynamo.reset()
+        cuda.release(device)
+    return _compare(config, found, expected, same, why)
+
+
+def _gradients(
+    workload: Workload, config: StepConfig, device: torch.device, seed: int
+) -> _Gradients:
+    step = build_step(workload, config, device, seed=seed)
+    mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
+    before = _buffers(step.model)
+    for _ in range(MAX_SKIPPED_UPDATES):
+        set_seed(seed)
+        step.accumulate()
+        if step.scaler is None:
+            break
+        step.scaler.unscale_(step.optimizer)
+        if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
+            break
+        step.scaler.update()  # an overflow halves the scale; training would skip this update
+        step.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in step.model.named_buffers():
+                buffer.copy_(before[name])
+    return _Gradients(_by_parameter(step), _buffers(step.model), mixing, drawing)
+
+
+def _by_parameter(step: Step) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.zeros(p.shape, dtype=torch.float64)
+        if p.grad is None
+        else p.grad.detach().to("cpu", torch.float64)
+        for name, p in step.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: b.detach().to("cpu", copy=True) for name, b in model.named_buffers()}
+
+
+def _compare(
+    config: StepConfig, found: _Gradients, expected: _Gradients, same: str, why: str
+) -> VerifyReport:
+    worst, max_error, global_error = _errors(found.by_parameter, expected.by_parameter)
+    tolerance = ROUNDING_TOLERANCE.get(config.precision, FP32_TOLERANCE)
+    unequal = _first_unequal_buffer(found.buffers, expected.buffers, tolerance)
+    if config.precision is Precision.FP32:
+        ok, text = max_error <= tolerance, f"largest relative error {max_error:.1e} in {worst}"
+    else:
+        ok, text = global_error <= tolerance, f"relative error {global_error:.1e}"
+    text += f", tolerance {tolerance:.0e} for {config.precision}"
+    if unequal is not None:
+        text += f"; buffer {unequal} differs from the reference step"
+    return VerifyReport(
+        ok=ok and unequal is None,
+        why=f"{text}; {why}",
+        max_relative_error=max_error,
+        global_relative_error=global_error,
+        worst_parameter=worst,
+        tolerance=tolerance,
+        buffers_equal=unequal is None,
+        same_as_full_batch=same,
+    )
+
+
+def _errors(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> tuple[str, float, float]:
+    """Return the worst parameter, its relative error, and that of all gradients together."""
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    floor = 1e-3 * norm / math.sqrt(len(expected))
+    worst, max_error, squares = "", -1.0, 0.0
+    for name, reference in expected.items():
+        difference = float((found[name] - reference).norm())
+        squares += difference**2
+        error = _ratio(difference, max(float(reference.norm()), floor))
+        if math.isnan(error) or error > max_error:
+            worst, max_error = name, error
+        if math.isnan(error):
+            break
+    return worst, max_error, _ratio(math.sqrt(squares), norm)
+
+
+def _ratio(difference: float, size: float) -> float:
+    if difference == 0.0:
+        return 0.0
+    return difference / size if size > 0.0 else math.inf
+
+
+def _first_unequal_buffer(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
+) -> str | None:
+    for name, reference in expected.items():
+        buffer = found.get(name)
+        if buffer is None or buffer.shape != reference.shape:
+            return name
+        if not torch.allclose(buffer.double(), reference.double(), rtol=tolerance, atol=tolerance):
+            return name
+    return None
+
+
+def _same_as_full_batch(
+    workload: Workload,
+    reference: StepConfig,
+    device: torch.device,
+    seed: int,
+    accumulated: _Gradients,
+) -> tuple[str, str]:
+    """Return whether accumulation leaves the gradient of the whole batch, and why."""
+    if reference.accumulation_steps == 1:
+        return "yes", "the batch is not divided"
+    if accumulated.mixing:
+        return "no", (
+            f"{accumulated.mixing[0]} normalises over {reference.micro_batch_size} samples, "
+            f"not {reference.batch_size}"
+        )
+    if accumulated.random:
+        return "no", f"{accumulated.random[0]} draws other random numbers for each micro-batch"
+    whole = dataclasses.replace(reference, accumulation_steps=1)
+    try:
+        full = _gradients(workload, whole, device, seed)
+    except Exception as error:  # the undivided batch may not fit; then nobody knows
+        outcome, _ = explain(error, Place(phase=Phase.FORWARD, micro_batch=0))
+        return "unknown", f"the undivided batch could not be run ({outcome})"
+    worst, max_error, _ = _errors(accumulated.by_parameter, full.by_parameter)
+    if max_error <= FP32_TOLERANCE:
+        return "yes", f"{reference.accumulation_steps} micro-batches give the undivided gradient"
+    return "no", (
+        f"{worst} is {max_error:.1e} from the undivided batch: the loss is not a mean over the "
+        "samples; give the workload num_loss_terms"
+    )

@@ -1,0 +1,214 @@
+"""The public functions: checked here, in the caller; run in the worker unless told otherwise."""
+
+import platform
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memlab import _isolation
+from memlab._inspect import WorkloadFacts
+from memlab._isolation import Ended, OnProgress
+from memlab._measure import measure_in_process
+from memlab._verify import VerifyReport, verify_in_process
+from memlab._version import __version__
+from memlab.config import StepConfig
+from memlab.errors import ConfigError, WorkloadError
+from memlab.memory.devices import resolve_device
+from memlab.result import Outcome, Source, StepResult
+from memlab.units import parse_bytes
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def measure(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    repeats: int = 5,
+    warmup: int = 1,
+    seed: int = 0,
+    memory_limit: int | str | None = None,
+    timeout_seconds: float = 120,
+    isolate: bool = True,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> StepResult:
+    """Return what one training step costs, measured on a device of this machine.
+
+    Memory and time are taken in separate passes over the same step: memory by every allocation of
+    the real allocator, in the first step that begins with optimizer state; time with no meter on.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained.
+        device: "cpu", "cuda", "cuda:1"; None is the accelerator if there is one, else the CPU.
+        repeats: timed steps, of which the median is quoted.
+        warmup: steps before them that are not counted.
+        seed: set before the model, the batch and each step.
+        memory_limit: bytes, or text such as "2GiB", that the step may hold. On a CPU allocated
+            bytes are held against it, on CUDA the caching allocator may not reserve more.
+        timeout_seconds: after which the run ends as `timed_out`.
+        isolate: run in the worker process. False runs here, where nothing is sent or survives a
+            crash, and where Stop and the time limit act only between two steps.
+        on_progress: called with a `Progress` as the run goes on.
+        cancel: once set, the run ends as `cancelled`.
+
+    Raises:
+        MemlabError: an argument cannot be; the message names it and what is allowed. What happens
+            while the step runs is the `outcome` of the result.
+    """
+    _check_types(workload, config)
+    target = resolve_device(device)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    _check_count("repeats", repeats, 1)
+    _check_count("warmup", warmup, 0)
+    _check_timeout(timeout_seconds)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "config": config,
+        "device": target,
+        "repeats": repeats,
+        "warmup": warmup,
+        "seed": _check_count("seed", seed, 0),
+        "memory_limit": limit,
+    }
+    if not isolate:
+        report = _isolation.expiring(timeout_seconds, on_progress, cancel)
+        return measure_in_process(**arguments, report=report)
+    try:
+        result: StepResult = _isolation.run(
+            "measure",
+            arguments,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+    except Ended as ended:
+        return StepResult(
+            outcome=ended.outcome,
+            message=str(ended),
+            source=Source.MEASURED,
+            device=str(target),
+            versions={
+                "memlab": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            config=config,
+            workload_name=workload.name,
+            memory_limit_bytes=limit,
+            fits=False if limit and ended.outcome is Outcome.OUT_OF_MEMORY else None,
+        )
+    return result
+
+
+def verify(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    seed: int = 0,
+    timeout_seconds: float = 120,
+    isolate: bool = True,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> VerifyReport:
+    """Return whether `config` gives the gradients of the plain fp32 step, split as it is.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained.
+        device: as for `measure`.
+        seed: set before the model, the batch and each step.
+        timeout_seconds: after which the check ends.
+        isolate: as for `measure`.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Raises:
+        MemlabError: an argument cannot be.
+    """
+    _check_types(workload, config)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "config": config,
+        "device": resolve_device(device),
+        "seed": _check_count("seed", seed, 0),
+    }
+    _check_timeout(timeout_seconds)
+    if not isolate:
+        report = _isolation.expiring(timeout_seconds, on_progress, cancel)
+        return verify_in_process(**arguments, report=report)
+    try:
+        found: VerifyReport = _isolation.run(
+            "verify",
+            arguments,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+    except Ended as ended:
+        return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended))
+    return found
+
+
+def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> WorkloadFacts:
+    """Return sizes of the workload, and the modules in it that limit techniques.
+
+    Raises:
+        WorkloadError: the model or a batch of two could not be made; says why.
+    """
+    _check_types(workload, StepConfig())
+    try:
+        facts: WorkloadFacts = _isolation.run(
+            "inspect", {"workload": workload}, timeout_seconds=timeout_seconds
+        )
+    except Ended as ended:
+        raise WorkloadError(f"workload {workload.name!r} cannot be built: {ended}") from None
+    return facts
+
+
+def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
+    """Return one row a result: config, outcome and costs; the timeline is left out."""
+    import pandas as pd
+
+    rows = []
+    for result in results:
+        row = result.to_dict()
+        del row["timeline"], row["step_seconds_all"], row["versions"]
+        config, categories = row.pop("config"), row.pop("peak_by_category") or {}
+        place = result.peak_place
+        rows.append(
+            {"workload_name": row.pop("workload_name")}
+            | config
+            | row
+            | {"peak_place": str(place) if place else None, "notes": " ".join(result.notes)}
+            | {f"peak_{name}_bytes": size for name, size in categories.items()}
+        )
+    return pd.DataFrame(rows)
+
+
+def _check_types(workload: Any, config: Any) -> None:
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"workload={workload!r} is no Workload; pass memlab.workloads.get('gpt-small'), or "
+            "Workload.from_module(module, example_batch, loss_fn)"
+        )
+    if not isinstance(config, StepConfig):
+        raise ConfigError(f"config={config!r} is no StepConfig; pass StepConfig(batch_size=8)")
+
+
+def _check_count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}")
+    return value
+
+
+def _check_timeout(seconds: Any) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"timeout_seconds={seconds!r}; allowed is a number above 0")

@@ -1,0 +1,172 @@
+"""`StepConfig`: how a workload is trained. Every slider of the panel is one field here.
+
+A flat frozen dataclass: vary it with `dataclasses.replace`. A field holds what was asked for;
+whether this device or this version can do it is found by `build_step`.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from memlab.errors import ConfigError
+
+
+class Precision(StrEnum):
+    """Number formats of the step; the mixed ones keep fp32 weights and autocast the forward."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16_MIXED = "bf16-mixed"
+    FP16_MIXED = "fp16-mixed"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class BudgetEngine(StrEnum):
+    """Who plans a memory budget below 1: memlab itself, or torch.compile's partitioner."""
+
+    EAGER = "eager"
+    COMPILE = "compile"
+
+
+class Optimizer(StrEnum):
+    """Optimizers by their usual names."""
+
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd-momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+    ADAFACTOR = "adafactor"
+    ADAMW_8BIT = "adamw-8bit"
+
+
+class Checkpointing(StrEnum):
+    """Which activations are dropped in forward and recomputed in backward."""
+
+    NONE = "none"
+    BLOCKS = "blocks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepConfig:
+    """How one optimizer update is run.
+
+    Attributes:
+        batch_size: samples per optimizer update, the effective batch.
+        accumulation_steps: micro-batches that it is split into, as `torch.tensor_split` splits.
+        precision: see `Precision`.
+        memory_budget: 0..1, the share of the activations that the plain step keeps for backward;
+            1.0 is the plain step itself, whatever the engine.
+        budget_engine: see `BudgetEngine`.
+        compile: run the model through `torch.compile`.
+        optimizer: see `Optimizer`.
+        checkpointing: see `Checkpointing`.
+
+    Raises:
+        ConfigError: a value is not allowed; the message names field, value and remedy.
+
+    >>> StepConfig(batch_size=6, accumulation_steps=4).micro_batch_sizes
+    (2, 2, 1, 1)
+    """
+
+    batch_size: int = 8
+    accumulation_steps: int = 1
+    precision: Precision = Precision.FP32
+    memory_budget: float = 1.0
+    budget_engine: BudgetEngine = BudgetEngine.EAGER
+    compile: bool = False
+    optimizer: Optimizer = Optimizer.ADAMW
+    checkpointing: Checkpointing = Checkpointing.NONE
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            parse = _PARSERS.get(field.name) or _choice(field.default)
+            object.__setattr__(self, field.name, parse(field.name, getattr(self, field.name)))
+        if self.accumulation_steps > self.batch_size:
+            raise ConfigError(
+                f"accumulation_steps={self.accumulation_steps} is more than "
+                f"batch_size={self.batch_size}; allowed is 1 to batch_size, since every "
+                "micro-batch needs a sample: raise batch_size or lower accumulation_steps"
+            )
+
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        """Samples in each micro-batch; they differ by at most one and sum to `batch_size`."""
+        size, extra = divmod(self.batch_size, self.accumulation_steps)
+        return tuple(size + (i < extra) for i in range(self.accumulation_steps))
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples in the largest micro-batch."""
+        return self.micro_batch_sizes[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back."""
+        return {k: str(v) if isinstance(v, StrEnum) else v for k, v in asdict(self).items()}
+
+    def __str__(self) -> str:
+        """Return the fields that differ from the defaults, after the batch size."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if field.name != "batch_size" and getattr(self, field.name) != field.default
+        ]
+        return ", ".join([f"batch_size={self.batch_size}", *changed])
+
+
+def _positive_int(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(
+            f"{name}={value!r} is no whole number; allowed is an int of at least 1"
+        ) from None
+    if number < 1:
+        raise ConfigError(f"{name}={value!r} is below 1; allowed is an int of at least 1")
+    return number
+
+
+def _fraction(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={value!r} is no number; allowed is 0.0 to 1.0") from None
+    if not 0.0 <= number <= 1.0:
+        raise ConfigError(
+            f"{name}={value!r} is outside 0.0 to 1.0: it is the share of the activations to keep, "
+            "1.0 keeps them all; to keep half say 0.5"
+        )
+    return number
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is no bool; allowed is True or False")
+    return value
+
+
+def _choice(default: Any) -> Callable[[str, Any], StrEnum]:
+    kind: type[StrEnum] = type(default)
+
+    def parse(name: str, value: Any) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            allowed = ", ".join(repr(str(choice)) for choice in kind)
+            raise ConfigError(f"{name}={value!r} is unknown; allowed is one of {allowed}") from None
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "batch_size": _positive_int,
+    "accumulation_steps": _positive_int,
+    "memory_budget": _fraction,
+    "compile": _boolean,
+}

@@ -1,0 +1,1 @@
+"""Meters and devices: what a step holds in memory, allocation by allocation."""

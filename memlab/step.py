@@ -1,0 +1,205 @@
+"""`build_step`: the one way to build a training step; all else only chooses how to run it.
+
+It reads top to bottom as the list of techniques, in the order in which they must apply. It never
+plans, meters or times.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
+
+from memlab.config import StepConfig
+from memlab.errors import WorkloadError
+from memlab.techniques import accumulation, checkpointing, compilation, optimizers, precision
+from memlab.trace import Phase
+from memlab.workload import Workload
+
+Mark = Callable[[Phase, int], None]
+"""Called with the phase and the micro-batch that begin."""
+
+
+def ignore(phase: Phase, micro_batch: int) -> None:
+    """Mark nothing: what a timed step is run with."""
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A training step, ready to run as often as one likes: call it once for each update.
+
+    Attributes:
+        model: the model as built, on the device, in the format of its weights.
+        optimizer: over the model's trainable parameters.
+        micro_batches: on a CPU views of the whole batch; else on the CPU until their turn comes.
+        weights: of each micro-batch's loss; they sum to 1.
+    """
+
+    workload: Workload
+    config: StepConfig
+    device: torch.device
+    model: torch.nn.Module
+    run_model: torch.nn.Module
+    run_in: Callable[[], contextlib.AbstractContextManager[None]]
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None
+    scaler: torch.amp.GradScaler | None
+    micro_batches: list[Any]
+    weights: list[float]
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by; it falls when a scaler skips an update."""
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    def __call__(self, mark: Mark = ignore) -> float:
+        """Run one optimizer update and return its loss, weighted over the micro-batches."""
+        loss = self.accumulate(mark)
+        mark(Phase.OPTIMIZER, len(self.micro_batches) - 1)
+        self.update()
+        return float(loss)
+
+    def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
+        """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
+        total: float | torch.Tensor = 0.0
+        with self.run_in():
+            for index, weight in enumerate(self.weights):
+                if weight > 0.0:  # a micro-batch without loss terms has no mean to add
+                    total = total + weight * self._micro_step(index, weight, mark)
+        return total
+
+    def update(self) -> None:
+        """Apply the gradients and free them."""
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _micro_step(self, index: int, weight: float, mark: Mark) -> float | torch.Tensor:
+        batch = self.micro_batches[index]
+        if self.device.type != "cpu":
+            mark(Phase.DATA, index)
+            batch = _to_device(batch, self.device)
+        mark(Phase.FORWARD, index)
+        with precision.autocast(self.config.precision, self.device):
+            loss = self.workload.compute_loss(self.run_model, batch)
+        _check_loss(loss)
+        # read where reading is free; on an accelerator it would stall the queue of kernels
+        value = loss.item() if self.device.type == "cpu" else loss.detach()
+        mark(Phase.BACKWARD, index)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        (loss if weight == 1.0 else loss * weight).backward()
+        return value
+
+
+def build_step(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device | str,
+    *,
+    seed: int = 0,
+    mark: Mark = ignore,
+) -> Step:
+    """Return the step that trains `workload` as `config` says.
+
+    Args:
+        workload: model, batch and loss.
+        config: how to train.
+        device: where to train.
+        seed: set before the model and again before the batch; set it before each step with
+            `set_seed`, so that every repeat draws the same numbers.
+        mark: told when the build and the making of the batch begin.
+
+    Raises:
+        UnsupportedError: this device, torch or memlab cannot do what the config asks for.
+        WorkloadError: the workload breaks its contract.
+    """
+    device = torch.device(device)
+    precision.check(config.precision, device)
+    optimizers.check(config.optimizer)
+    compilation.check(config)
+
+    mark(Phase.BUILD, 0)
+    set_seed(seed)
+    model = workload.build_model()
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(
+            f"build_model returned {type(model).__name__}; return a new torch.nn.Module"
+        )
+    precision.cast_model(model.to(device), config.precision)
+    model.train()
+    if config.checkpointing is not config.checkpointing.NONE:
+        checkpointing.apply(model, compiled=compilation.is_compiled(config))
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError(
+            f"{type(model).__name__} has no trainable parameter; give it one, or set requires_grad"
+        )
+    optimizer, scheduler = optimizers.make(model, config.optimizer)
+    run_model: torch.nn.Module = model
+    run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    if compilation.is_compiled(config):
+        run_model, run_in = compilation.apply(model, config, device)
+
+    mark(Phase.DATA, 0)
+    set_seed(seed)
+    batch = workload.make_batch(config.batch_size)
+    accumulation.check_batch(batch, config.batch_size)
+    sizes = config.micro_batch_sizes
+    micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
+    return Step(
+        workload=workload,
+        config=config,
+        device=device,
+        model=model,
+        run_model=run_model,
+        run_in=run_in,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=precision.make_scaler(config.precision, device),
+        micro_batches=micro_batches,
+        weights=accumulation.weights(workload, micro_batches, sizes),
+    )
+
+
+def set_seed(seed: int) -> None:
+    """Seed torch on every device, NumPy and `random`."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def notes(config: StepConfig, device: torch.device) -> list[str]:
+    """Return what a reader of this step's numbers must know about its techniques."""
+    return precision.notes(config.precision, device) + compilation.notes(config, device)
+
+
+def _to_device(batch: Any, device: torch.device) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise WorkloadError(
+            f"compute_loss returned {type(loss).__name__}; return a scalar tensor, "
+            "the mean over the samples"
+        )
+    if loss.ndim != 0:
+        raise WorkloadError(
+            f"compute_loss returned a tensor of shape {tuple(loss.shape)}; allowed is a scalar "
+            "(shape ()): return loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise WorkloadError(
+            "compute_loss returned a loss that no parameter's gradient can be taken of; compute it "
+            "from model(...) without torch.no_grad() or .detach()"
+        )

@@ -1,0 +1,162 @@
+"""`Timeline`: the live bytes of one step, by category, instant by instant.
+
+An instant is one allocation or one free. The same type holds what was measured, predicted and
+recorded. `Trace` is what a meter sees: every allocation and every free of a whole run, in order.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Category(StrEnum):
+    """What a block is for, decided by its lifetime; the order is that of the timeline's columns."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    TEMPORARIES = "temporaries"
+    INPUTS = "inputs"
+
+
+class Phase(StrEnum):
+    """Parts of a training run; a step is data, forward, backward (each micro-batch), optimizer."""
+
+    BUILD = "build"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    TEARDOWN = "teardown"
+
+
+CATEGORIES: tuple[Category, ...] = tuple(Category)
+PHASES: tuple[Phase, ...] = tuple(Phase)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where in the step something happened; empty text where it is not known."""
+
+    phase: Phase
+    micro_batch: int
+    module: str = ""
+    operator: str = ""
+
+    def __str__(self) -> str:
+        """Return for instance "backward of micro-batch 2, in encoder.layer.3 (aten::addmm)"."""
+        text = str(self.phase)
+        if self.phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+            text += f" of micro-batch {self.micro_batch + 1}"
+        if self.module:
+            text += f", in {self.module}"
+        return text + (f" ({self.operator})" if self.operator else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A stretch of a run: one phase of one micro-batch of one step (step -1: outside any step)."""
+
+    step: int
+    phase: Phase
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trace:
+    """Every allocation and free of a run, from before the model exists until it is gone.
+
+    Attributes:
+        address: int64, (events,); a block is known by it from its allocation to its free.
+        nbytes: int64, (events,), positive for an allocation, negative for a free.
+        interval: int32, (events,), index into `intervals`.
+        operator: int32, (events,), operators dispatched since the run began; indexes `operators`
+            where that operator was at work during the event, else `in_operator` is False.
+        in_operator: bool, (events,).
+        module: int32, (events,), index into `modules`; -1 where no module is known.
+        intervals: in the order in which they ran.
+        operators: names of the dispatched operators, in order.
+        modules: paths of modules.
+        parameters: addresses of the parameters' storages when the first step begins.
+        leftover_bytes: allocated in the run and not freed at its end.
+    """
+
+    address: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    interval: npt.NDArray[np.int32]
+    operator: npt.NDArray[np.int32]
+    in_operator: npt.NDArray[np.bool_]
+    module: npt.NDArray[np.int32]
+    intervals: tuple[Interval, ...]
+    operators: tuple[str, ...]
+    modules: tuple[str, ...]
+    parameters: frozenset[int]
+    leftover_bytes: int
+
+    def place(self, event: int) -> Place:
+        """Return where the event with this index happened."""
+        interval, module = self.intervals[self.interval[event]], int(self.module[event])
+        return Place(
+            phase=interval.phase,
+            micro_batch=interval.micro_batch,
+            module=self.modules[module] if module >= 0 else "",
+            operator=self.operators[self.operator[event] - 1] if self.in_operator[event] else "",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timeline:
+    """Live bytes over one step, one row after each allocation or free.
+
+    Attributes:
+        bytes_by_category: int64, (instants, len(CATEGORIES)); the row sum is what is allocated.
+        phase: int8, (instants,), index into `PHASES`.
+        micro_batch: int32, (instants,), from 0; in the optimizer phase that of the last one.
+        operator: int32, (instants,), how many operators the step has dispatched so far.
+    """
+
+    bytes_by_category: npt.NDArray[np.int64]
+    phase: npt.NDArray[np.int8]
+    micro_batch: npt.NDArray[np.int32]
+    operator: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.bytes_by_category)
+
+    @property
+    def total_bytes(self) -> npt.NDArray[np.int64]:
+        """Allocated bytes at each instant, (instants,)."""
+        total: npt.NDArray[np.int64] = self.bytes_by_category.sum(axis=1)
+        return total
+
+    @property
+    def peak_index(self) -> int:
+        """The first instant at which most bytes are allocated."""
+        return int(self.total_bytes.argmax())
+
+    @property
+    def peak_by_category(self) -> dict[str, int]:
+        """Bytes at the peak for every category; they sum to the peak."""
+        row = self.bytes_by_category[self.peak_index]
+        return {str(name): int(size) for name, size in zip(CATEGORIES, row, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arrays as lists of int, by field name."""
+        return {name: getattr(self, name).tolist() for name in self.__slots__}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Timeline":
+        """Return the timeline that `to_dict` wrote."""
+        return cls(
+            bytes_by_category=np.array(data["bytes_by_category"], np.int64).reshape(
+                -1, len(CATEGORIES)
+            ),
+            phase=np.array(data["phase"], np.int8),
+            micro_batch=np.array(data["micro_batch"], np.int32),
+            operator=np.array(data["operator"], np.int32),
+        )

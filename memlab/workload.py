@@ -1,0 +1,131 @@
+"""`Workload`: what is trained: how to build the model, make a batch and compute the loss."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memlab.errors import WorkloadError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A model, its data and its loss, free of device and number format.
+
+    Attributes:
+        name: how results call it.
+        build_model: returns a new `torch.nn.Module`; device and dtype are the step's affair.
+        make_batch: n -> CPU tensors in any pytree, n samples along dim 0 of each tensor.
+        compute_loss: (model, batch) -> scalar tensor, the mean over the samples of that batch. It
+            must call `model(...)` itself, so that a compiled model is the one that runs.
+        num_loss_terms: batch -> int, the number of terms that the loss is a mean over where that
+            is not the number of samples (tokens with ignored labels); weights a micro-batch.
+
+    Raises:
+        WorkloadError: a field is not what it must be.
+
+    >>> import torch
+    >>> workload = Workload(
+    ...     name="line",
+    ...     build_model=lambda: torch.nn.Linear(3, 1),
+    ...     make_batch=lambda n: (torch.randn(n, 3), torch.randn(n, 1)),
+    ...     compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ... )
+    """
+
+    name: str
+    build_model: Callable[[], torch.nn.Module]
+    make_batch: Callable[[int], Any]
+    compute_loss: Callable[[torch.nn.Module, Any], torch.Tensor]
+    num_loss_terms: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise WorkloadError(f"name={self.name!r} is no name; allowed is a non-empty text")
+        for field in ("build_model", "make_batch", "compute_loss"):
+            if not callable(getattr(self, field)):
+                raise WorkloadError(
+                    f"{field}={getattr(self, field)!r} cannot be called; "
+                    f"pass a function, for instance {field}=lambda ...: ..."
+                )
+        if self.num_loss_terms is not None and not callable(self.num_loss_terms):
+            raise WorkloadError(
+                f"num_loss_terms={self.num_loss_terms!r} cannot be called; "
+                "pass a function from a batch to an int, or leave it out"
+            )
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Module,
+        example_batch: Any,
+        loss_fn: Callable[..., torch.Tensor],
+        *,
+        name: str | None = None,
+    ) -> "Workload":
+        """Return a workload that trains copies of `module` on the samples of `example_batch`.
+
+        Args:
+            module: the model; it is copied for every run and never changed.
+            example_batch: CPU tensors in any pytree, at least one sample along dim 0. A batch of n
+                repeats these samples in order.
+            loss_fn: either `loss_fn(outputs, targets)` such as `torch.nn.functional.cross_entropy`,
+                with `example_batch = (inputs, targets)`; or, when its first parameter is named
+                `model`, `loss_fn(model, batch)` for anything else.
+            name: how results call it; the class name of the module by default.
+
+        Raises:
+            WorkloadError: the module is no module, or the batch has no samples.
+        """
+        if not isinstance(module, torch.nn.Module):
+            raise WorkloadError(
+                f"module={type(module).__name__} is no torch.nn.Module; pass the model itself"
+            )
+        num_samples = _num_samples(example_batch)
+        takes_model = _first_parameter(loss_fn) == "model"
+        if not takes_model and not (
+            isinstance(example_batch, tuple | list) and len(example_batch) == 2
+        ):
+            raise WorkloadError(
+                "example_batch is not (inputs, targets), which loss_fn(outputs, targets) needs; "
+                "pass such a pair, or a loss_fn whose parameters are (model, batch)"
+            )
+
+        def make_batch(n: int) -> Any:
+            index = torch.arange(n) % num_samples
+            return pytree.tree_map_only(torch.Tensor, lambda t: t[index], example_batch)
+
+        def compute_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            return loss_fn(model(batch[0]), batch[1])
+
+        return cls(
+            name=name or type(module).__name__,
+            build_model=lambda: copy.deepcopy(module),
+            make_batch=make_batch,
+            compute_loss=loss_fn if takes_model else compute_loss,
+        )
+
+
+def _num_samples(batch: Any) -> int:
+    sizes = {
+        leaf.shape[0] if leaf.ndim else 0
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, torch.Tensor)
+    }
+    if len(sizes) != 1 or 0 in sizes:
+        raise WorkloadError(
+            f"example_batch has tensors of {sorted(sizes) or 'no'} samples along dim 0; "
+            "every tensor needs the same number, at least one"
+        )
+    return sizes.pop()
+
+
+def _first_parameter(function: Callable[..., Any]) -> str | None:
+    try:
+        return next(iter(inspect.signature(function).parameters), None)
+    except (TypeError, ValueError):  # builtins without a signature
+        return None

@@ -1,0 +1,72 @@
+"""The zoo: real models on real data that ships in a package. Nothing is downloaded.
+
+`get` gives a `Workload` by name; the models' libraries are imported when a model is built.
+"""
+
+import dataclasses
+import difflib
+from typing import Any
+
+from memlab.errors import WorkloadError
+from memlab.workload import Workload
+from memlab.workloads.language import Gpt, Lstm
+from memlab.workloads.vision import ResNet, ViT
+
+SPECS: dict[str, Gpt | Lstm | ResNet | ViT] = {
+    "gpt-small": Gpt(),
+    "resnet-digits": ResNet(),
+    "vit-digits": ViT(),
+    "lstm-text": Lstm(),
+    "gpt2-medium": Gpt(
+        num_layers=24, hidden_size=1024, num_heads=16, sequence_length=1024, vocab_size=50257
+    ),
+    "resnet-50": ResNet(
+        image_size=224,
+        num_channels=3,
+        embedding_size=64,
+        hidden_sizes=(256, 512, 1024, 2048),
+        depths=(3, 4, 6, 3),
+        layer_type="bottleneck",
+        num_labels=1000,
+    ),
+    "vit-large": ViT(
+        image_size=224,
+        patch_size=16,
+        num_channels=3,
+        hidden_size=1024,
+        num_layers=24,
+        num_heads=16,
+        num_labels=1000,
+    ),
+    "lstm-large": Lstm(hidden_size=1500, num_layers=3, sequence_length=512),
+}
+
+
+def names() -> list[str]:
+    """Return the names that `get` knows; the first four run in a second or two on a CPU."""
+    return list(SPECS)
+
+
+def get(name: str, **options: Any) -> Workload:
+    """Return a workload of the zoo.
+
+    Args:
+        name: one of `names()`.
+        **options: what to change in it: `dropout` (0 by default), and its sizes, such as
+            `sequence_length` or `image_size`; the fields of the spec in `SPECS`.
+
+    Raises:
+        WorkloadError: the name or an option is unknown; the message lists what there is.
+    """
+    if name not in SPECS:
+        near = difflib.get_close_matches(str(name), SPECS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise WorkloadError(f"workload {name!r} is unknown{hint}; allowed is one of {names()}")
+    spec = SPECS[name]
+    known = [field.name for field in dataclasses.fields(spec)]
+    if unknown := [option for option in options if option not in known]:
+        raise WorkloadError(f"{name} has no option {unknown[0]!r}; allowed is one of {known}")
+    dropout = options.get("dropout", 0.0)
+    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+        raise WorkloadError(f"dropout={dropout!r}; allowed is a number from 0.0 to below 1.0")
+    return dataclasses.replace(spec, **options).workload(name)

@@ -1,0 +1,61 @@
+"""Real data that ships in a package: English text in Python itself, digits in scikit-learn.
+
+Kept as NumPy arrays, which PyTorch's allocator does not hold, so that a cache never counts as
+memory of a step; what a batch returns is copied into tensors and does count.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memlab.errors import WorkloadError
+
+
+@functools.cache
+def _text() -> npt.NDArray[np.uint8]:
+    from pydoc_data.topics import topics  # Python's own reference, about 0.7 MB of English
+
+    return np.frombuffer("\n".join(topics.values()).encode(), np.uint8)
+
+
+@functools.cache
+def _digits() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return 1797 hand-written digits, (1797, 8, 8) from 0 to 1, and their labels."""
+    bunch = zoo_import("sklearn.datasets").load_digits()
+    return (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
+
+
+def text_batch(n: int, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return n windows of text as bytes and the byte that follows each, both (n, length) int64."""
+    text = _text()
+    starts = torch.randint(len(text) - sequence_length - 1, (n,)).numpy()
+    windows = text[starts[:, None] + np.arange(sequence_length + 1)].astype(np.int64)
+    return torch.tensor(windows[:, :-1]), torch.tensor(windows[:, 1:])
+
+
+def digits_batch(n: int, image_size: int, num_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return n digits scaled up, (n, channels, size, size) float32, and labels, (n,) int64."""
+    images, labels = _digits()
+    chosen = torch.randint(len(labels), (n,)).numpy()
+    pixels = torch.tensor(images[chosen])[:, None]  # (n, 1, 8, 8)
+    pixels = torch.nn.functional.interpolate(pixels, size=(image_size, image_size), mode="bilinear")
+    return pixels.repeat(1, num_channels, 1, 1), torch.tensor(labels[chosen])
+
+
+def zoo_import(module: str) -> Any:
+    """Import a module of the zoo extra.
+
+    Raises:
+        WorkloadError: it is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise WorkloadError(
+            f"this workload needs {error.name}, which is not installed; "
+            "run: pip install 'memlab[zoo]'"
+        ) from error

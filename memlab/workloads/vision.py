@@ -1,0 +1,100 @@
+"""Image classifiers on hand-written digits, scaled up: ResNet and ViT from transformers."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memlab.workload import Workload
+from memlab.workloads.data import digits_batch, zoo_import
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNet:
+    """Sizes of a ResNet; it has BatchNorm, so a smaller micro-batch changes its gradient."""
+
+    image_size: int = 64
+    num_channels: int = 1
+    embedding_size: int = 32
+    hidden_sizes: tuple[int, ...] = (32, 64, 128, 256)
+    depths: tuple[int, ...] = (2, 2, 2, 2)
+    layer_type: str = "basic"
+    num_labels: int = 10
+    dropout: float = 0.0
+
+    def build(self) -> nn.Module:
+        """Return transformers' ResNet of these sizes, with dropout before its classifier."""
+        transformers = zoo_import("transformers")
+        model = transformers.ResNetForImageClassification(
+            transformers.ResNetConfig(
+                num_channels=self.num_channels,
+                embedding_size=self.embedding_size,
+                hidden_sizes=list(self.hidden_sizes),
+                depths=list(self.depths),
+                layer_type=self.layer_type,
+                num_labels=self.num_labels,
+            )
+        )
+        if self.dropout > 0:
+            model.classifier.insert(1, nn.Dropout(self.dropout))  # after Flatten
+        classifier: nn.Module = model
+        return classifier
+
+    def workload(self, name: str) -> Workload:
+        """Return digit classification with this model."""
+        return _classification(self, name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViT:
+    """Sizes of a vision transformer."""
+
+    image_size: int = 32
+    patch_size: int = 4
+    num_channels: int = 1
+    hidden_size: int = 192
+    num_layers: int = 6
+    num_heads: int = 6
+    num_labels: int = 10
+    dropout: float = 0.0
+
+    def build(self) -> nn.Module:
+        """Return transformers' ViT of these sizes, randomly initialised."""
+        transformers = zoo_import("transformers")
+        model: nn.Module = transformers.ViTForImageClassification(
+            transformers.ViTConfig(
+                image_size=self.image_size,
+                patch_size=self.patch_size,
+                num_channels=self.num_channels,
+                hidden_size=self.hidden_size,
+                intermediate_size=4 * self.hidden_size,
+                num_hidden_layers=self.num_layers,
+                num_attention_heads=self.num_heads,
+                hidden_dropout_prob=self.dropout,
+                attention_probs_dropout_prob=self.dropout,
+                num_labels=self.num_labels,
+            )
+        )
+        return model
+
+    def workload(self, name: str) -> Workload:
+        """Return digit classification with this model."""
+        return _classification(self, name)
+
+
+def _classification(spec: ResNet | ViT, name: str) -> Workload:
+    return Workload(
+        name=name,
+        build_model=spec.build,
+        make_batch=partial(
+            digits_batch, image_size=spec.image_size, num_channels=spec.num_channels
+        ),
+        compute_loss=_loss,
+    )
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    pixels, labels = batch
+    return nn.functional.cross_entropy(model(pixel_values=pixels).logits, labels)

@@ -1,0 +1,73 @@
+"""Small workloads that the tests share; importable, so that a worker finds them too."""
+
+import torch
+from torch import nn
+
+from memlab import Workload
+
+IN, OUT = 300, 200
+
+
+def linear(**kwargs) -> Workload:
+    """One Linear without bias, (n, IN) -> (n, OUT); its bytes can be counted by hand."""
+    return Workload(
+        name="linear",
+        build_model=lambda: nn.Linear(IN, OUT, bias=False),
+        make_batch=lambda n: torch.randn(n, IN),
+        compute_loss=lambda model, x: model(x).square().mean(),
+        **kwargs,
+    )
+
+
+def blocks(
+    *, norm: bool = False, dropout: float = 0.0, width: int = 32, depth: int = 4
+) -> Workload:
+    """A stack of equal blocks that can be checkpointed and compiled."""
+
+    def build() -> nn.Module:
+        def block() -> nn.Module:
+            layers: list[nn.Module] = [nn.Linear(width, width)]
+            layers += [nn.BatchNorm1d(width)] if norm else []
+            layers += [nn.GELU(), nn.Linear(width, width)]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            return nn.Sequential(*layers)
+
+        return nn.Sequential(*(block() for _ in range(depth)), nn.Linear(width, 3))
+
+    return Workload(
+        name="blocks",
+        build_model=build,
+        make_batch=lambda n: (torch.randn(n, width), torch.randint(3, (n,))),
+        compute_loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    )
+
+
+def ignored_labels() -> Workload:
+    """Token classification in which a varying number of labels is ignored (-100)."""
+
+    def make_batch(n: int):
+        labels = torch.randint(5, (n, 7))
+        labels[torch.rand(n, 7) < 0.5] = -100
+        labels[0] = -100  # a sample without any label
+        return torch.randn(n, 7, 6), labels
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    return Workload(
+        name="ignored",
+        build_model=lambda: nn.Linear(6, 5),
+        make_batch=make_batch,
+        compute_loss=loss,
+        num_loss_terms=lambda batch: int((batch[1] != -100).sum()),
+    )
+
+
+def run_gradients(workload: Workload, config, seed: int = 0):
+    """Return the gradients that a step leaves, by parameter name."""
+    from memlab.step import build_step, set_seed
+
+    step = build_step(workload, config, "cpu", seed=seed)
+    set_seed(seed)
+    step.accumulate()
+    return {name: p.grad.clone() for name, p in step.model.named_parameters()}

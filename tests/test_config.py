@@ -1,0 +1,91 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab import MemlabError, StepConfig
+from memlab.config import Precision
+
+
+def test_defaults_are_the_contract():
+    assert StepConfig().to_dict() == {
+        "batch_size": 8,
+        "accumulation_steps": 1,
+        "precision": "fp32",
+        "memory_budget": 1.0,
+        "budget_engine": "eager",
+        "compile": False,
+        "optimizer": "adamw",
+        "checkpointing": "none",
+    }
+
+
+def test_choices_are_read_from_text_and_print_as_text():
+    config = StepConfig(precision="bf16-mixed")
+    assert config.precision is Precision.BF16_MIXED
+    assert str(config) == "batch_size=8, precision=bf16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("batch_size", 0, "at least 1"),
+        ("batch_size", 2.5, "int"),
+        ("batch_size", True, "int"),
+        ("accumulation_steps", -1, "at least 1"),
+        ("memory_budget", 1.5, "0.0 to 1.0"),
+        ("memory_budget", float("nan"), "0.0 to 1.0"),
+        ("memory_budget", "half", "0.0 to 1.0"),
+        ("precision", "fp12", "'bf16-mixed'"),
+        ("optimizer", "adamax", "'adamw'"),
+        ("budget_engine", None, "'compile'"),
+        ("compile", "yes", "True or False"),
+        ("checkpointing", "all", "'blocks'"),
+    ],
+)
+def test_bad_value_names_field_value_and_what_is_allowed(field, value, allowed):
+    with pytest.raises(MemlabError) as caught:
+        StepConfig(**{field: value})
+    message = str(caught.value)
+    assert f"{field}={value!r}" in message
+    assert allowed in message
+
+
+def test_more_micro_batches_than_samples_is_refused_with_a_remedy():
+    with pytest.raises(MemlabError, match=r"accumulation_steps=9 .* batch_size=8.*lower"):
+        StepConfig(accumulation_steps=9)
+
+
+def test_positional_and_unknown_fields_are_refused():
+    with pytest.raises(TypeError):
+        StepConfig(8)
+    with pytest.raises(TypeError):
+        StepConfig(batchsize=8)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        StepConfig().batch_size = 4
+
+
+@given(st.integers(1, 500), st.data())
+def test_micro_batches_are_those_of_tensor_split(batch_size, data):
+    import torch
+
+    steps = data.draw(st.integers(1, batch_size))
+    config = StepConfig(batch_size=batch_size, accumulation_steps=steps)
+    split = torch.tensor_split(torch.arange(batch_size), steps)
+    assert list(config.micro_batch_sizes) == [len(part) for part in split]
+    assert config.micro_batch_size == max(config.micro_batch_sizes)
+
+
+@given(
+    st.builds(
+        StepConfig,
+        batch_size=st.integers(32, 64),
+        accumulation_steps=st.integers(1, 32),
+        precision=st.sampled_from(Precision),
+        memory_budget=st.floats(0, 1),
+        compile=st.booleans(),
+    )
+)
+def test_a_config_survives_json_types(config):
+    assert StepConfig(**config.to_dict()) == config

@@ -1,0 +1,282 @@
+"""The worker: whatever a step does to its process is an outcome, and the caller lives on."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from memlab import MemlabError, StepConfig, Workload, _isolation, measure, verify
+from memlab.api import inspect_workload
+from memlab.worker import FUNCTIONS
+from tests.models import blocks, linear
+
+BATCH = (torch.randn(4, 3), torch.randn(4, 3))
+
+
+def doing(action, **options):
+    """Measure a model whose forward runs `action` first."""
+
+    class Acts(nn.Linear):
+        def forward(self, x):
+            action()
+            return super().forward(x)
+
+    workload = Workload.from_module(Acts(3, 3), BATCH, nn.functional.mse_loss)
+    return measure(workload, StepConfig(), "cpu", repeats=1, **options)
+
+
+def assert_worker_is_back():
+    result = measure(linear(), StepConfig(), "cpu", repeats=1)
+    assert result.outcome == "ok", result.message
+
+
+def test_the_worker_measures_what_this_process_would():
+    away = measure(linear(), StepConfig(), "cpu", repeats=1)
+    here = measure(linear(), StepConfig(), "cpu", repeats=1, isolate=False)
+    assert away.peak_by_category == here.peak_by_category
+    assert away.loss == here.loss
+
+
+def test_the_worker_stays_warm():
+    measure(linear(), StepConfig(), "cpu", repeats=1)
+    first = _isolation._worker.process.pid
+    measure(linear(), StepConfig(), "cpu", repeats=1)
+    assert _isolation._worker.process.pid == first != os.getpid()
+
+
+def segfault():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def kill_itself():
+    os.kill(os.getpid(), 9)
+
+
+def exhaust_memory():
+    torch.ones(2**50)
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "said"),
+    [
+        (lambda: os._exit(3), "crashed", "status 3"),
+        (segfault, "crashed", "SIGSEGV"),
+        (kill_itself, "crashed", "SIGKILL"),
+        (exhaust_memory, "out_of_memory", "allocate"),
+        (lambda: 1 / 0, "failed", "ZeroDivisionError"),
+        (lambda: sys.exit(2), "failed", "SystemExit: 2"),
+    ],
+)
+def test_every_end_is_an_outcome_with_a_sentence(action, outcome, said):
+    result = doing(action)
+    assert (result.outcome, said in result.message) == (outcome, True), result.message
+    assert result.config == StepConfig()
+    assert_worker_is_back()
+
+
+def test_a_crash_says_where_in_the_persons_code():
+    assert "in segfault" in doing(segfault).message
+
+
+def test_what_a_model_prints_does_not_reach_the_protocol_or_the_caller(capfd):
+    assert doing(lambda: print("x" * 10_000)).outcome == "ok"
+    assert "xxx" not in capfd.readouterr().out
+
+
+def test_the_time_limit_ends_a_run():
+    started = time.monotonic()
+    result = doing(lambda: time.sleep(60), timeout_seconds=1.5)
+    assert result.outcome == "timed_out"
+    assert "timeout_seconds" in result.message
+    assert time.monotonic() - started < 30
+    assert_worker_is_back()
+
+
+def test_stop_ends_a_run_within_a_second():
+    measure(linear(), StepConfig(), "cpu", repeats=1)  # the worker is warm
+    cancel, began, times = threading.Event(), threading.Event(), []
+
+    def progress(step):
+        if "first step" in step.text:
+            began.set()
+
+    def stop():
+        began.wait(60)
+        time.sleep(0.2)
+        times.append(time.monotonic())
+        cancel.set()
+
+    threading.Thread(target=stop).start()
+    result = doing(lambda: time.sleep(60), cancel=cancel, on_progress=progress)
+    assert result.outcome == "cancelled"
+    assert "stopped" in result.message
+    assert time.monotonic() - times[0] < 1.0
+    assert_worker_is_back()
+
+
+def test_two_measurements_take_turns():
+    results = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.append(measure(linear(), StepConfig(), "cpu", repeats=1))
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [result.outcome for result in results] == ["ok"] * 3
+
+
+def test_a_run_that_waits_can_be_stopped():
+    cancel = threading.Event()
+    cancel.set()
+    with _isolation._lock:
+        result = measure(linear(), StepConfig(), "cpu", cancel=cancel)
+    assert (result.outcome, result.message) == ("cancelled", "stopped before it began")
+
+
+def test_the_physical_guard_lets_allocations_fail_and_not_the_machine():
+    def take_memory():
+        keep = [torch.ones(2**24) for _ in range(64)]  # 4 GiB, really touched
+        assert len(keep) == 64
+
+    class Takes(nn.Linear):
+        def forward(self, x):
+            take_memory()
+            return super().forward(x)
+
+    arguments = {
+        "workload": Workload.from_module(Takes(3, 3), BATCH, nn.functional.mse_loss),
+        "config": StepConfig(),
+        "device": torch.device("cpu"),
+        "repeats": 1, "warmup": 0, "seed": 0, "memory_limit": None,
+    }  # fmt: skip
+    guarded = _isolation.run("measure", arguments, timeout_seconds=60, guard_bytes=2**29)
+    assert guarded.outcome == "out_of_memory"
+    assert "forward of micro-batch 1" in guarded.message
+    assert_worker_is_back()
+
+
+def test_the_accounted_limit_is_told_from_the_worker():
+    result = measure(linear(), StepConfig(), "cpu", memory_limit="100KiB")
+    assert (result.outcome, result.fits) == ("out_of_memory", False)
+    assert "limit is 100 KiB" in result.message
+
+
+def test_repeated_out_of_memory_does_not_grow_the_worker():
+    def resident(pid):
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pids = []
+    for _ in range(4):
+        assert doing(exhaust_memory).outcome == "out_of_memory"
+        pids.append((_isolation._worker.process.pid, resident(_isolation._worker.process.pid)))
+    assert len({pid for pid, _ in pids}) == 1
+    assert pids[-1][1] - pids[0][1] < 50 * 2**20
+
+
+def test_a_module_that_was_edited_is_read_anew(tmp_path, monkeypatch):
+    source = "from torch import nn\ndef build():\n    return nn.Linear(3, {out})\n"
+    file = tmp_path / "persons_model.py"
+    file.write_text(source.format(out=3))
+    monkeypatch.syspath_prepend(tmp_path)
+    import persons_model
+
+    def parameters():
+        workload = Workload(
+            name="mine",
+            build_model=persons_model.build,
+            make_batch=lambda n: torch.randn(n, 3),
+            compute_loss=lambda model, x: model(x).mean(),
+        )
+        return measure(workload, StepConfig(), "cpu", repeats=1).peak_by_category["parameters"]
+
+    assert parameters() == 4 * (3 * 3 + 3)
+    file.write_text(source.format(out=5))  # edited, and not reloaded here
+    assert parameters() == 4 * (3 * 5 + 5)
+
+
+def test_a_module_that_does_not_import_is_an_outcome(tmp_path, monkeypatch):
+    file = tmp_path / "broken_model.py"
+    file.write_text("from torch import nn\ndef build():\n    return nn.Linear(3, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import broken_model
+
+    file.write_text("this is no python\n")
+    workload = Workload(
+        name="mine",
+        build_model=broken_model.build,
+        make_batch=lambda n: torch.randn(n, 3),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    result = measure(workload, StepConfig(), "cpu", repeats=1)
+    assert result.outcome == "failed"
+    assert "SyntaxError" in result.message
+
+
+def test_what_cannot_be_sent_is_said_in_the_caller():
+    lock = threading.Lock()
+    workload = Workload(
+        name="locked",
+        build_model=lambda: nn.Linear(3, 3) if lock else None,
+        make_batch=lambda n: torch.randn(n, 3),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    with pytest.raises(MemlabError, match=r"'locked' cannot be sent.*isolate=False"):
+        measure(workload, StepConfig(), "cpu")
+    assert measure(workload, StepConfig(), "cpu", repeats=1, isolate=False).outcome == "ok"
+
+
+def test_verify_and_inspect_run_in_the_worker_too():
+    assert verify(blocks(), StepConfig(checkpointing="blocks"), "cpu").ok
+    facts = inspect_workload(blocks(norm=True, dropout=0.1, depth=2))
+    assert facts.sample_mixing_modules == ("0.1", "1.1")
+    assert facts.random_modules == ("0.4", "1.4")
+    assert facts.blocks == ("0", "1")
+    assert facts.num_parameters == 2 * (2 * (32 * 32 + 32) + 64) + 32 * 3 + 3
+    assert facts.sample_bytes == 4 * 32 + 8
+    assert set(FUNCTIONS) == {"measure", "verify", "inspect"}
+
+
+def test_a_workload_that_cannot_be_built_is_said():
+    workload = Workload(
+        name="no",
+        build_model=lambda: 1 / 0,
+        make_batch=lambda n: torch.ones(n),
+        compute_loss=lambda model, x: x.sum(),
+    )
+    with pytest.raises(MemlabError, match=r"'no' cannot be built.*ZeroDivisionError"):
+        inspect_workload(workload)
+
+
+def test_the_worker_ends_with_its_caller():
+    script = textwrap.dedent(
+        """
+        import os, torch
+        from memlab import _isolation, StepConfig, measure
+        from tests.models import linear
+        measure(linear(), StepConfig(), "cpu", repeats=1)
+        print(_isolation._worker.process.pid, flush=True)
+        os._exit(0)  # as a killed kernel does: nothing is tidied up
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    pid = int(done.stdout.split()[-1])
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

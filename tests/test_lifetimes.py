@@ -1,0 +1,114 @@
+"""Categories and peaks against traces written by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab.memory.lifetimes import first_crossing, step_memory
+from memlab.trace import CATEGORIES, Category, Interval, Phase, Timeline, Trace
+
+OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
+
+
+def trace_of(*events, parameters=(), leftover=0):
+    """Build a trace from (interval, address, nbytes)."""
+    intervals = list(dict.fromkeys(interval for interval, *_ in events))
+    count = len(events)
+    return Trace(
+        address=np.array([address for _, address, _ in events], np.int64),
+        nbytes=np.array([nbytes for *_, nbytes in events], np.int64),
+        interval=np.array([intervals.index(i) for i, *_ in events], np.int32),
+        operator=np.arange(1, count + 1, dtype=np.int32),
+        in_operator=np.ones(count, np.bool_),
+        module=np.full(count, -1, np.int32),
+        intervals=tuple(intervals),
+        operators=tuple(f"op{i}" for i in range(count)),
+        modules=(),
+        parameters=frozenset(parameters),
+        leftover_bytes=leftover,
+    )
+
+
+def at(step, phase, micro_batch=0):
+    return Interval(step=step, phase=phase, micro_batch=micro_batch)
+
+
+DATA = at(-1, Phase.DATA)
+F0, B0, O0 = at(0, Phase.FORWARD), at(0, Phase.BACKWARD), at(0, Phase.OPTIMIZER)
+F1, B1, O1 = at(1, Phase.FORWARD), at(1, Phase.BACKWARD), at(1, Phase.OPTIMIZER)
+END = at(-1, Phase.TEARDOWN)
+
+HAND = trace_of(
+    (OUTSIDE, 1, 1000),  # a parameter
+    (OUTSIDE, 2, 10),  # a buffer
+    (DATA, 3, 300),  # an input
+    (F0, 9, 7),  # left behind by the first forward, for good: a cache
+    (F0, 4, 50), (B0, 5, 1000), (B0, 4, -50), (O0, 6, 2000), (O0, 5, -1000),
+    (F1, 4, 60),  # an activation
+    (F1, 7, 5), (F1, 7, -5),  # a temporary
+    (B1, 8, 20), (B1, 8, -20),  # a temporary
+    (B1, 5, 1000), (B1, 4, -60),
+    (O1, 8, 400), (O1, 8, -400), (O1, 5, -1000),
+    (END, 6, -2000), (END, 9, -7), (END, 3, -300), (END, 2, -10), (END, 1, -1000),
+    parameters=[1],
+)  # fmt: skip
+
+
+def test_each_block_gets_the_category_of_its_lifetime():
+    memory = step_memory(HAND, 1)
+    peak = memory.timeline.peak_by_category
+    assert peak == {
+        "parameters": 1000, "buffers": 17, "gradients": 1000, "optimizer_state": 2000,
+        "activations": 0, "temporaries": 400, "inputs": 300,
+    }  # fmt: skip
+    assert memory.peak_bytes == sum(peak.values()) == 4717
+    assert memory.peak_place.phase is Phase.OPTIMIZER
+    activations = memory.timeline.bytes_by_category[:, CATEGORIES.index(Category.ACTIVATIONS)]
+    assert activations.max() == 60
+    assert memory.timeline.bytes_by_category[0].sum() == 3317  # what stood before the step
+    assert len(memory.timeline) == 11
+
+
+def test_the_first_step_has_no_optimizer_state_before_its_end():
+    first = step_memory(HAND, 0).timeline
+    state = first.bytes_by_category[:, CATEGORIES.index(Category.OPTIMIZER_STATE)]
+    assert state.tolist() == [0, 0, 0, 0, 0, 2000, 2000]
+
+
+def test_an_address_that_is_used_again_is_another_block():
+    trace = trace_of(
+        (OUTSIDE, 1, 8), (OUTSIDE, 1, -8), (OUTSIDE, 1, 16), (F0, 2, 4), (F0, 2, -4), (END, 1, -16),
+        parameters=[1],
+    )  # fmt: skip
+    assert step_memory(trace, 0).timeline.peak_by_category["parameters"] == 16
+
+
+@pytest.mark.parametrize(
+    ("limit", "phase"), [(1200, Phase.DATA), (999, Phase.BUILD), (2000, Phase.BACKWARD)]
+)
+def test_first_crossing_names_the_phase(limit, phase):
+    assert first_crossing(HAND, limit).phase is phase
+
+
+def test_no_crossing_at_the_peak_itself():
+    assert first_crossing(HAND, 4717) is None
+    assert first_crossing(HAND, 4716).operator == "op16"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 10**6)), min_size=1, max_size=40))
+def test_rows_sum_to_what_is_allocated_whatever_the_lifetimes(blocks):
+    intervals = [F0, B0, O0]
+    events = sorted(
+        [(kind, i + 1, size) for i, (kind, size) in enumerate(blocks)], key=lambda e: e[0]
+    )
+    trace = trace_of((OUTSIDE, 10**9, 1), *[(intervals[k], a, n) for k, a, n in events])
+    total = step_memory(trace, 0).timeline.total_bytes
+    assert total.tolist() == [1, *(1 + np.cumsum([n for *_, n in events]))]
+
+
+def test_a_timeline_survives_json_types():
+    timeline = step_memory(HAND, 1).timeline
+    again = Timeline.from_dict(timeline.to_dict())
+    assert np.array_equal(again.bytes_by_category, timeline.bytes_by_category)
+    assert np.array_equal(again.phase, timeline.phase)

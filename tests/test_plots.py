@@ -1,0 +1,396 @@
+"""Figures: what stands in their axes is what the result says, and the SVG is fit for a page."""
+
+import ast
+import re
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from matplotlib.patches import Polygon
+
+from memlab import _figures, _timeline_figure, plots
+from memlab.config import StepConfig
+from memlab.result import Outcome, Source, StepResult
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+
+MIB = 2**20
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def make_timeline(activations, *, micro_batches=1):
+    """Forward, backward by halves, then as long an optimizer phase; 10 MiB of parameters stand."""
+    n = len(activations)
+    table = np.zeros((2 * n, len(CATEGORIES)), np.int64)
+    table[:, CATEGORIES.index(Category.PARAMETERS)] = 10 * MIB
+    table[:n, CATEGORIES.index(Category.ACTIVATIONS)] = activations
+    micro_batch = np.minimum(np.arange(2 * n) * micro_batches // n, micro_batches - 1)
+    within = (np.arange(2 * n) * micro_batches % n) / n
+    phase = np.where(within < 0.5, PHASES.index(Phase.FORWARD), PHASES.index(Phase.BACKWARD))
+    phase[n:] = PHASES.index(Phase.OPTIMIZER)
+    return Timeline(
+        bytes_by_category=table,
+        phase=phase.astype(np.int8),
+        micro_batch=micro_batch.astype(np.int32),
+        operator=np.arange(2 * n, dtype=np.int32) // 2,
+    )
+
+
+def make_result(*, timeline=None, seconds=(0.2, 0.1, 0.3), **changes):
+    timeline = make_timeline([MIB, 5 * MIB, 30 * MIB, 7 * MIB]) if timeline is None else timeline
+    result = StepResult(
+        outcome=Outcome.OK,
+        message="peak",
+        source=Source.MEASURED,
+        device="cpu",
+        config=StepConfig(),
+        workload_name="line",
+        timeline=timeline,
+        peak_allocated_bytes=int(timeline.total_bytes.max()),
+        peak_by_category=timeline.peak_by_category,
+        peak_place=Place(phase=Phase.BACKWARD, micro_batch=0, module="a.b", operator="aten::mm"),
+        step_seconds=float(np.median(seconds)),
+        step_seconds_all=tuple(seconds),
+        samples_per_second=8 / float(np.median(seconds)),
+    )
+    return replace(result, **changes)
+
+
+def out_of_memory(**changes):
+    return make_result(
+        outcome=Outcome.OUT_OF_MEMORY, message="out of memory in forward", step_seconds=None,
+        step_seconds_all=(), samples_per_second=None, **changes,
+    )  # fmt: skip
+
+
+def axes_of(figure, label):
+    return next(axes for axes in figure.axes if axes.get_label() == label)
+
+
+def texts_of(figure):
+    return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+
+def polygons(figure):
+    axes = axes_of(figure, "timeline")
+    return {p.get_label(): p.get_xy() for p in axes.patches if isinstance(p, Polygon)}
+
+
+def line(axes, label):
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+def test_stack_reaches_the_total_and_its_parts():
+    tops = {name: xy[:, 1].max() for name, xy in polygons(plots.timeline(make_result())).items()}
+    assert tops == {"parameters": 10 * MIB, "activations": 40 * MIB}  # cumulated, bottom first
+
+
+def test_stack_holds_each_value_until_the_next_instant():
+    xy = polygons(plots.timeline(make_result()))["activations"]
+    assert list(dict.fromkeys(xy[1:-2, 1])) == [11 * MIB, 15 * MIB, 40 * MIB, 17 * MIB, 10 * MIB]
+    assert (xy[:, 0].min(), xy[:, 0].max()) == (0, 1)
+    assert (np.diff(xy[1:-2, 0]) >= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6000), st.integers(0, 2**32 - 1))
+def test_thinning_keeps_the_global_peak_and_stays_in_order(num_instants, seed):
+    activations = np.random.default_rng(seed).integers(0, 2**40, num_instants)
+    timeline = make_timeline(activations)
+    rows = _timeline_figure._thin(timeline)
+    assert timeline.peak_index in rows
+    assert len(rows) <= _timeline_figure.COLUMNS
+    assert (np.diff(rows) > 0).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 2**36), min_size=1, max_size=3000), st.integers(1, 8))
+def test_any_timeline_draws_its_peak(activations, micro_batches):
+    result = make_result(timeline=make_timeline(activations, micro_batches=micro_batches))
+    figure = plots.timeline(result)
+    highest = max(xy[:, 1].max() for xy in polygons(figure).values())
+    assert highest == result.timeline.total_bytes.max()
+    assert line(axes_of(figure, "timeline"), "peak").get_ydata()[0] == highest
+
+
+def test_a_long_timeline_gives_a_small_svg():
+    activations = np.random.default_rng(0).integers(0, 2**30, 50_000)
+    svg = plots.to_svg(plots.timeline(make_result(timeline=make_timeline(activations))), label="x")
+    assert len(svg) < 150_000
+
+
+def test_optimizer_phase_takes_a_fifth_of_the_axis():
+    x = _timeline_figure._positions(make_timeline([1] * 100))
+    assert x[100] == pytest.approx(0.8)
+    assert (np.diff(x) > 0).all()
+    assert x[0] == 0
+    assert x[-1] < 1
+
+
+@pytest.mark.parametrize("limit", [30 * MIB, 60 * MIB])
+def test_limit_is_a_line_at_its_bytes(limit):
+    figure = plots.timeline(make_result(), limit_bytes=limit)
+    axes = axes_of(figure, "timeline")
+    assert list(line(axes, "limit").get_ydata()) == [limit, limit]
+    assert axes.get_ylim()[1] > max(limit, 40 * MIB)
+    assert f"limit {limit // MIB}.0 MiB" in texts_of(figure)
+    assert ("over the limit" in polygons(figure)) == (limit < 40 * MIB)
+
+
+def test_a_far_limit_is_said_and_does_not_flatten_the_picture():
+    figure = plots.timeline(make_result(), limit_bytes=1024 * MIB)
+    assert "limit 1.00 GiB, above this axis" in texts_of(figure)
+    assert axes_of(figure, "timeline").get_ylim()[1] < 50 * MIB
+
+
+def test_ticks_are_whole_numbers_of_a_binary_unit():
+    figure = plots.timeline(make_result())
+    labels = [t.get_text() for t in axes_of(figure, "timeline").get_yticklabels()]
+    assert labels == ["0", "16", "32"]
+    assert "MiB allocated (measured, cpu)" in texts_of(figure)
+
+
+def test_peak_says_its_size_and_place():
+    text = "peak 40.0 MiB in backward of micro-batch 1, in a.b (aten::mm)"
+    assert text in texts_of(plots.timeline(make_result()))
+
+
+def test_compare_draws_the_other_total_and_names_what_differs():
+    other = make_result(
+        timeline=make_timeline([20 * MIB] * 4), config=StepConfig(accumulation_steps=4)
+    )
+    figure = plots.timeline(make_result(), compare=other)
+    assert line(axes_of(figure, "timeline"), "compare").get_ydata().max() == 30 * MIB
+    assert {"accumulation_steps=4", "30.0 MiB"} <= set(texts_of(figure))
+
+
+def test_phases_and_micro_batches_are_named():
+    assert {"forward", "backward", "optimizer"} <= set(texts_of(plots.timeline(make_result())))
+    several = make_result(timeline=make_timeline([MIB] * 400, micro_batches=4))
+    assert {"micro-batch 1", "micro-batch 4"} <= set(texts_of(plots.timeline(several)))
+    many = make_result(timeline=make_timeline([MIB] * 6400, micro_batches=64))
+    texts = texts_of(plots.timeline(many))
+    assert "64 micro-batches, each forward (light) and backward" in texts
+    assert "1" in texts
+    assert "2" not in texts
+
+
+def test_without_a_timeline_the_message_is_shown():
+    crashed = replace(
+        make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
+    )
+    shown = " ".join(texts_of(plots.timeline(crashed))).replace("\n", " ")
+    assert shown == crashed.message.strip()
+
+
+def test_out_of_memory_draws_what_ran():
+    figure = plots.timeline(out_of_memory(), limit_bytes=20 * MIB)
+    assert "over the limit" in polygons(figure)
+
+
+def test_peak_bar_adds_up_and_shows_free_and_over():
+    for limit, name, span in ((60 * MIB, "free", (40, 60)), (30 * MIB, "over the limit", (30, 40))):
+        axes = axes_of(plots.peak_bar(make_result(), limit_bytes=limit), "peak")
+        bars = {c.get_label(): c.patches[0] for c in axes.containers}
+        assert bars["parameters"].get_width() + bars["activations"].get_width() == 40 * MIB
+        left = bars[name].get_x()
+        assert (left, left + bars[name].get_width()) == tuple(mib * MIB for mib in span)
+        assert bars["activations"].get_x() == 10 * MIB
+
+
+def test_peak_bar_names_narrow_parts_below():
+    parts = {str(category): 0 for category in CATEGORIES} | {"activations": 40 * MIB, "inputs": 512}
+    figure = plots.peak_bar(make_result(peak_by_category=parts))
+    assert {"activations 40.0 MiB", "inputs 512 B"} <= set(texts_of(figure))
+
+
+def test_step_times_shows_median_repeats_and_gaps():
+    results = [make_result(), out_of_memory(), make_result(seconds=(0.5,))]
+    figure = plots.step_times(results, labels=["#1", "#2", "#3"])
+    axes = axes_of(figure, "step times")
+    assert [c.patches[0].get_width() for c in axes.containers] == [0.2, 0.5]
+    assert list(axes.lines[0].get_xdata()) == [0.2, 0.1, 0.3]
+    assert {"out of memory", "40 samples/s", "16 samples/s"} <= set(texts_of(figure))
+    assert "median step time, ms (measured, cpu)" in texts_of(figure)
+
+
+def test_step_times_keeps_the_last_runs_and_says_so():
+    figure = plots.step_times([make_result()] * 30, labels=[f"#{i}" for i in range(30)])
+    axes = axes_of(figure, "step times")
+    assert [t.get_text() for t in axes.get_yticklabels()] == [f"#{i}" for i in range(18, 30)]
+    assert any("last 12 of 30" in text for text in texts_of(figure))
+
+
+def test_memory_against_time_places_and_names_runs():
+    results = [make_result(seconds=(s,), memory_limit_bytes=50 * MIB) for s in (0.1, 0.2, 0.3)]
+    results.insert(1, out_of_memory())
+    figure = plots.memory_against_time(results, labels=["a", "b", "c", "d"], pinned=[0])
+    axes = axes_of(figure, "memory against time")
+    assert (line(axes, "run 0").get_xdata()[0], line(axes, "run 0").get_ydata()[0]) == (
+        0.1,
+        40 * MIB,
+    )
+    assert line(axes, "limit").get_ydata()[0] == 50 * MIB
+    names = {"a", "b", "c", "d"} & set(texts_of(figure))
+    assert names == {"a", "d"}  # the pinned one and the last
+    assert line(axes, "run 0").get_marker() != line(axes, "run 3").get_marker()
+    assert any("1 without a time" in text for text in texts_of(figure))
+
+
+def test_names_of_equal_runs_do_not_cover_each_other():
+    figure = plots.memory_against_time([make_result()] * 3, labels=["a", "b", "c"], pinned=[0, 1])
+    axes = axes_of(figure, "memory against time")
+    assert len({text.get_position() for text in axes.texts}) == 3
+
+
+def test_names_avoid_other_dots():
+    results = [make_result(seconds=(s,)) for s in (0.50, 0.55, 1.0)]
+    figure = plots.memory_against_time(results, labels=["first", "b", "c"], pinned=[0])
+    axes = axes_of(figure, "memory against time")
+    first = next(text for text in axes.texts if text.get_text() == "first")
+    assert first.get_position()[0] < 0.50  # the second dot stands where the name would go first
+
+
+def test_varying_fields_puts_the_most_varied_first():
+    configs = [
+        StepConfig(batch_size=b, precision=p) for b, p in ((8, "fp32"), (16, "bf16"), (32, "fp32"))
+    ]
+    results = [make_result(config=config) for config in configs]
+    assert plots.varying_fields(results) == ["batch_size", "precision"]
+    assert plots.varying_fields(results[:1]) == plots.varying_fields([]) == []
+
+
+def test_heat_map_shows_the_latest_peak_of_each_cell():
+    def at(batch, steps):
+        return StepConfig(batch_size=batch, accumulation_steps=steps)
+
+    results = [
+        make_result(config=at(8, 1), peak_allocated_bytes=999 * MIB),
+        make_result(config=at(8, 1), peak_allocated_bytes=40 * MIB),
+        make_result(config=at(8, 4), peak_allocated_bytes=20 * MIB),
+        out_of_memory(config=at(16, 1)),
+    ]
+    figure = plots.heat_map(results)
+    axes = axes_of(figure, "heat map")
+    values = np.ma.filled(axes.collections[0].get_array().astype(float), np.nan).reshape(2, 2)
+    np.testing.assert_array_equal(values, [[40 * MIB, 20 * MIB], [np.nan, np.nan]])
+    texts = {t.get_position(): t.get_text() for t in axes.texts if t.get_text()}
+    assert texts == {(0.5, 0.5): "40.0 MiB", (1.5, 0.5): "20.0 MiB", (0.5, 1.5): "OOM"}
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["8", "16"]
+
+
+def test_heat_map_lists_choices_in_their_order_and_stands_without_a_peak():
+    results = [out_of_memory(config=StepConfig(precision=p)) for p in ("bf16", "fp32")]
+    axes = axes_of(plots.heat_map(results, columns="precision"), "heat map")
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: plots.step_times([], labels=[]),
+    lambda: plots.memory_against_time([], labels=[]),
+    lambda: plots.heat_map([]),
+])  # fmt: skip
+def test_no_run_yet_is_said(draw):
+    assert texts_of(draw()) == ["No run yet."]
+
+
+def all_figures():
+    results = [make_result(), out_of_memory(), make_result(config=StepConfig(batch_size=4))]
+    labels = ["$5 & <b>", "#2", "#3"]
+    return [
+        plots.timeline(results[0], limit_bytes=30 * MIB, compare=results[2]),
+        plots.peak_bar(results[0], limit_bytes=30 * MIB),
+        plots.step_times(results, labels=labels),
+        plots.memory_against_time(results, labels=labels, pinned=[0]),
+        plots.heat_map(results),
+        plots.placeholder("No run yet.", size=(3, 2)),
+    ]
+
+
+def test_svg_is_valid_responsive_named_and_unique():
+    pictures = [plots.to_svg(figure, label='peak < "limit" & more') for figure in all_figures() * 2]
+    ids = []
+    for svg in pictures:
+        root = ElementTree.fromstring(svg)
+        assert root.tag == SVG + "svg"
+        assert root.attrib["role"] == "img"
+        assert root.attrib["aria-label"] == 'peak < "limit" & more'
+        assert root.attrib["width"] == "100%"
+        assert "height" not in root.attrib
+        assert len(root.attrib["viewBox"].split()) == 4
+        own = [e.attrib["id"] for e in root.iter() if "id" in e.attrib]
+        assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg)) <= set(own)
+        ids += own
+        assert not list(root.iter(SVG + "style"))
+        assert not list(root.iter(SVG + "metadata"))
+        assert root.findall(f".//{SVG}text")
+    assert len(ids) == len(set(ids))
+
+
+def test_svg_takes_ink_and_font_from_the_page():
+    svg = plots.to_svg(plots.step_times([make_result()], labels=["$5 & <b>"]), label="x")
+    assert "var(--jp-ui-font-color1" in svg
+    assert "var(--jp-border-color2" in svg
+    assert "var(--jp-ui-font-family, sans-serif)" in svg
+    assert "DejaVu" not in svg
+    assert f"fill: {_figures.INK}" not in svg
+    assert "$5 &amp; &lt;b&gt;" in svg
+
+
+def test_svg_leaves_the_figure_as_it_was():
+    figure = plots.timeline(make_result())
+    before = figure.dpi
+    first, second = (plots.to_svg(figure, label="x") for _ in range(2))
+    assert figure.dpi == before
+    assert re.sub(r"memlab\d+-", "", first) == re.sub(r"memlab\d+-", "", second)
+
+
+def test_figures_can_be_drawn_from_threads():
+    expected = re.sub(r"memlab\d+-", "", plots.to_svg(plots.timeline(make_result()), label="x"))
+    seen = []
+
+    def draw():
+        svg = plots.to_svg(plots.timeline(make_result()), label="x")
+        seen.append(re.sub(r"memlab\d+-", "", svg))
+
+    threads = [threading.Thread(target=draw) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [expected] * 6
+
+
+def test_png_is_transparent():
+    png = plots.to_png(plots.timeline(make_result()))
+    assert png.startswith(b"\x89PNG")
+    assert png[25] == 6  # colour type: with alpha
+
+
+def test_no_pyplot_figure_is_left():
+    all_figures()
+    pyplot = sys.modules.get("matplotlib.pyplot")  # seaborn imports it
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize("module", [plots, _figures, _timeline_figure])
+def test_imports_at_the_top_are_light(module):
+    names = set()
+    for node in ast.parse(Path(module.__file__).read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    assert not {n for n in names if n.split(".")[0] in ("torch", "seaborn", "pandas")}
+    assert "matplotlib.pyplot" not in names
+
+
+def test_every_category_has_its_own_colour_and_label():
+    assert set(plots.CATEGORY_COLORS) == set(plots.CATEGORY_LABELS) == set(Category)
+    assert len({to_hex(color) for color in plots.CATEGORY_COLORS.values()}) == len(Category)

@@ -1,0 +1,37 @@
+import pytest
+
+from memlab import MemlabError
+from memlab.units import format_bytes, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1),
+        ("24GiB", 24 * 2**30),
+        ("512 MiB", 512 * 2**20),
+        ("1.5kib", 1536),
+        ("2 GB", 2 * 10**9),
+        ("4096", 4096),
+        (" .5 TiB ", 2**39),
+    ],
+)
+def test_sizes_are_read_as_people_type_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("bad", ["", "abc", "24G", "-1GiB", "1 2", 0, -5, 1.5, None, True, "0.1 B"])
+def test_what_is_no_size_names_field_and_value(bad):
+    with pytest.raises(MemlabError, match="memory_limit") as caught:
+        parse_bytes(bad)
+    assert repr(bad) in str(caught.value)
+    assert "GiB" in str(caught.value)
+
+
+def test_sizes_print_in_binary_units():
+    printed = [format_bytes(n) for n in (0, 1023, 1024, 1406142546, 3 * 2**40, -(2**20))]
+    assert printed == ["0 B", "1023 B", "1.00 KiB", "1.31 GiB", "3.00 TiB", "-1.00 MiB"]
+
+
+def test_durations_print_in_the_unit_that_reads():
+    assert [format_seconds(s) for s in (0.4123, 12.34, 0.00002)] == ["412 ms", "12.3 s", "20 us"]
