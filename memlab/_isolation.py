@@ -29,7 +29,7 @@ from memlab.errors import WorkloadError
 from memlab.memory.devices import out_of_memory_kills
 from memlab.result import Outcome
 from memlab.units import format_seconds
-from memlab.worker import Job, is_library
+from memlab.worker import FUNCTIONS, Job, is_library
 
 START_SECONDS = 120.0
 POLL_SECONDS = 0.05
@@ -198,14 +198,8 @@ def _receive(
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        if cancel.is_set():
-            raise Ended(Outcome.CANCELLED, f"stopped while {worker.doing}")
-        if time.monotonic() > deadline:
-            raise Ended(
-                Outcome.TIMED_OUT,
-                f"not done after {format_seconds(timeout_seconds)}, while {worker.doing}; raise "
-                "timeout_seconds, or make the step smaller",
-            )
+        if over := _over(cancel, deadline, timeout_seconds, worker.doing):
+            raise Ended(*over)
         try:
             if not worker.connection.poll(POLL_SECONDS):
                 continue
@@ -265,22 +259,35 @@ def _innermost_frame(said: str) -> str:
     return ""
 
 
-def expiring(
-    timeout_seconds: float, on_progress: OnProgress | None, cancel: threading.Event | None
-) -> OnProgress:
-    """Return a report for a run in this process: it can end it, but only between two steps."""
+def run_here(
+    function: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_seconds: float,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> Any:
+    """Run a function of the worker in this process; it can be ended only between two steps."""
     deadline = time.monotonic() + timeout_seconds
 
     def report(progress: Progress) -> None:
-        if cancel is not None and cancel.is_set():
-            raise Expired(Outcome.CANCELLED, f"stopped while {progress.text}")
-        if time.monotonic() > deadline:
-            raise Expired(
-                Outcome.TIMED_OUT,
-                f"not done after {format_seconds(timeout_seconds)}, while {progress.text}; raise "
-                "timeout_seconds, or make the step smaller",
-            )
+        if over := _over(cancel, deadline, timeout_seconds, progress.text):
+            raise Expired(*over)
         if on_progress is not None:
             on_progress(progress)
 
-    return report
+    return FUNCTIONS[function](**arguments, report=report)
+
+
+def _over(
+    cancel: threading.Event | None, deadline: float, timeout_seconds: float, doing: str
+) -> tuple[Outcome, str] | None:
+    """Return how a run has to end now, or None."""
+    if cancel is not None and cancel.is_set():
+        return Outcome.CANCELLED, f"stopped while {doing}"
+    if time.monotonic() > deadline:
+        return Outcome.TIMED_OUT, (
+            f"not done after {format_seconds(timeout_seconds)}, while {doing}; raise "
+            "timeout_seconds, or make the step smaller"
+        )
+    return None

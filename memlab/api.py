@@ -10,8 +10,7 @@ import torch
 from memlab import _isolation
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import Ended, OnProgress
-from memlab._measure import measure_in_process
-from memlab._verify import VerifyReport, verify_in_process
+from memlab._verify import VerifyReport
 from memlab._version import __version__
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, WorkloadError
@@ -77,11 +76,9 @@ def measure(
         "seed": _check_count("seed", seed, 0),
         "memory_limit": limit,
     }
-    if not isolate:
-        report = _isolation.expiring(timeout_seconds, on_progress, cancel)
-        return measure_in_process(**arguments, report=report)
+    run = _isolation.run if isolate else _isolation.run_here
     try:
-        result: StepResult = _isolation.run(
+        result: StepResult = run(
             "measure",
             arguments,
             timeout_seconds=timeout_seconds,
@@ -141,11 +138,9 @@ def verify(
         "seed": _check_count("seed", seed, 0),
     }
     _check_timeout(timeout_seconds)
-    if not isolate:
-        report = _isolation.expiring(timeout_seconds, on_progress, cancel)
-        return verify_in_process(**arguments, report=report)
+    run = _isolation.run if isolate else _isolation.run_here
     try:
-        found: VerifyReport = _isolation.run(
+        found: VerifyReport = run(
             "verify",
             arguments,
             timeout_seconds=timeout_seconds,

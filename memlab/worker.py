@@ -91,6 +91,7 @@ def main() -> None:
     threading.Thread(target=_end_with_caller, daemon=True).start()
     connection = Connection(int(sys.argv[1]))
     sources = Sources()
+    gc.freeze()
     connection.send(("ready", os.getpid()))
     while True:
         try:
@@ -164,6 +165,7 @@ def _data_bytes() -> int | None:
 
 def _give_memory_back() -> None:
     gc.collect()
+    gc.freeze()  # libraries stay: the next job's collections need not walk through them again
     try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise
     except (OSError, AttributeError):

@@ -64,19 +64,21 @@ def total_memory_bytes(device: torch.device) -> int | None:
     """Return the memory of the card, or of this machine for the CPU; None if it is not told."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    limits = [limit for limit in (_meminfo("MemTotal"), _cgroup("memory.max")) if limit]
-    return min(limits, default=None)
+    return _least(_meminfo("MemTotal"), _cgroup("memory.max"))
 
 
 def available_memory_bytes() -> int | None:
     """Return what this process could still take of the machine's or its container's memory."""
-    limits = [limit for limit in (_meminfo("MemAvailable"), _cgroup_available()) if limit]
-    return min(limits, default=None)
+    return _least(_meminfo("MemAvailable"), _cgroup_available())
 
 
 def out_of_memory_kills() -> int:
     """Return how many processes the system has killed for memory since it started."""
     return _field(Path("/proc/vmstat"), "oom_kill") or 0
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _meminfo(name: str) -> int | None:

@@ -10,6 +10,7 @@ code that Inductor generates). On CUDA sizes are as its caching allocator rounds
 import functools
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,7 +94,11 @@ def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace
     meter as it goes. An exception leaves through here after the profile is closed.
     """
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
+    with warnings.catch_warnings():
+        # torch 2.11 warns that a profile of several cycles would keep only the last one
+        warnings.filterwarnings("ignore", message="Profiler clears events")
+        prof: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with prof:
         run()
         gc.collect()
     return _trace(prof.profiler.kineto_results.experimental_event_tree(), meter, device)
