@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 
 from memlab._measure import OUT_OF_MEMORY_TEXTS, Expired, Progress
@@ -234,6 +233,8 @@ def _stop() -> None:
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:
+    import cloudpickle  # late: `import memlab` need not wait for it
+
     try:
         pickled: bytes = cloudpickle.dumps(arguments)
         return pickled

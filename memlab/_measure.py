@@ -9,7 +9,6 @@ import gc
 import math
 import platform
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -238,7 +237,7 @@ def _time_pass(
         report(Progress(text=f"timing step {index + 1} of {repeats}{took}", fraction=fraction))
         elapsed, loss = timed_step(step, seed)
         seconds.append(elapsed)
-    median = statistics.median(seconds)
+    median = float(np.median(seconds))
     return {
         "step_seconds": median,
         "step_seconds_all": tuple(seconds),

@@ -1,6 +1,5 @@
 """`StepResult`: what one step cost, one type whether measured, predicted or recorded."""
 
-import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -139,6 +138,8 @@ class StepResult:
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
+        import html  # 5 ms that `import memlab` need not wait for
+
         none = "not measured"
         rows = {
             "outcome": f"{self.outcome} ({self.source} on {self.device}, "

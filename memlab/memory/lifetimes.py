@@ -1,18 +1,23 @@
 """From a `Trace` to a `Timeline`: what each block is for, by one rule of lifetimes.
 
 A block is a parameter if it is one when the first step begins, a buffer if it lives then and is
-none, an input if it was made as data. Born in a step, it is optimizer state if born in the optimizer
-phase and kept, a gradient if born in backward and kept beyond it, an activation if born in forward
-and kept beyond it; a temporary if it is freed in the phase that it was born in. What an earlier
-forward or backward left behind for good (a scaler's scale, a cache) is a buffer.
+none, an input if it was made as data. Born in a step, it is optimizer state if born in the
+optimizer phase and kept, a gradient if born in backward and kept beyond it, an activation if born
+in forward and kept beyond it; a temporary if it is freed in the phase that it was born in. What an
+earlier forward or backward left behind for good (a scaler's scale, a cache) is a buffer.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from memlab.trace import CATEGORIES, PHASES, Category, Interval, Phase, Place, Timeline, Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
 
 COLUMN = {category: i for i, category in enumerate(CATEGORIES)}
 KEPT_AS = {

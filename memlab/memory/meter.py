@@ -7,6 +7,8 @@ it. Kernel workspace counts. What libraries allocate behind the allocator's back
 code that Inductor generates). On CUDA sizes are as its caching allocator rounds them.
 """
 
+from __future__ import annotations
+
 import functools
 import gc
 import sys
@@ -14,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from torch.nn.modules import module as nn_module
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.trace import Interval, Phase, Place, Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MARK, MODULE = "memlab.mark:", "memlab.module:"
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
@@ -106,87 +111,116 @@ def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace
 
 def _trace(roots: list[Any], meter: Meter, device: torch.device) -> Trace:
     """Return the trace that the profiler's event tree holds."""
-    marks, operators, allocations, module_of_sequence = _walk(roots, device)
-    allocations.sort(key=lambda a: a[0].start_time_ns)
-    operators.sort(key=lambda event: event.start_time_ns)
-    order = {event.id: i + 1 for i, event in enumerate(operators)}
-    operator_starts = np.array([event.start_time_ns for event in operators], np.int64)
-    marks.sort()
-    mark_times = np.array([time for time, _ in marks], np.int64)
-    modules: dict[str, int] = {}
-    rows: list[tuple[int, int, int, int, bool, int]] = []
+    seen = _walk(roots, device)
+    allocations, leftover = _matched(seen.allocations)
+    time, address, nbytes, inside, module, sequence = _columns(allocations, 6)
+    mark_time, mark_index = _columns(sorted(seen.marks), 2)
+    starts = np.array([start for start, _ in seen.operators], np.int64)
+    order = np.argsort(starts, kind="stable")  # backward runs on a thread of its own on CUDA
+    rank = np.empty(len(order) + 1, np.int64)
+    rank[order], rank[-1] = np.arange(1, len(order) + 1), 0
+    by_sequence = np.array(
+        [seen.module_of_sequence.get(s, -1) for s in sequence.tolist()], np.int64
+    )
+    before = np.searchsorted(starts[order], time, "right")
+    interval = np.concatenate([[0], mark_index])[np.searchsorted(mark_time, time, "right")]
+    return Trace(
+        address=address,
+        nbytes=nbytes,
+        interval=interval.astype(np.int32),
+        operator=np.where(inside >= 0, rank[inside], before).astype(np.int32),
+        in_operator=inside >= 0,
+        module=np.where(module >= 0, module, by_sequence).astype(np.int32),
+        intervals=tuple(meter.intervals),
+        operators=tuple(seen.operators[i][1] for i in order),
+        modules=tuple(seen.modules),
+        parameters=meter.parameters,
+        leftover_bytes=leftover,
+    )
+
+
+Allocation = tuple[int, int, int, int, int, int]
+
+
+def _matched(allocations: list[Allocation]) -> tuple[list[Allocation], int]:
+    """Return the events in order, each free with its block's own size, and the bytes never freed.
+
+    A free of a block that was allocated before the profile was opened is left out.
+    """
     live: dict[int, int] = {}
-    for event, inside, module, sequence in allocations:
-        address, nbytes = event.extra_fields.ptr, event.extra_fields.alloc_size
+    matched: list[Allocation] = []
+    for event in sorted(allocations, key=lambda event: event[0]):
+        time, address, nbytes, inside, module, sequence = event
         if nbytes > 0:
             live[address] = nbytes
         elif address in live:
             nbytes = -live.pop(address)
         else:
-            continue  # allocated before the profile was opened
-        time = event.start_time_ns
-        interval = int(np.searchsorted(mark_times, time, "right"))
-        count = order.get(inside.id) if inside else None
-        name = module or module_of_sequence.get(sequence, "")
-        index = modules.setdefault(name, len(modules)) if name else -1
-        seen = int(np.searchsorted(operator_starts, time, "right"))
-        rows.append((address, nbytes, interval, count or seen, count is not None, index))
-    columns = list(zip(*rows, strict=True)) or [()] * 6
-    return Trace(
-        address=np.array(columns[0], np.int64),
-        nbytes=np.array(columns[1], np.int64),
-        interval=np.array(columns[2], np.int32),
-        operator=np.array(columns[3], np.int32),
-        in_operator=np.array(columns[4], np.bool_),
-        module=np.array(columns[5], np.int32),
-        intervals=tuple(meter.intervals),
-        operators=tuple(event.name for event in operators),
-        modules=tuple(modules),
-        parameters=meter.parameters,
-        leftover_bytes=sum(live.values()),
-    )
+            continue
+        matched.append((time, address, nbytes, inside, module, sequence))
+    return matched, sum(live.values())
 
 
-def _walk(
-    roots: list[Any], device: torch.device
-) -> tuple[list[tuple[int, int]], list[Any], list[tuple[Any, Any, str, int]], dict[int, str]]:
-    """Return marks (time, index), operators, allocations and modules by sequence number.
+def _columns(rows: list[Any], count: int) -> list[npt.NDArray[np.int64]]:
+    return list(np.array(rows, np.int64).reshape(-1, count).T)
 
-    An allocation comes with the operator and the module that it happened in, and the sequence
-    number that a backward operator shares with its forward one.
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """What an event tree holds, in the order of the walk.
+
+    Attributes:
+        marks: (time, index into the meter's intervals).
+        operators: (time, name) of those that reach a kernel under their name.
+        allocations: (time, address, bytes, operator, module, sequence number), -1 where there is
+            none; a backward operator shares its sequence number with the forward one.
+        modules: path to index.
+        module_of_sequence: index of the module in which a forward operator ran.
     """
-    marks: list[tuple[int, int]] = []
-    operators: list[Any] = []
-    module_of_sequence: dict[int, str] = {}
-    allocations: list[tuple[Any, Any, str, int]] = []
-    todo: list[tuple[Any, Any, str, int]] = [(event, None, "", -1) for event in reversed(roots)]
+
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    operators: list[tuple[int, str]] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    modules: dict[str, int] = field(default_factory=dict)
+    module_of_sequence: dict[int, int] = field(default_factory=dict)
+
+
+def _walk(roots: list[Any], device: torch.device) -> _Seen:
+    """Return what the tree holds of this device; each event is read once, since reads cost."""
+    seen = _Seen()
+    todo: list[tuple[Any, int, int, int]] = [(event, -1, -1, -1) for event in reversed(roots)]
     while todo:
         event, inside, module, sequence = todo.pop()
         if event.tag == _EventType.Allocation:
-            if event.extra_fields.device.type == device.type:
-                allocations.append((event, inside, module, sequence))
+            block = event.extra_fields
+            if block.device.type == device.type:
+                at = (event.start_time_ns, block.ptr, block.alloc_size)
+                seen.allocations.append((*at, inside, module, sequence))
             continue
         name = event.name
         if name.startswith(MARK):
-            marks.append((event.start_time_ns, int(name.removeprefix(MARK))))
+            seen.marks.append((event.start_time_ns, int(name.removeprefix(MARK))))
         elif name.startswith(MODULE):
-            module = name.removeprefix(MODULE)
+            module = seen.modules.setdefault(name.removeprefix(MODULE), len(seen.modules))
         elif event.tag == _EventType.TorchOp:
-            if event.extra_fields.sequence_number >= 0:
-                sequence = event.extra_fields.sequence_number
-                if module:
-                    module_of_sequence[sequence] = module
-            if inside is None and "::" in name and _is_dispatched(name):
-                inside = event
-                operators.append(event)
+            number = event.extra_fields.sequence_number
+            if number >= 0:
+                sequence = number
+                if module >= 0:
+                    seen.module_of_sequence[number] = module
+            if inside < 0 and _is_dispatched(name):
+                inside = len(seen.operators)
+                seen.operators.append((event.start_time_ns, name))
         todo += [(child, inside, module, sequence) for child in reversed(event.children)]
-    return marks, operators, allocations, module_of_sequence
+    return seen
 
 
 @functools.cache
 def _is_dispatched(name: str) -> bool:
     """Return whether an operator reaches a kernel under this name, and is not made of others."""
-    namespace, _, packet_name = name.partition("::")
+    namespace, colons, packet_name = name.partition("::")
+    if not colons:
+        return False
     packet = getattr(getattr(torch.ops, namespace, None), packet_name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False  # autograd's own nodes and annotations

@@ -4,15 +4,19 @@ Kept as NumPy arrays, which PyTorch's allocator does not hold, so that a cache n
 memory of a step; what a batch returns is copied into tensors and does count.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from memlab.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
 
 
 @functools.cache
