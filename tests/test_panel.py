@@ -12,7 +12,7 @@ from torch import nn
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab._inspect import WorkloadFacts
-from memlab._panel import app, job, snapshot, state, texts
+from memlab._panel import app, job, snapshot, state, texts, verdicts
 from memlab._panel.runs import RunLog, table_html
 from memlab.result import Source, StepResult
 
@@ -125,13 +125,13 @@ def test_a_precision_without_a_control_is_refused_with_what_there_is():
 
 
 def verdict(facts, **config):
-    return texts.gradient_verdict(
+    return verdicts.gradient_verdict(
         StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, own_loss=False
     )
 
 
 def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
-    assert verdict(make_facts()).kind == texts.GOOD
+    assert verdict(make_facts()).kind == verdicts.GOOD
     assert verdict(None).text == "gradient: not known yet"
     mixing = verdict(make_facts(sample_mixing_modules=("layer1.0.bn1",)))
     assert mixing.text == "gradient differs: BatchNorm in layer1.0.bn1 sees 8 samples, not 32"
@@ -163,20 +163,20 @@ def test_uneven_micro_batches_are_counted():
 @pytest.mark.parametrize(
     ("peak", "limit", "kind", "text"),
     [
-        (2**20, 2**21, texts.GOOD, "fits: 1.00 MiB of 2.00 MiB (50 %)"),
-        (2**21, 2**20, texts.BAD, "does not fit: 2.00 MiB of 1.00 MiB (200 %)"),
-        (2**20, None, texts.OPEN, "no limit set; peak 1.00 MiB allocated"),
+        (2**20, 2**21, verdicts.GOOD, "fits: 1.00 MiB of 2.00 MiB (50 %)"),
+        (2**21, 2**20, verdicts.BAD, "does not fit: 2.00 MiB of 1.00 MiB (200 %)"),
+        (2**20, None, verdicts.OPEN, "no limit set; peak 1.00 MiB allocated"),
     ],
 )
 def test_fits_is_said_in_words(peak, limit, kind, text):
-    found = texts.fit_verdict(make_result(peak=peak), limit)
+    found = verdicts.fit_verdict(make_result(peak=peak), limit)
     assert (found.kind, found.text) == (kind, text)
 
 
 def test_a_stale_picture_names_only_what_differs():
     result = make_result(config=StepConfig(batch_size=4))
-    assert texts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
-    note = texts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
+    assert verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
+    note = verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
     assert note == "last run: batch 4; press Run for what is set now"
 
 

@@ -1,0 +1,426 @@
+"""`Panel`: the controls, the runs and the pictures together, and what code may ask of them.
+
+Callbacks may come on any thread and beside a running cell, so state is changed under a lock, no
+callback waits for a measurement, and what one raises becomes a sentence on the page.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memlab._inspect import WorkloadFacts
+from memlab._isolation import prewarm
+from memlab._measure import Progress
+from memlab._panel import cells, choices, snapshot, state, texts, verdicts
+from memlab._panel.job import Job, Latest
+from memlab._panel.pictures import Scene
+from memlab._panel.runs import Run, RunLog
+from memlab._panel.view import View
+from memlab._verify import VerifyReport
+from memlab.api import inspect_workload, to_frame
+from memlab.config import StepConfig
+from memlab.errors import ConfigError, MemlabError
+from memlab.memory.devices import resolve_device
+from memlab.result import Outcome, StepResult
+from memlab.units import parse_bytes
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OTHER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
+
+
+def panel(
+    workload: Workload | None = None,
+    *,
+    device: str | torch.device | None = None,
+    memory_limit: int | str | None = None,
+    config: StepConfig | None = None,
+) -> "Panel":
+    """Return the panel: sliders for one training step, Run, and what it cost.
+
+    Args:
+        workload: what is trained; the zoo can be chosen beside it. None begins with "gpt-small".
+        device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU.
+        memory_limit: bytes, or text such as "2GiB", to hold the step against.
+        config: where the controls begin.
+
+    Raises:
+        MemlabError: an argument cannot be; the message names it and what is allowed.
+    """
+    made = Panel(workload, device=device, memory_limit=memory_limit, config=config)
+    cells.replace_former(made)
+    return made
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """Return the method with what it raises shown on the page, where nobody else would see it."""
+
+    @functools.wraps(method)
+    def call(self: "Panel", *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:  # a callback has no caller
+            self._show_error(error)
+
+    return call
+
+
+class Panel:
+    """A live panel. Show it by making it the last line of a cell.
+
+    Attributes:
+        result: the last `StepResult`, or None.
+        results: a pandas frame of all runs, cleared ones included.
+        config: the `StepConfig` on screen.
+        workload: the `Workload` on screen.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | None = None,
+        *,
+        device: str | torch.device | None = None,
+        memory_limit: int | str | None = None,
+        config: StepConfig | None = None,
+    ) -> None:
+        self._workloads = choices.offered_workloads(workload)
+        self._facts: dict[str, WorkloadFacts | str] = {}  # a text says why there are none
+        self._log, self._closed = RunLog(), False
+        self._saved: cells.Shown | None = None
+        self._job: Job | None = None
+        self._saved_told: list[tuple[int, str, bool]] = []
+        self._lock = threading.RLock()
+        self._view = View(
+            workload_names=list(self._workloads),
+            devices=choices.devices(),
+            device=str(resolve_device(device)),
+            memory_limit=choices.limit_text(memory_limit),
+            settings=state.from_config(config or StepConfig()),
+            log=self._log,
+            changed=self._refresh,
+            run=self._run_clicked,
+            stop=self._stop_clicked,
+        )
+        self._find_facts = Latest(self._inspect)
+        self._draw = Latest(self._draw_pictures)
+        prewarm()
+        self._refresh()
+
+    # what code may ask
+
+    @property
+    def workload(self) -> Workload:
+        """The workload on screen."""
+        return self._workloads[self._view.workload.value]
+
+    @property
+    def config(self) -> StepConfig:
+        """The settings on screen.
+
+        Raises:
+            ConfigError: they cannot be; the message is the sentence on the page.
+        """
+        return state.to_config(self._view.controls.settings())
+
+    @property
+    def result(self) -> StepResult | None:
+        """The result of the last run; None before the first."""
+        return self._log.last.result if self._log.last else None
+
+    @property
+    def results(self) -> "pd.DataFrame":
+        """One row for every run since the panel was made, cleared ones included."""
+        return to_frame(run.result for run in self._log.runs)
+
+    def code(self) -> str:
+        """Return Python source that measures what is on screen.
+
+        Raises:
+            ConfigError: the settings on screen cannot be.
+        """
+        return state.source(
+            self.workload,
+            self.config,
+            self._view.device.value,
+            self._view.limit.value.strip(),
+            check_gradients=self._view.check.value,
+            namespace=cells.namespace(),
+        )
+
+    def set(self, **fields: Any) -> None:
+        """Set controls from code, as if they were moved by hand.
+
+        Args:
+            **fields: fields of `StepConfig` that have a control, `workload` (a name of the list),
+                `device`, `memory_limit` (None for none) and `check_gradients`.
+
+        Raises:
+            MemlabError: a name or a value cannot be; nothing is changed then.
+        """
+        known = (*state.FIELDS, *OTHER_FIELDS)
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"the panel has no control {name!r}; allowed is one of {known}")
+        settings = {name: fields[name] for name in state.FIELDS if name in fields}
+        if settings:
+            config = state.to_config({**self._view.controls.settings(), **settings})
+            settings = {k: v for k, v in state.from_config(config).items() if k in settings}
+        others = {name: fields[name] for name in OTHER_FIELDS if name in fields}
+        self._view.set_others(choices.checked(others, list(self._workloads)))
+        self._view.controls.set(settings)
+
+    def run(self, **fields: Any) -> StepResult:
+        """Set controls, measure what is on screen, wait for it and return the result.
+
+        Args:
+            **fields: as for `set`.
+
+        Raises:
+            MemlabError: an argument cannot be, or a run is going on. What happens while the step
+                runs is the `outcome` of the result.
+        """
+        self.set(**fields)
+        job = self._begin()
+        if job is None:
+            raise ConfigError("a run of this panel is going on; press Stop, or wait for its end")
+        try:
+            run = self._measure(job)
+        except MemlabError as error:
+            self._show_error(error)
+            raise
+        finally:
+            self._end(job)
+        return run.result
+
+    def close(self) -> None:
+        """Stop a run that is going on and take every widget off the page and out of memory."""
+        with self._lock:
+            self._closed = True
+            if self._job:
+                self._job.cancel.set()
+        self._find_facts.close()
+        self._draw.close()
+        self._view.close()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<memlab panel, {len(self._log.runs)} runs, last: {self.result}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """Return the widgets, and beside them a table and a picture for pages without a kernel."""
+        widgets = {} if self._closed else self._view.mimebundle()
+        return {**widgets, **self._still()}
+
+    def _ipython_display_(self) -> None:
+        """Show the widgets, and in an output of its own what stays of them in a saved notebook.
+
+        That second output is renewed after each run; the stylesheet hides it beside a live panel.
+        """
+        if not self._closed:
+            cells.show({**self._view.mimebundle(), "text/plain": repr(self)})
+        self._saved = cells.show(self._still())
+
+    def _still(self) -> dict[str, Any]:
+        """Return the last run as a table and a picture."""
+        shown = self._shown()
+        picture = snapshot.as_png(shown, self._log.comparison(shown), self._limit_or_none())
+        still = {
+            "text/plain": repr(self),
+            "text/html": snapshot.as_html(self._log.visible, shown, picture),
+        }
+        return still | ({"image/png": snapshot.as_text(picture)} if picture else {})
+
+    # callbacks
+
+    @_guarded
+    def _refresh(self) -> None:
+        """Say anew what the settings on screen mean, after any change."""
+        with self._lock:
+            name, device = self._view.workload.value, self._view.device.value
+            if name not in self._facts:
+                self._find_facts(name)
+            facts = self._facts.get(name)
+            known = facts if isinstance(facts, WorkloadFacts) else None
+            settings = self._view.controls.settings()
+            wrong = state.problems(settings)
+            limit_wrong = self._limit_problem()
+            own_loss = choices.zoo_options(self.workload) is None
+            self._view.controls.offer_blocks(known is None or bool(known.blocks))
+            self._view.explain(
+                texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
+            )
+            about = limit_wrong or (facts if isinstance(facts, str) else None)
+            self._view.show_about(texts.about_line(name, known, about))
+            self._view.show_ready(not wrong and not limit_wrong, running=self._job is not None)
+            self._view.show_code("" if wrong else self.code())
+            self._show_verdict()
+        self._draw()
+
+    @_guarded
+    def _run_clicked(self, *_: Any) -> None:
+        job = self._begin()
+        if job is not None:
+            threading.Thread(target=self._work, args=(job,), daemon=True).start()
+
+    @_guarded
+    def _stop_clicked(self, *_: Any) -> None:
+        with self._lock:
+            if self._job:
+                self._job.cancel.set()
+                self._view.say("stopping")
+
+    def _work(self, job: Job) -> None:
+        try:
+            self._measure(job)
+        except Exception as error:  # a thread has no caller
+            self._show_error(error)
+        finally:
+            self._end(job)
+
+    # a run
+
+    def _begin(self) -> Job | None:
+        """Return the job of what is on screen, or None while another one runs.
+
+        Raises:
+            MemlabError: the settings on screen cannot be.
+        """
+        with self._lock:
+            if self._job is not None:
+                return None
+            limit = self._view.limit.value.strip()
+            self._job = Job(
+                workload=self.workload,
+                config=self.config,
+                device=self._view.device.value,
+                memory_limit=parse_bytes(limit) if limit else None,
+                check_gradients=self._view.check.value,
+            )
+            self._view.show_ready(True, running=True)
+            self._view.show_progress(0.0)
+            return self._job
+
+    def _measure(self, job: Job) -> Run:
+        run: list[Run] = []
+
+        def measured(result: StepResult) -> None:
+            with self._lock:
+                run.append(self._log.add(result))
+            self._show_runs()
+
+        def checked(report: VerifyReport) -> None:
+            with self._lock:
+                self._log.change(run[0].number, report=report)
+            self._show_runs()
+
+        job.run(self._tell, measured, checked)
+        return run[0]
+
+    def _tell(self, progress: Progress) -> None:
+        with self._lock:
+            if self._job and not self._job.cancel.is_set():
+                self._view.say(progress.text)
+                self._view.show_progress(progress.fraction)
+
+    def _end(self, job: Job) -> None:
+        with self._lock:
+            if self._job is job:
+                self._job = None
+        self._refresh()
+
+    # what is shown
+
+    def _show_runs(self) -> None:
+        with self._lock:
+            last = self._log.last
+            if last is None or self._closed:
+                return
+            self._view.table.show()
+            self._view.show_json(last)
+            self._view.say(
+                " ".join([last.result.message, *last.result.notes]),
+                verdicts.outcome_verdict(last.result).kind,
+            )
+            self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
+            self._show_verdict()
+        self._draw()
+
+    def _show_verdict(self) -> None:
+        shown = self._shown()
+        limit = self._limit_or_none()
+        fit = verdicts.fit_verdict(shown.result if shown else None, limit)
+        note = ""
+        if shown is not None:
+            name, device = self.workload.name, self._view.device.value
+            config = None if state.problems(self._view.controls.settings()) else self.config
+            note = verdicts.stale_note(shown.result, name, device, config)
+        self._view.show_fit(verdicts.of_last_run(fit) if note else fit)
+        self._view.show_stale(note)
+
+    def _shown(self) -> Run | None:
+        """Return the run whose memory is drawn: the last that was not stopped."""
+        runs = [r for r in self._log.runs if r.result.outcome is not Outcome.CANCELLED]
+        return runs[-1] if runs else None
+
+    @_guarded
+    def _draw_pictures(self, _: Any) -> None:
+        with self._lock:
+            shown = self._shown()
+            runs = [run for run in self._log.visible if shown and _comparable(run, shown)]
+            scene = Scene(
+                shown=shown,
+                comparison=self._log.comparison(shown),
+                runs=tuple(runs),
+                limit_bytes=self._limit_or_none(),
+            )
+        self._view.pictures.draw(scene)
+        told = [(run.number, run.name, run.report is not None) for run in self._log.visible]
+        if self._saved and shown and self._saved_told != told:
+            self._saved_told = told
+            self._saved.update(self._still(), raw=True)
+
+    def _show_error(self, error: Exception) -> None:
+        kind = type(error).__name__
+        text = f"{kind}: {error}"
+        if not isinstance(error, MemlabError):
+            text += "; this is a fault of memlab, not of your setting: run the cell again"
+        self._view.say(text, verdicts.BAD)
+
+    @_guarded
+    def _inspect(self, name: str) -> None:
+        try:
+            facts: WorkloadFacts | str = inspect_workload(self._workloads[name])
+        except MemlabError as error:
+            facts = str(error)
+        with self._lock:
+            self._facts[name] = facts
+        if not self._closed:
+            self._refresh()
+
+    def _limit_problem(self) -> str | None:
+        try:
+            self._limit()
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def _limit(self) -> int | None:
+        text = self._view.limit.value.strip()
+        return parse_bytes(text) if text else None
+
+    def _limit_or_none(self) -> int | None:
+        return None if self._limit_problem() else self._limit()
+
+
+def _comparable(run: Run, shown: Run) -> bool:
+    """Whether a run belongs in the charts: not stopped, the same workload on the same device."""
+    here, there = run.result, shown.result
+    return here.outcome is not Outcome.CANCELLED and (here.workload_name, here.device) == (
+        there.workload_name,
+        there.device,
+    )

@@ -1,0 +1,209 @@
+"""The controls: sliders with number boxes, choices, and the line that explains each of them.
+
+They know settings by field name and nothing of runs. A number box takes any text, so that a wrong
+number is explained beside it instead of being clipped without a word.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets as widgets
+
+from memlab._panel.state import (
+    CHECKPOINTING,
+    OPTIMIZERS,
+    PRECISIONS,
+    parse_number,
+)
+from memlab._panel.texts import Line
+
+LABELS = {
+    "memory_budget": "Memory budget",
+    "batch_size": "Batch size",
+    "accumulation_steps": "Accumulation",
+    "precision": "Precision",
+    "checkpointing": "Checkpointing",
+    "optimizer": "Optimizer",
+    "compile": "torch.compile",
+}
+
+
+class Explanation:
+    """The line beside a control, with a remedy button that is there only when it helps."""
+
+    def __init__(self, apply: Callable[[str, object], None]) -> None:
+        self.text = widgets.HTML()
+        self.text.add_class("memlab-explanation")
+        self.button = widgets.Button(description="", layout={"visibility": "hidden"})
+        self.button.add_class("memlab-remedy")
+        self._apply = apply
+        self._remedy: tuple[str, object] | None = None
+        self.button.on_click(self._clicked)
+
+    def show(self, line: Line) -> None:
+        """Show the line; what is on screen already is not sent again."""
+        if self.text.value != (text := line.html()):
+            self.text.value = text
+        self._remedy = line.remedy[1:] if line.remedy else None
+        self.button.description = line.remedy[0] if line.remedy else ""
+        self.button.layout.visibility = "visible" if line.remedy else "hidden"
+
+    def _clicked(self, _: Any) -> None:
+        if self._remedy:
+            self._apply(*self._remedy)
+
+
+class SliderRow:
+    """A slider and a labelled number box for one field, and the line that explains it."""
+
+    def __init__(
+        self,
+        field: str,
+        slider: Any,
+        kind: type[int] | type[float],
+        changed: Callable[[], None],
+        submit: Callable[[], None],
+        apply: Callable[[str, object], None],
+    ) -> None:
+        self._kind, self._changed = kind, changed
+        self.slider = slider
+        self.slider.add_class("memlab-slider")
+        # continuous: with it the value is here before the message that Enter was pressed
+        self.box = widgets.Text(description=LABELS[field], continuous_update=True)
+        self.box.add_class("memlab-box")
+        self.explanation = Explanation(apply)
+        self.slider.observe(self._slid, "value")
+        self.box.observe(self._typed, "value")
+        on_enter(self.box, submit)
+        self.row = widgets.HBox(
+            [self.slider, self.box, self.explanation.text, self.explanation.button]
+        )
+        self.row.add_class("memlab-row")
+
+    @property
+    def value(self) -> Any:
+        """The number in the box, or its text where that is no number."""
+        return parse_number(self.box.value, self._kind)
+
+    @value.setter
+    def value(self, number: float) -> None:
+        self.box.value = f"{number:g}" if self._kind is float else str(number)
+
+    def _slid(self, change: Mapping[str, Any]) -> None:
+        nearest = self._nearest(self.value)
+        # the page snaps the handle to a step and tells it back: no wish of the person
+        if nearest is None or abs(change["new"] - nearest) > 1e-6:
+            self.value = round(change["new"]) if self._kind is int else round(change["new"], 2)
+
+    def _typed(self, _: Mapping[str, Any]) -> None:
+        if (nearest := self._nearest(self.value)) is not None:
+            self.slider.value = nearest
+        self._changed()
+
+    def _nearest(self, number: Any) -> float | None:
+        """Return the value nearest to this number at which the handle can stand."""
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return None
+        low, high, step = self.slider.min, self.slider.max, self.slider.step
+        if not isinstance(self.slider, widgets.FloatLogSlider):
+            return float(min(max(round(number / step) * step, low), high))
+        exponent = math.log2(number) if number >= 1 else 0.0
+        return float(2 ** min(max(round(exponent), low), high))
+
+
+class Controls:
+    """All settings of the panel, as widgets.
+
+    Args:
+        settings: to begin with.
+        changed: called after any change.
+        submit: called when Enter was pressed in a number box.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], changed: Callable[[], None], submit: Callable[[], None]
+    ) -> None:
+        self._changed, self._quiet = changed, False
+        log = {"base": 2, "min": 0, "step": 1, "readout": False}
+        sliders = {
+            "memory_budget": (widgets.FloatSlider(min=0, max=1, step=0.05, readout=False), float),
+            "batch_size": (widgets.FloatLogSlider(max=8, **log), int),
+            "accumulation_steps": (widgets.FloatLogSlider(max=5, **log), int),
+        }
+        self.sliders = {
+            field: SliderRow(field, slider, kind, self._tell, submit, self._apply)
+            for field, (slider, kind) in sliders.items()
+        }
+        self.precision = widgets.ToggleButtons(
+            options=[str(p) for p in PRECISIONS], description=LABELS["precision"]
+        )
+        self.checkpointing = _dropdown("checkpointing", CHECKPOINTING)
+        self.optimizer = _dropdown("optimizer", OPTIMIZERS)
+        self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
+        self._choices = {
+            "precision": self.precision,
+            "checkpointing": self.checkpointing,
+            "optimizer": self.optimizer,
+            "compile": self.compile,
+        }
+        for choice in self._choices.values():
+            choice.observe(lambda _: self._tell(), "value")
+        self.precision_explained = Explanation(self._apply)
+        self.more_explained = Explanation(self._apply)
+        self.set(settings)
+
+    def precision_row(self) -> Any:
+        """Return the row of the number formats."""
+        explained = self.precision_explained
+        row = widgets.HBox([self.precision, explained.text, explained.button])
+        row.add_class("memlab-row")
+        row.add_class("memlab-choice-row")
+        return row
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is on screen by field; text that is no number stays text."""
+        return {
+            **{field: row.value for field, row in self.sliders.items()},
+            **{field: choice.value for field, choice in self._choices.items()},
+        }
+
+    def set(self, settings: Mapping[str, Any]) -> None:
+        """Set controls by field; `changed` is called once."""
+        self._quiet = True
+        try:
+            for field, value in settings.items():
+                if field in self.sliders:
+                    self.sliders[field].value = value
+                else:
+                    self._choices[field].value = value if field == "compile" else str(value)
+        finally:
+            self._quiet = False
+        self._changed()
+
+    def offer_blocks(self, possible: bool) -> None:
+        """Allow checkpointing by block, or not."""
+        self.checkpointing.disabled = not possible
+        if not possible:
+            self.checkpointing.value = "none"
+
+    def _apply(self, field: str, value: object) -> None:
+        self.set({field: value})
+
+    def _tell(self) -> None:
+        if not self._quiet:
+            self._changed()
+
+
+def on_enter(box: Any, submit: Callable[[], None]) -> None:
+    """Call `submit` when Enter is pressed in a text box."""
+
+    def told(_: Any, content: Mapping[str, Any], __: Any) -> None:
+        if content.get("event") == "submit":
+            submit()
+
+    box.on_msg(told)
+
+
+def _dropdown(field: str, choices: tuple[Any, ...]) -> Any:
+    return widgets.Dropdown(options=[str(c) for c in choices], description=LABELS[field])

@@ -1,0 +1,149 @@
+"""The pictures of a panel: runs in, inline SVG in HTML widgets out, each in a box of fixed shape.
+
+A picture is drawn again only when what it shows has changed. The heat map comes last, since the
+import of seaborn costs 0.7 s.
+"""
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+
+from memlab import plots
+from memlab._panel.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Size = tuple[float, float]
+SIZES: dict[str, Size] = {  # inches; the figure's text grows with its box
+    "peak": (8.0, 0.95),
+    "timeline": (8.0, 5.2),
+    "step_times": (4.0, 2.05),
+    "memory_against_time": (4.0, 2.05),
+    "heat_map": (4.0, 2.05),
+}
+WAITING = {
+    "peak": "The peak of the last run, by category.",
+    "timeline": "Press Run to measure one training step: its memory, instant by instant.",
+    "step_times": "Time per step, one bar a run.",
+    "memory_against_time": "Memory against time, one dot a run.",
+    "heat_map": "Peak over the settings tried: a heat map, from the second run on.",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """What the pictures show.
+
+    Attributes:
+        shown: the run whose memory is drawn; None before the first.
+        comparison: the pinned run drawn beside it.
+        runs: those of the table with the same workload and device, oldest first.
+        limit_bytes: the limit that is on screen.
+    """
+
+    shown: Run | None
+    comparison: Run | None
+    runs: tuple[Run, ...]
+    limit_bytes: int | None
+
+
+class Pictures:
+    """The boxes that hold the pictures, by name."""
+
+    def __init__(self) -> None:
+        self.boxes = {name: _empty_box(name) for name in SIZES}
+        self._drawn: dict[str, Any] = {}
+
+    def draw(self, scene: Scene) -> None:
+        """Draw what has changed, the memory of the last run first."""
+        if scene.shown is not None:
+            self._draw_memory(scene, scene.shown)
+            self._draw_runs(scene.runs)
+
+    def _draw_memory(self, scene: Scene, shown: Run) -> None:
+        result, limit, comparison = shown.result, scene.limit_bytes, scene.comparison
+        compare = comparison.result if comparison else None
+        if result.peak_allocated_bytes is None:
+            self._wait("peak", f"{shown.label}: no peak was measured.")
+        else:
+            self._show(
+                "peak",
+                (shown.number, limit),
+                lambda size: plots.peak_bar(result, limit_bytes=limit, size=size),
+                f"peak memory of {shown.label} by category: {result}",
+            )
+        self._show(
+            "timeline",
+            (shown.number, limit, comparison and comparison.number),
+            lambda size: plots.timeline(result, limit_bytes=limit, compare=compare, size=size),
+            f"memory through one step of {shown.label}, {result}",
+        )
+
+    def _draw_runs(self, runs: tuple[Run, ...]) -> None:
+        results, labels = [run.result for run in runs], [run.label for run in runs]
+        pinned = [i for i, run in enumerate(runs) if run.name]
+        key = tuple((run.number, run.name) for run in runs)
+        self._show(
+            "step_times",
+            key,
+            lambda size: plots.step_times(results, labels=labels, size=size),
+            f"median time per step of {len(runs)} runs",
+        )
+        self._show(
+            "memory_against_time",
+            key,
+            lambda size: plots.memory_against_time(
+                results, labels=labels, pinned=pinned, size=size
+            ),
+            f"peak memory against time per step of {len(runs)} runs",
+        )
+        if len(runs) < 2:
+            self._wait("heat_map", WAITING["heat_map"])
+            return
+        rows, columns = _axes(runs)
+        self._show(
+            "heat_map",
+            key,
+            lambda size: plots.heat_map(results, rows=rows, columns=columns, size=size),
+            f"peak memory over {rows} and {columns}",
+        )
+
+    def _show(self, name: str, key: Any, draw: Callable[[Size], "Figure"], label: str) -> None:
+        if self._drawn.get(name) == key:
+            return
+        self.boxes[name].value = _framed(name, plots.to_svg(draw(SIZES[name]), label=label))
+        self._drawn[name] = key
+
+    def _wait(self, name: str, text: str) -> None:
+        self.boxes[name].value = _waiting(name, text)
+        self._drawn.pop(name, None)
+
+
+def _axes(runs: tuple[Run, ...]) -> tuple[str, str]:
+    """Return the two settings that vary most, in the order of the defaults where nothing does."""
+    fields = plots.varying_fields([run.result for run in runs])
+    fields += [f for f in ("batch_size", "accumulation_steps") if f not in fields]
+    # the engine follows from the budget
+    rows, columns = [field for field in fields if field != "budget_engine"][:2]
+    return rows, columns
+
+
+def _empty_box(name: str) -> Any:
+    box = widgets.HTML(_waiting(name, WAITING[name]))
+    box.add_class("memlab-picture")
+    box.add_class(f"memlab-picture-{name.replace('_', '-')}")
+    return box
+
+
+def _waiting(name: str, text: str) -> str:
+    return _framed(name, f"<p>{html.escape(text)}</p>", "memlab-waiting")
+
+
+def _framed(name: str, content: str, kind: str = "") -> str:
+    width, height = SIZES[name]
+    shape = f"aspect-ratio: {width} / {height}"
+    return f'<div class="memlab-figure {kind}" style="{shape}">{content}</div>'

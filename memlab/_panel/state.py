@@ -1,0 +1,166 @@
+"""Settings on screen to and from `StepConfig`, and the code that measures them. No widgets.
+
+A setting on screen may be wrong for a while (accumulation above the batch size, letters in a number
+box), so settings are a mapping by field name until `to_config` turns them into a `StepConfig`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from memlab._panel.choices import zoo_options
+from memlab.config import BudgetEngine, Checkpointing, Optimizer, Precision, StepConfig
+from memlab.errors import ConfigError
+from memlab.workload import Workload
+
+Settings = Mapping[str, Any]
+
+PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.BF16)
+OPTIMIZERS = (Optimizer.SGD, Optimizer.SGD_MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
+CHECKPOINTING = tuple(Checkpointing)
+FIELDS = (
+    "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing", "optimizer",
+    "compile",
+)  # fmt: skip
+OFFERED: dict[str, tuple[str, ...]] = {
+    "precision": PRECISIONS,
+    "optimizer": OPTIMIZERS,
+    "checkpointing": CHECKPOINTING,
+}
+
+
+def to_config(settings: Settings) -> StepConfig:
+    """Return the config of these settings; below a budget of 1 torch.compile's partitioner plans.
+
+    Raises:
+        ConfigError: the settings cannot be; the message is the sentence to show.
+    """
+    budget = settings["memory_budget"]
+    planned = isinstance(budget, float) and budget < 1.0
+    engine = BudgetEngine.COMPILE if planned else BudgetEngine.EAGER
+    return StepConfig(**settings, budget_engine=engine)
+
+
+def from_config(config: StepConfig) -> dict[str, Any]:
+    """Return the settings that show this config.
+
+    Raises:
+        ConfigError: the panel has no control for a value of it.
+    """
+    for field, offered in OFFERED.items():
+        if (value := getattr(config, field)) not in offered:
+            names = ", ".join(repr(str(name)) for name in offered)
+            raise ConfigError(
+                f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
+            )
+    return {field: getattr(config, field) for field in FIELDS}
+
+
+def problems(settings: Settings) -> dict[str, str]:
+    """Return a sentence for each field that cannot be, empty if the settings are a config."""
+    found = {}
+    for field, value in settings.items():
+        alone = {field: value}
+        if field == "accumulation_steps" and isinstance(value, int):
+            alone["batch_size"] = max(value, 1)
+        try:
+            StepConfig(**alone)
+        except ConfigError as error:
+            found[field] = str(error)
+    if not found:
+        try:
+            to_config(settings)
+        except ConfigError as error:
+            found["accumulation_steps"] = str(error)
+    return found
+
+
+def parse_number(text: str, kind: type[int] | type[float]) -> Any:
+    """Return the number that was typed, or the text itself, which `StepConfig` refuses by name."""
+    try:
+        return kind(text.strip())
+    except ValueError:
+        return text.strip()
+
+
+def largest_accumulation(batch_size: int) -> int:
+    """Return the largest power of two that is no more than the batch size."""
+    return 1 << (batch_size.bit_length() - 1)
+
+
+def describe(config: StepConfig) -> str:
+    """Return the settings in words: the four sliders, then what else differs from the defaults."""
+    parts = [
+        f"budget {config.memory_budget:g}",
+        f"batch {config.batch_size}",
+        f"accumulation {config.accumulation_steps}",
+        str(config.precision),
+        *others(config),
+    ]
+    return ", ".join(parts)
+
+
+def others(config: StepConfig) -> list[str]:
+    """Return in words what differs from the defaults beside the four sliders."""
+    default, said = StepConfig(), []
+    if config.checkpointing is not default.checkpointing:
+        said.append(f"checkpointed {config.checkpointing}")
+    if config.optimizer is not default.optimizer:
+        said.append(str(config.optimizer))
+    if config.compile:
+        said.append("compiled")
+    return said
+
+
+def source(
+    workload: Workload,
+    config: StepConfig,
+    device: str,
+    memory_limit: str,
+    *,
+    check_gradients: bool = False,
+    namespace: Mapping[str, Any] | None = None,
+) -> str:
+    """Return Python source that measures this config.
+
+    Args:
+        workload: of the zoo, or a person's own.
+        config: how it is trained.
+        device: where.
+        memory_limit: as it was typed; "" for none.
+        check_gradients: whether the code also compares the gradients.
+        namespace: the names of the notebook, in which a person's own workload is looked up.
+    """
+    shown = [f"batch_size={config.batch_size}"]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name != "batch_size" and value != field.default:
+            shown.append(f"{field.name}={_literal(value)}")
+    limit = f", memory_limit={memory_limit!r}" if memory_limit else ""
+    name, line = workload_source(workload, namespace or {})
+    lines = [
+        "import memlab",
+        "",
+        line,
+        f"config = memlab.StepConfig({', '.join(shown)})",
+        f"result = memlab.measure({name}, config, device={device!r}{limit})",
+        "print(result)",
+    ]
+    if check_gradients:
+        lines += [f"report = memlab.verify({name}, config, device={device!r})", "print(report)"]
+    return "\n".join(lines) + "\n"
+
+
+def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the variable that holds the workload, and the line that makes it or says so."""
+    if (options := zoo_options(workload)) is not None:
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        return "workload", f"workload = memlab.workloads.get({workload.name!r}{given})"
+    own = next((n for n, v in namespace.items() if v is workload and not n.startswith("_")), None)
+    if own:
+        return own, f"# {own} is the workload that the panel was given"
+    return "workload", "# put the workload that the panel was given here, as `workload`"
+
+
+def _literal(value: Any) -> str:
+    return repr(str(value)) if isinstance(value, str) else repr(value)

@@ -1,0 +1,203 @@
+"""The line beside each control, a pure function of the settings on screen and of the workload.
+
+Every line says what a setting means now, in samples, bytes or percent. None of them measures.
+"""
+
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from memlab._inspect import WorkloadFacts
+from memlab._panel.state import Settings, largest_accumulation
+from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
+from memlab.config import Precision, StepConfig
+from memlab.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line beside a control: what it means now, a verdict, and a remedy to click.
+
+    Attributes:
+        text: the explanation, or the sentence of what is wrong.
+        verdict: shown after the text.
+        remedy: what the button is called, and the setting that it makes.
+        kind: OPEN for an explanation, WARN or BAD for a sentence that must be seen.
+    """
+
+    text: str
+    verdict: Verdict | None = None
+    remedy: tuple[str, str, object] | None = None
+    kind: str = OPEN
+
+    def html(self) -> str:
+        """Return the line; a warning has a symbol beside its colour."""
+        symbol = (
+            "" if self.kind == OPEN else f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> '
+        )
+        verdict = f" {self.verdict.html()}" if self.verdict else ""
+        return (
+            f'<div class="memlab-line memlab-line-{self.kind}" title="{html.escape(self.text)}">'
+            f"{symbol}{html.escape(self.text)}{verdict}</div>"
+        )
+
+
+def budget_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
+    """Explain the memory budget, or why this workload cannot have one below 1."""
+    budget = settings["memory_budget"]
+    if budget >= 1.0:
+        return Line("keeps every activation that backward needs: the plain step")
+    keep = (
+        f"keeps {100 * budget:.0f} % for backward, recomputes the rest"
+        if budget > 0
+        else "keeps the graph's inputs alone, recomputes everything"
+    )
+    to_plain = ("set to 1", "memory_budget", 1.0)
+    if facts and facts.recurrent_modules:
+        where = facts.recurrent_modules[0] or "the model"
+        return Line(
+            f"not possible here: torch.compile cannot put {where}, a recurrent module, in one "
+            "graph; use 1 and more accumulation",
+            remedy=to_plain,
+            kind=WARN,
+        )
+    if facts and facts.random_modules:
+        return Line(
+            f"refused: {facts.random_modules[0]} draws random numbers, and PyTorch's gradients are "
+            "wrong below 1 then; set its dropout to 0, or use 1",
+            remedy=to_plain,
+            kind=WARN,
+        )
+    return Line(f"{keep}; planned by torch.compile's partitioner (compiling takes seconds)")
+
+
+def batch_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
+    """Explain the batch size in samples and in bytes of data."""
+    size = settings["batch_size"]
+    text = f"{_count(size, 'sample')} in each optimizer update"
+    if facts:
+        text += f", {format_bytes(size * facts.sample_bytes)} of data"
+    return Line(text)
+
+
+def accumulation_line(settings: Settings, facts: WorkloadFacts | None, *, own_loss: bool) -> Line:
+    """Explain the micro-batches, and what they do to the gradient."""
+    batch, steps = settings["batch_size"], settings["accumulation_steps"]
+    config = StepConfig(batch_size=batch, accumulation_steps=steps)
+    return Line(_split_text(config), gradient_verdict(config, facts, own_loss=own_loss))
+
+
+def _split_text(config: StepConfig) -> str:
+    sizes = config.micro_batch_sizes
+    if len(sizes) == 1:
+        return "the batch is not divided"
+    if sizes[0] == sizes[-1]:
+        return f"{len(sizes)} micro-batches of {sizes[0]}"
+    more = sizes.count(sizes[0])
+    return (
+        f"{_count(more, 'micro-batch')} of {sizes[0]} and {len(sizes) - more} of {sizes[-1]}, "
+        "weighted by their samples"
+    )
+
+
+def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str) -> Line:
+    """Explain the number format."""
+    precision = settings["precision"]
+    size = ""
+    if facts:
+        share = 0.5 if precision == Precision.BF16 else 1.0
+        size = f" ({format_bytes(facts.parameter_bytes * share)})"
+    texts = {
+        Precision.FP32: f"32-bit numbers throughout: weights{size}, gradients, activations",
+        Precision.BF16_MIXED: f"matrix products in bf16, weights{size} in fp32",
+        Precision.FP16_MIXED: f"matrix products in fp16 with a loss scaler, weights{size} in fp32",
+        Precision.BF16: f"weights{size}, gradients and optimizer state in bf16 too: small updates "
+        "are lost",
+    }
+    if precision == Precision.FP16_MIXED and device == "cpu":
+        return Line(
+            "many times slower than fp32 on a CPU; bf16-mixed saves as much",
+            remedy=("use bf16-mixed", "precision", Precision.BF16_MIXED),
+            kind=WARN,
+        )
+    return Line(texts[precision])
+
+
+def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name: str) -> Line:
+    """Explain checkpointing and torch.compile, as far as they are on or not possible."""
+    said = []
+    if facts and not facts.blocks:
+        said.append(f"{name} has no repeated blocks that could be checkpointed")
+    elif settings["checkpointing"] == "blocks":
+        blocks = f"each of the {len(facts.blocks)} blocks" if facts else "each repeated block"
+        said.append(f"{blocks} keeps only its input and runs again in backward")
+    if settings["compile"]:
+        said.append(
+            "torch.compile on a CPU plans the graph, no code is generated"
+            if device == "cpu"
+            else "torch.compile with inductor; the first run compiles"
+        )
+    return Line("; ".join(said) or "whole blocks run again in backward, other optimizers, compile")
+
+
+def lines(
+    settings: Settings,
+    wrong: Mapping[str, str],
+    facts: WorkloadFacts | None,
+    *,
+    device: str,
+    name: str,
+    own_loss: bool,
+) -> dict[str, Line]:
+    """Return the line beside each control: its explanation, or what is wrong with its setting.
+
+    Args:
+        settings: on screen.
+        wrong: the sentence of each setting that cannot be, by field.
+        facts: of the workload; None while they are not known.
+        device: where it would run.
+        name: of the workload.
+        own_loss: as for `gradient_verdict`.
+    """
+    explained: dict[str, Callable[[], Line]] = {
+        "memory_budget": lambda: budget_line(settings, facts),
+        "batch_size": lambda: batch_line(settings, facts),
+        "accumulation_steps": lambda: accumulation_line(settings, facts, own_loss=own_loss),
+        "precision": lambda: precision_line(settings, facts, device),
+        "more": lambda: more_line(settings, facts, device, name),
+    }
+    if "batch_size" in wrong:
+        explained["accumulation_steps"] = lambda: Line("waits for a batch size")
+    return {
+        field: wrong_line(field, wrong[field], settings) if field in wrong else explained[field]()
+        for field in explained
+    }
+
+
+def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
+    """Return the sentence of a wrong setting, with the nearest right one to click."""
+    batch = settings["batch_size"]
+    value: float = {"memory_budget": 1.0, "batch_size": 8, "accumulation_steps": 1}[field]
+    both = isinstance(batch, int) and isinstance(settings["accumulation_steps"], int)
+    if field == "accumulation_steps" and both and settings[field] > batch > 0:
+        value = largest_accumulation(batch)
+        sentence = f"more than the {batch} samples of the batch: every micro-batch needs one"
+    return Line(sentence, remedy=(f"set to {value:g}", field, value), kind=BAD)
+
+
+def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None) -> Line:
+    """Say what the workload is, or what is wrong with it or with the limit."""
+    if wrong:
+        return Line(wrong, kind=BAD)
+    if facts is None:
+        return Line(f"{name}: looking at the model")
+    blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
+    return Line(
+        f"{name}: {facts.num_parameters:,} parameters, "
+        f"{format_bytes(facts.parameter_bytes)} in fp32{blocks}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    plural = {"sample": "samples", "micro-batch": "micro-batches"}[noun]
+    return f"{number} {noun if number == 1 else plural}"

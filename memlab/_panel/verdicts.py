@@ -1,0 +1,166 @@
+"""Judgements in words, colour and symbol: fits, gradients, outcome of a run. Pure functions.
+
+What the controls mean is in `texts.py`.
+"""
+
+import html
+from dataclasses import dataclass
+
+from memlab._inspect import WorkloadFacts
+from memlab._panel.state import FIELDS, describe
+from memlab._verify import VerifyReport
+from memlab.config import StepConfig
+from memlab.result import Outcome, StepResult
+from memlab.units import format_bytes
+
+OUTCOME_WORDS = {
+    Outcome.OK: "ok",
+    Outcome.OUT_OF_MEMORY: "out of memory",
+    Outcome.UNSUPPORTED: "unsupported",
+    Outcome.FAILED: "failed",
+    Outcome.CRASHED: "crashed",
+    Outcome.CANCELLED: "stopped",
+    Outcome.TIMED_OUT: "timed out",
+}
+GOOD, BAD, OPEN, WARN = "good", "bad", "open", "warn"
+SYMBOLS = {GOOD: "✔", BAD: "✖", OPEN: "○", WARN: "▲"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judgement: `kind` is one of GOOD, BAD, OPEN, WARN, and chooses colour and symbol."""
+
+    kind: str
+    text: str
+    detail: str = ""
+
+    def html(self) -> str:
+        """Return it with its colour class and symbol; the detail becomes the tooltip."""
+        title = f' title="{html.escape(self.detail)}"' if self.detail else ""
+        return (
+            f'<span class="memlab-verdict memlab-{self.kind}"{title}>'
+            f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> {html.escape(self.text)}</span>'
+        )
+
+
+def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_loss: bool) -> Verdict:
+    """Say whether these micro-batches leave the gradient of the undivided batch as it is.
+
+    Args:
+        config: with the batch size and the accumulation steps.
+        facts: None while they are not known.
+        own_loss: whether the loss is a person's own, of which nobody knows that it is a mean.
+    """
+    if config.accumulation_steps == 1:
+        return Verdict(GOOD, "gradient: unchanged")
+    if facts is None:
+        return Verdict(OPEN, "gradient: not known yet", "the model is being looked at")
+    if facts.sample_mixing_modules:
+        where = facts.sample_mixing_modules[0]
+        return Verdict(
+            WARN,
+            f"gradient differs: BatchNorm in {where} sees {config.micro_batch_size} "
+            f"samples, not {config.batch_size}",
+            _and_others(facts.sample_mixing_modules),
+        )
+    if facts.random_modules:
+        return Verdict(
+            WARN,
+            f"gradient differs: {facts.random_modules[0]} draws new random numbers in each "
+            "micro-batch",
+            _and_others(facts.random_modules),
+        )
+    if own_loss:
+        return Verdict(GOOD, "gradient: unchanged if the loss is a mean")
+    return Verdict(GOOD, "gradient: unchanged", "equal within rounding")
+
+
+def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
+    """Say whether the measured peak stays within the limit that is on screen."""
+    if result is None:
+        return Verdict(OPEN, "not measured yet")
+    peak = result.peak_reserved_bytes or result.peak_allocated_bytes
+    kind = "reserved" if result.peak_reserved_bytes else "allocated"
+    if peak is None:
+        return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
+    if limit_bytes is None:
+        if result.outcome is Outcome.OUT_OF_MEMORY and result.memory_limit_bytes is None:
+            return Verdict(BAD, "does not fit this machine", result.message)
+        return Verdict(OPEN, f"no limit set; peak {format_bytes(peak)} {kind}")
+    fits = peak <= limit_bytes
+    if result.memory_limit_bytes == limit_bytes and result.fits is not None:
+        fits = result.fits
+    share = (
+        f"{format_bytes(peak)} of {format_bytes(limit_bytes)} ({100 * peak / limit_bytes:.0f} %)"
+    )
+    if fits:
+        return Verdict(GOOD, f"fits: {share}", f"peak {kind}, measured on {result.device}")
+    return Verdict(BAD, f"does not fit: {share}", result.message)
+
+
+def of_last_run(verdict: Verdict) -> Verdict:
+    """Return the verdict as one on settings that are not on screen any more."""
+    return Verdict(OPEN, f"last run: {verdict.text}", verdict.detail)
+
+
+def outcome_verdict(result: StepResult) -> Verdict:
+    """Say how a run ended, for its row in the table."""
+    words = OUTCOME_WORDS[result.outcome]
+    if result.outcome is Outcome.OK:
+        if result.finite is False:
+            return Verdict(WARN, "loss not finite", result.message)
+        return Verdict(GOOD, words, result.message)
+    quiet = result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT)
+    return Verdict(OPEN if quiet else BAD, words, result.message)
+
+
+def gradients_verdict(report: VerifyReport | None) -> Verdict:
+    """Say what the comparison with the reference step found."""
+    if report is None:
+        return Verdict(OPEN, "not checked", 'tick "check gradients" to compare them')
+    if report.outcome is not Outcome.OK:
+        return Verdict(OPEN, f"not checked: {OUTCOME_WORDS[report.outcome]}", report.why)
+    if not report.ok:
+        if report.max_relative_error is None or report.buffers_equal is False:
+            return Verdict(BAD, "differ", report.why)
+        return Verdict(BAD, f"differ by {report.max_relative_error:.0e}", report.why)
+    return Verdict(GOOD, "same", report.why)
+
+
+def stale_note(
+    result: StepResult, workload_name: str, device: str, config: StepConfig | None
+) -> str:
+    """Say in what the run of the picture differs from the settings on screen; "" if in nothing.
+
+    Args:
+        result: of the picture.
+        workload_name: on screen.
+        device: on screen.
+        config: on screen; None while the settings cannot be.
+    """
+    if config is None:
+        return f"last run: {describe(result.config)}"
+    said = []
+    if result.workload_name != workload_name:
+        said.append(result.workload_name)
+    if result.device != device:
+        said.append(f"on {result.device}")
+    for field in FIELDS:
+        if (value := getattr(result.config, field)) != getattr(config, field):
+            said.append(_setting(field, value))
+    return f"last run: {', '.join(said)}; press Run for what is set now" if said else ""
+
+
+def _setting(field: str, value: object) -> str:
+    names = {
+        "memory_budget": "budget", "batch_size": "batch", "accumulation_steps": "accumulation",
+        "checkpointing": "checkpointing",
+    }  # fmt: skip
+    if field == "compile":
+        return "compiled" if value else "not compiled"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{names[field]} {text}" if field in names else text
+
+
+def _and_others(paths: tuple[str, ...]) -> str:
+    return f"and {len(paths) - 1} more" if len(paths) > 1 else ""

@@ -1,0 +1,241 @@
+"""The page: every widget of the panel, laid out, and the few ways in which it is written to."""
+
+import html
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets as widgets
+
+from memlab._panel import style
+from memlab._panel.controls import Controls, on_enter
+from memlab._panel.pictures import Pictures
+from memlab._panel.runs import Run, RunLog
+from memlab._panel.table import Table
+from memlab._panel.texts import Line
+from memlab._panel.verdicts import Verdict
+
+HELP = """<p><b>A step</b> is one optimizer update: forward and backward over each micro-batch, then
+the optimizer. <b>Run</b> (or Enter in a number box) measures it in a process of its own: memory in
+one pass, from every allocation, and time in another, with no meter on.</p>
+<p><b>Allocated</b> is the bytes of live tensors; <b>reserved</b>, on CUDA, is what the caching
+allocator holds. The peak is that of a step in which the optimizer state exists.</p>
+<p>At the same batch size, <b>accumulation</b> splits the work and leaves the gradient as it is,
+unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
+<b>compare</b> draws the last run against it. <code>panel.result</code>, <code>panel.results</code>
+and <code>panel.code()</code> give the same numbers to your code.</p>"""
+
+
+class View:
+    """All widgets. What a person does is told through `changed`, `run` and `stop`.
+
+    Args:
+        workload_names: to choose from.
+        devices: (shown, name) to choose from.
+        device: chosen at first.
+        memory_limit: text of the limit box at first.
+        settings: of the controls at first.
+        log: of the runs, shown in the table.
+        changed: called after any change of a control.
+        run: called when Run or Enter was pressed.
+        stop: called when Stop was pressed.
+    """
+
+    def __init__(
+        self,
+        *,
+        workload_names: list[str],
+        devices: list[tuple[str, str]],
+        device: str,
+        memory_limit: str,
+        settings: Mapping[str, Any],
+        log: RunLog,
+        changed: Callable[[], None],
+        run: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._quiet, self._ready = True, False
+        self._changed = changed
+        self.workload = widgets.Dropdown(options=workload_names, description="Workload")
+        self.device = widgets.Dropdown(options=devices, value=device, description="On")
+        self.limit = widgets.Text(
+            value=memory_limit, description="Limit", placeholder="none", continuous_update=True
+        )
+        self.limit.tooltip = "bytes that the step may hold, such as 2 GiB; empty for no limit"
+        on_enter(self.limit, run)
+        self.controls = Controls(settings, self._tell, run)
+        self.check = widgets.Checkbox(description="check gradients", indent=False)
+        self.check.tooltip = "after the run, compare the gradients with those of the fp32 step"
+        self.pictures = Pictures()
+        self.table = Table(log, changed)
+        for control in (self.workload, self.device, self.limit, self.check):
+            control.observe(lambda _: self._tell(), "value")
+        self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
+        self._run_button.button_style = "primary"
+        self._progress = widgets.FloatProgress(min=0, max=1)
+        self._about, self._fit, self._note = _html("about"), _html("fit"), _html("note")
+        self._status, self._json = _html("status"), _html("json")
+        self._code_pane, self._help_pane = _html("pane"), _html("pane", HELP)
+        self._live = self._lay_out()
+        gone = _html("gone", f"<div role='alert'>{style.GONE}</div>")
+        css = widgets.HTML(f"<style>{style.CSS}</style>", layout={"display": "none"})
+        self._root = widgets.VBox([css, gone, self._live])
+        self._root.add_class("memlab-panel")
+        self.say("ready")
+        self._quiet = False
+
+    def _lay_out(self) -> Any:
+        boxes = self.pictures.boxes
+        memory = _box(widgets.VBox, "memory", boxes["peak"], boxes["timeline"], self._note)
+        pictures = _box(
+            widgets.Box, "pictures", memory, boxes["step_times"], boxes["memory_against_time"],
+            boxes["heat_map"], self.table.box,
+        )  # fmt: skip
+        return _box(
+            widgets.VBox, "live", self._header(), self._about, self._code_pane, self._help_pane,
+            *(row.row for row in self.controls.sliders.values()), self.controls.precision_row(),
+            self._more(), self._run_row(), self._status, pictures, self._json,
+        )  # fmt: skip
+
+    def _header(self) -> Any:
+        code = _toggle("code", "the Python code of what is on screen", self._code_pane)
+        about = _toggle("?", "help", self._help_pane)
+        return _box(
+            widgets.HBox, "header", self.workload, self.device, self.limit,
+            _box(widgets.HBox, "toggles", code, about),
+        )  # fmt: skip
+
+    def _more(self) -> Any:
+        controls = self.controls
+        explained = controls.more_explained
+        inside = _box(
+            widgets.HBox, "more", controls.checkpointing, controls.optimizer, controls.compile,
+            explained.text, explained.button,
+        )  # fmt: skip
+        title = "more: checkpointing, optimizer, torch.compile"
+        return widgets.Accordion([inside], titles=(title,), selected_index=None)
+
+    def _run_row(self) -> Any:
+        return _box(
+            widgets.HBox, "run-row", self._run_button, self._stop_button, self.check,
+            self._progress, self._fit,
+        )  # fmt: skip
+
+    def set_others(self, fields: Mapping[str, Any]) -> None:
+        """Set workload, device, memory_limit or check_gradients, without telling of each."""
+        controls = {
+            "workload": self.workload,
+            "device": self.device,
+            "memory_limit": self.limit,
+            "check_gradients": self.check,
+        }
+        self._quiet = True
+        try:
+            for name, value in fields.items():
+                controls[name].value = value
+        finally:
+            self._quiet = False
+
+    def explain(self, lines: Mapping[str, Line]) -> None:
+        """Show the line of each control, by field; "more" is that of the folded ones."""
+        for field, row in self.controls.sliders.items():
+            row.explanation.show(lines[field])
+        self.controls.precision_explained.show(lines["precision"])
+        self.controls.more_explained.show(lines["more"])
+
+    def show_about(self, line: Line) -> None:
+        """Show what the workload is, or what is wrong with it or the limit."""
+        _write(self._about, line.html())
+
+    def show_ready(self, ready: bool, *, running: bool) -> None:
+        """Allow what can be pressed now."""
+        self._run_button.disabled = running or not ready
+        self._stop_button.disabled = not running
+
+    def show_progress(self, fraction: float) -> None:
+        """Move the progress bar."""
+        self._progress.value = fraction
+
+    def say(self, text: str, kind: str = "") -> None:
+        """Show a sentence in the status line, coloured and marked as a verdict if it is one."""
+        shown = Verdict(kind, text).html() if kind else html.escape(text)
+        title = html.escape(text)
+        _write(self._status, f'<div role="status" aria-live="polite" title="{title}">{shown}</div>')
+
+    def show_fit(self, verdict: Verdict) -> None:
+        """Show whether the step fits the limit."""
+        _write(self._fit, verdict.html())
+
+    def show_stale(self, note: str) -> None:
+        """Grey the picture of the last run and say which it was, or neither."""
+        _write(self._note, f"<p>{html.escape(note)}</p>" if note else "")
+        (self._live.add_class if note else self._live.remove_class)("memlab-stale")
+
+    def show_code(self, source: str) -> None:
+        """Show the code of what is on screen."""
+        _write(self._code_pane, f"<pre>{html.escape(source)}</pre>")
+
+    def show_json(self, run: Run) -> None:
+        """Write the last run as JSON where a program can read it on the page."""
+        data = run.result.to_dict()
+        del data["timeline"]
+        text = html.escape(json.dumps({"run": run.number, **data}))
+        _write(self._json, f"<code class='memlab-json'>{text}</code>")
+
+    def mimebundle(self) -> dict[str, Any]:
+        """Return how the widgets are shown."""
+        return dict(self._root._repr_mimebundle_() or {})
+
+    def close(self) -> None:
+        """Close every widget with its layout and style, which ipywidgets does not."""
+        self._quiet = True
+        self.table.close()
+        _close(self._root)
+
+    def _tell(self) -> None:
+        if not self._quiet:
+            self._changed()
+
+
+def _html(name: str, content: str = "") -> Any:
+    made = widgets.HTML(content)
+    made.add_class(f"memlab-{name}")
+    return made
+
+
+def _box(kind: Any, name: str, *children: Any) -> Any:
+    made = kind(list(children))
+    made.add_class(f"memlab-{name}")
+    return made
+
+
+def _button(name: str, pressed: Callable[[], None]) -> Any:
+    made = widgets.Button(description=name)
+    made.on_click(lambda _: pressed())
+    return made
+
+
+def _toggle(name: str, tooltip: str, pane: Any) -> Any:
+    """Return a button that shows and hides a pane."""
+    pane.layout.display = "none"
+    made = widgets.ToggleButton(description=name, tooltip=tooltip)
+
+    def show(change: Mapping[str, Any]) -> None:
+        pane.layout.display = "" if change["new"] else "none"
+
+    made.observe(show, "value")
+    return made
+
+
+def _write(widget: Any, content: str) -> None:
+    if widget.value != content:  # what is on the page already is not sent again
+        widget.value = content
+
+
+def _close(widget: Any) -> None:
+    for child in getattr(widget, "children", ()):
+        _close(child)
+    for part in ("style", "layout"):
+        if (made := getattr(widget, part, None)) is not None:
+            made.close()
+    widget.close()

@@ -1,0 +1,203 @@
+"""The parts of the benchmarks that are not timing, and one small real comparison of meters."""
+
+import ast
+import gc
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import independent, meter, out_of_memory, overhead, report, waiting
+from memlab import StepConfig, StepResult, measure
+from memlab.step import build_step, set_seed
+from tests.models import IN, OUT, blocks, linear
+
+BENCHMARKS = Path(report.__file__).parent
+
+
+def memory(ts, address, size, total, device=0):
+    arguments = {"Addr": address, "Bytes": size, "Total Allocated": total, "Device Type": device}
+    return {"name": "[memory]", "ph": "i", "ts": ts, "args": arguments}
+
+
+def definition(workload):
+    return workload.build_model, workload.make_batch, workload.compute_loss
+
+
+def test_peaks_are_read_step_by_step_from_a_chrome_trace():
+    steps = [
+        {"name": f"{independent.STEP} {i}", "ph": "X", "ts": ts, "dur": 10.0}
+        for i, ts in ((1, 10.0), (2, 30.0))
+    ]
+    changes = [
+        memory(5.0, 1, 100, 100),  # stands before any step
+        memory(6.0, 2, 999, 1099),
+        memory(7.0, 2, -999, 100),  # a peak outside of the steps
+        memory(12.0, 3, 50, 150),
+        memory(13.0, 9, -70, 150),  # was never seen to be allocated
+        memory(14.0, 3, -51, 100),  # a size that a free tells is not believed
+        memory(15.0, 4, 512, 512, device=1),
+        memory(25.0, 5, 7, 107),
+        memory(35.0, 3, 20, 127),
+        memory(50.0, 6, 1000, 1127),
+    ]
+    peaks = independent.peaks_of_steps([*changes[::-1], *steps])
+    assert peaks == {
+        "peak_1": 150, "allocator_peak_1": 150, "peak_2": 127, "allocator_peak_2": 127,
+    }  # fmt: skip
+
+
+def test_the_independent_side_imports_nothing_of_memlab():
+    tree = ast.parse((BENCHMARKS / "independent.py").read_text())
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert "torch" in names
+    assert not [name for name in names if name.split(".")[0] in ("memlab", "benchmarks")]
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_the_bare_loop_trains_as_memlab_does(accumulation_steps):
+    workload = blocks()
+    bare = independent.BareStep(*definition(workload), 6, accumulation_steps)
+    config = StepConfig(batch_size=6, accumulation_steps=accumulation_steps)
+    step = build_step(workload, config, "cpu", seed=independent.SEED)
+    set_seed(0)
+    for _ in range(2):
+        assert bare() == pytest.approx(step(), rel=1e-6)
+    pairs = zip(bare.model.parameters(), step.model.parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_the_meters_agree_on_a_small_model():
+    row = meter.compare(linear(), accumulation_steps=1, batch_size=16)
+    assert (row["difference"], row["equal"]) == (0, True)
+    assert row["independent bytes"] == row["allocator's count"]
+    weight, batch = 4 * IN * OUT, 4 * 16 * IN
+    assert row["memlab bytes"] > 4 * weight + batch  # weight, gradient, two moments
+    assert abs(row["its error %"]) < 1
+
+
+def test_a_failing_peer_is_told_and_a_failing_meter_raises():
+    workload = linear()
+    broken = type(workload)(
+        name="broken",
+        build_model=workload.build_model,
+        make_batch=workload.make_batch,
+        compute_loss=lambda model, batch: model(batch)[:, : 1 // 0],
+    )
+    assert "ZeroDivisionError" in meter.tracker_peak(broken)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        meter.independent_peak(broken)
+
+
+def test_rounds_are_paired_and_every_order_comes_equally_often():
+    called = []
+    timers = {name: lambda name=name: called.append(name) or float(len(called)) for name in "abc"}
+    seconds = overhead.rounds(timers, 12)
+    orders = [tuple(called[i : i + 3]) for i in range(0, len(called), 3)]
+    assert {order: orders.count(order) for order in orders} == dict.fromkeys(
+        itertools.permutations("abc"), 2
+    )
+    assert all(len(values) == 12 for values in seconds.values())
+
+
+@pytest.mark.parametrize(("factor", "goal"), [(1.0, "met"), (1.2, "MISSED"), (0.8, "MISSED")])
+def test_the_overhead_goal_is_judged_by_the_interval(factor, goal):
+    bare = [1.0 + 0.01 * (i % 5) for i in range(30)]
+    seconds = {"memlab": [factor * s for s in bare], "bare": bare, "bare again": bare}
+    row = overhead.compare(seconds)
+    assert (row["goal"], row["ratio"], row["A/A ratio"]) == (goal, pytest.approx(factor), 1.0)
+
+
+def test_the_interval_holds_the_median_and_narrows_with_more_values():
+    few, many = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0] * 40
+    (low, high), (low_many, high_many) = map(report.median_interval, (few, many))
+    assert low <= 3.0 <= high
+    assert high_many - low_many < high - low
+    assert report.median_interval(few) == (low, high)
+
+
+def test_what_a_measurement_spends_beyond_its_steps_is_told_between_reports():
+    texts = [
+        "building m", "metering memory, first step", "metering memory, step with optimizer state",
+        "building m again, without the meter", "warm-up 1 of 1", "timing step 1 of 2",
+        "timing step 2 of 2, 1.5 s a step",
+    ]  # fmt: skip
+    times = [1.0, 3.0, 10.0, 20.0, 24.0, 30.0, 31.5]
+    result = StepResult(
+        outcome="ok", message="", source="measured", device="cpu", versions={},
+        config=StepConfig(), workload_name="m", step_seconds_all=(1.5, 5.0),
+    )  # fmt: skip
+    reports = list(zip(times, texts, strict=True))
+    spent = waiting.beyond_steps(result, 0.5, reports, 37.0, second_over_first=6 / 7)
+    # 36.5 in all, less metered steps of 7 and 6, a warm-up of 6, timed steps of 6.5
+    assert list(spent.values()) == pytest.approx([0.5, 2.0, 4.0, 4.0, 0.5])
+
+
+def test_the_reports_that_waiting_reads_are_what_measure_says():
+    spent = waiting.in_the_worker(linear(), second_over_first=0.0)
+    assert all(seconds >= 0 for seconds in spent.values()), spent
+    assert 0 < sum(spent.values()) < 60
+
+
+def test_timed_parts_count_each_function_without_the_others_and_leave_nothing_behind():
+    collect = gc.collect
+    with waiting.timed_parts() as seconds:
+        result = measure(linear(), StepConfig(), "cpu", repeats=3, warmup=1, isolate=False)
+    assert result.outcome == "ok", result.message
+    assert gc.collect is collect
+    assert {name: len(spans) for name, spans in seconds.items()} == {
+        "build step": 2, "step": 2 + 1 + 3, "profile start": 1, "profile stop": 1,
+        "event tree and marks": 1, "tree walk": 1, "trace from events": 1, "classification": 2,
+        "gc.collect": len(seconds["gc.collect"]),
+    }  # fmt: skip
+    assert all(span >= 0 for spans in seconds.values() for span in spans)
+
+
+@pytest.mark.parametrize(
+    ("change", "goal"),
+    [
+        ({}, "met"),
+        ({"worker MiB": 351.0}, "MISSED"),
+        ({"here MiB": 149.0}, "MISSED"),
+        ({"worker pid": 8}, "MISSED"),
+        ({"as expected": 9}, "MISSED"),
+    ],
+)
+def test_out_of_memory_is_judged_by_memory_worker_and_outcomes(change, goal):
+    first = {"runs": 0, "as expected": 0, "worker pid": 7, "here MiB": 200.0, "worker MiB": 300.0}
+    last = first | {"runs": 10, "as expected": 10, "worker MiB": 349.0}
+    assert out_of_memory.judge([first, last | change])["goal"] == goal
+
+
+def test_a_cycle_of_out_of_memory_is_half_accounted():
+    assert len(out_of_memory.CYCLE) == 10
+    assert out_of_memory.CYCLE.count("accounted limit") == 5
+    assert out_of_memory.provoke("failed allocation") == "out_of_memory"
+
+
+def test_a_table_aligns_numbers_to_the_right():
+    rows = [{"name": "a", "bytes": 1234567, "ratio": 1.5}, {"name": "long", "bytes": 1}]
+    assert report.table(rows).splitlines() == [
+        "name      bytes  ratio",
+        "----  ---------  -----",
+        "a     1,234,567  1.500",
+        "long          1      -",
+    ]
+
+
+def test_numbers_are_written_with_what_they_depend_on(tmp_path, capsys):
+    given = report.Options(quick=True, out=tmp_path / "new" / "numbers.json")
+    report.write(given, report.environment(), {"rows": [{"a": 1}]})
+    written = json.loads(given.out.read_text())
+    assert written["rows"] == [{"a": 1}]
+    assert written["versions"]["torch"] == torch.__version__
+    assert written["quick"] is True
+    assert "load average at start" in capsys.readouterr().out
+
+
+def test_a_fresh_process_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="nothing of the kind"):
+        report.fresh_python("raise ValueError('nothing of the kind')")
