@@ -55,9 +55,16 @@ STACK = tuple(CATEGORY_COLORS)  # bottom to top
 _svg_ids = itertools.count()
 
 
+class Picture(Figure):
+    """A figure that shows itself as the last line of a cell, without a pyplot backend."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
 def new_figure(size: Size) -> Figure:
     """Return an empty transparent figure of this size in inches."""
-    figure = Figure(figsize=size, dpi=100)
+    figure = Picture(figsize=size, dpi=100)
     figure.patch.set_alpha(0.0)
     return figure
 

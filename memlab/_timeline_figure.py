@@ -61,6 +61,7 @@ def timeline(
     *,
     limit_bytes: int | None = None,
     compare: StepResult | None = None,
+    compare_label: str = "",
     size: Size = (9.0, 3.4),
 ) -> Figure:
     """Return the live bytes of one step, stacked by category, with its peak and its limit.
@@ -72,13 +73,14 @@ def timeline(
         result: without a timeline, its message is shown instead.
         limit_bytes: drawn as a dashed line; above twice the peak it is only named.
         compare: another result, whose total is drawn as a line over its own step.
+        compare_label: its name in the key; by default the settings in which it differs.
         size: in inches; below 6.4 the key moves under the picture.
     """
     if result.timeline is None or not len(result.timeline):
         return placeholder(result.message, size=size)
     line = compare.timeline if compare else None
     figure, beside = new_figure(size), size[0] >= 6.4
-    rows = _key_rows(result, compare if line is not None else None)
+    rows = _key_rows(result, compare if line is not None else None, compare_label)
     under = (0 if beside else math.ceil(len(rows) / 2)) + bool(result.timeline.micro_batch.max())
     margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
     axes = data_axes(figure, "timeline", margins=margins)
@@ -269,12 +271,15 @@ def _mark_limit(axes: Axes, limit: int, *, shown: bool) -> None:
               ha="right")  # fmt: skip
         return
     axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2, zorder=4, label="limit")
-    # over the optimizer phase, where the least is live
-    write(axes, 0.99, limit + 0.015 * axes.get_ylim()[1], text, color=LIMIT, ha="right",
-          va="bottom")  # fmt: skip
+    # over the optimizer phase, where the least is live; the ground holds on what lies over it
+    ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
+    height = limit + 0.02 * axes.get_ylim()[1]
+    write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
 
 
-def _key_rows(result: StepResult, compare: StepResult | None) -> list[tuple[str, str, str]]:
+def _key_rows(
+    result: StepResult, compare: StepResult | None, label: str
+) -> list[tuple[str, str, str]]:
     """Return colour, name and size at the peak of what is drawn, top to bottom.
 
     The colour is "line" for the line of `compare` and empty for a row of text alone.
@@ -290,7 +295,7 @@ def _key_rows(result: StepResult, compare: StepResult | None) -> list[tuple[str,
     if compare is not None and compare.timeline is not None:
         other, mine = compare.config.to_dict(), result.config.to_dict()
         changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
-        name = ", ".join(changed) or str(compare.source)
+        name = label or ", ".join(changed) or str(compare.source)
         peak = format_bytes(int(compare.timeline.total_bytes.max()))
         rows += [("line", name, ""), ("", "its peak", peak)]
     return rows

@@ -167,7 +167,8 @@ def step_times(
     axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
     times = [t for r, _ in shown if r.step_seconds for t in (*r.step_seconds_all, r.step_seconds)]
     slowest = max(times, default=1.0)
-    rate_width = text_width("1234 samples/s")
+    fastest = max((r.samples_per_second or 0.0 for r, _ in shown), default=0.0)
+    rate_width = text_width(f"{_three_digits(fastest)} samples/s  ")
     axes.set_xlim(0, slowest * 1.03 / (1 - rate_width / box_points(axes)[2]))
     unit = second_axis(axes, slowest)
     for row, (result, _) in enumerate(shown):
@@ -187,8 +188,12 @@ def _draw_step_time(axes: Axes, row: int, result: StepResult, *, newest: bool) -
     repeats = result.step_seconds_all
     axes.plot(repeats, [row] * len(repeats), "o", color=INK, markersize=2.6, markeredgewidth=0)
     if result.samples_per_second is not None:
-        rate = f"{result.samples_per_second:.3g} samples/s"
+        rate = f"{_three_digits(result.samples_per_second)} samples/s"
         write(axes, max((*repeats, result.step_seconds)) + gap, row, rate)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def memory_against_time(

@@ -67,6 +67,7 @@ class Pictures:
     def _draw_memory(self, scene: Scene, shown: Run) -> None:
         result, limit, comparison = shown.result, scene.limit_bytes, scene.comparison
         compare = comparison.result if comparison else None
+        label = comparison.label if comparison else ""
         if result.peak_allocated_bytes is None:
             self._wait("peak", f"{shown.label}: no peak was measured.")
         else:
@@ -78,8 +79,10 @@ class Pictures:
             )
         self._show(
             "timeline",
-            (shown.number, limit, comparison and comparison.number),
-            lambda size: plots.timeline(result, limit_bytes=limit, compare=compare, size=size),
+            (shown.number, limit, label),
+            lambda size: plots.timeline(
+                result, limit_bytes=limit, compare=compare, compare_label=label, size=size
+            ),
             f"memory through one step of {shown.label}, {result}",
         )
 

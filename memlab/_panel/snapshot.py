@@ -32,8 +32,13 @@ def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -
     if shown is None:
         return None
     compare = comparison.result if comparison else None
+    label = comparison.label if comparison else ""
     figure = plots.timeline(
-        shown.result, limit_bytes=limit_bytes, compare=compare, size=PICTURE_SIZE
+        shown.result,
+        limit_bytes=limit_bytes,
+        compare=compare,
+        compare_label=label,
+        size=PICTURE_SIZE,
     )
     return plots.to_png(figure)
 
