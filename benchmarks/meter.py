@@ -96,7 +96,9 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "lstm-text": lambda: memlab.workloads.get("lstm-text"),
     "llama": llama,
     "densenet121": lambda: monai("densenet121", "DenseNet121", (1, 32, 32)),
-    "vnet": lambda: monai("vnet", "VNet", (1, 16, 16, 16)),
+    "unet-3d": lambda: monai(
+        "unet-3d", "UNet", (1, 32, 32, 32), channels=(16, 32, 64), strides=(2, 2)
+    ),
     "mlp": mlp,
 }
 

@@ -8,11 +8,11 @@ sends, in a fresh process that has imported torch. Goal: 2 s.
 Run to result: wall time of `measure` in a warm worker, less every step that it ran. Timed steps are
 in the result; warm-up and the first metered step lie between two reports of progress. The end of
 the second metered step is not reported: it counts as the first, times the ratio of the two in this
-process, which is up to some 30 ms too much where the first is the slower for fresh pages in the
-worker only. Goal: 0.3 s. Before each run is a pause, as a person makes one, in which the worker cleans
-up after the last. The rest is told twice: as the caller sees it, between reports, and function by
-function in this process, each without the timed functions that it calls. There, too, what is old
-is frozen before a run, as the worker does, so that collections do not walk through it.
+process. Where the first is slow in the worker alone, for fresh pages, that takes some tens of ms
+too much off. Goal: 0.3 s. Before each run is a pause, as a person makes one, in which the worker
+cleans up after the last. The rest is told twice: as the caller sees it, between reports, and
+function by function in this process, each without the timed functions that it calls. There, too,
+what is old is frozen before a run, as the worker does, so that collections do not walk through it.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ from memlab.memory.lifetimes import first_crossing, step_memory
 from memlab.memory.meter import Meter, record
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import forget, is_compiled
 from memlab.trace import Phase, Place, Trace
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
@@ -322,6 +322,6 @@ def preserved_random_state() -> Iterator[None]:
 
 def _clean_up(config: StepConfig, device: torch.device) -> None:
     if is_compiled(config):
-        torch._dynamo.reset()
+        forget()
     gc.collect()
     cuda.release(device)

@@ -17,7 +17,7 @@ from memlab.memory import cuda
 from memlab.result import Outcome
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import forget, is_compiled
 from memlab.trace import Phase, Place
 from memlab.workload import Workload
 
@@ -109,7 +109,7 @@ def verify_in_process(
         return VerifyReport(ok=False, outcome=outcome, why=message)
     finally:
         if is_compiled(config):
-            torch._dynamo.reset()
+            forget()
         cuda.release(device)
     return _compare(config, found, expected, same, why)
 

@@ -148,7 +148,7 @@ def build_step(
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
-        run_model, run_in = compilation.apply(model, config, device)
+        run_model, run_in = compilation.apply(model, workload, config, device)
 
     mark(Phase.DATA, 0)
     set_seed(seed)

@@ -126,6 +126,22 @@ def test_a_new_budget_is_planned_anew():
     assert kept[1] < kept[0] == kept[2]
 
 
+def test_two_steps_with_other_budgets_are_not_given_one_plan():
+    """The trap of torch.compile: without a reset the second budget does nothing."""
+    workload, whole = blocks(width=64, depth=6), StepConfig(batch_size=256, compile=True)
+    half = StepConfig(batch_size=256, compile=True, memory_budget=0.5, budget_engine="compile")
+    build_step(workload, whole, "cpu")()
+    build_step(workload, half, "cpu")()
+    plan = compilation._last[3]
+    assert plan.changed == [True]
+    build_step(workload, half, "cpu")()
+    assert plan.changed == [True]  # the same step again is not compiled again
+    other = blocks(width=64, depth=6)
+    build_step(other, half, "cpu")()
+    assert compilation._last[3] is not plan
+    assert compilation._last[3].changed == [True]
+
+
 def test_a_budget_with_dropout_is_refused_by_name():
     with pytest.raises(UnsupportedError, match=r"0\.3 draws random numbers.*190758.*checkpointing"):
         build_step(blocks(dropout=0.1), HALF, "cpu")

@@ -17,6 +17,7 @@ import torch
 from memlab.config import BudgetEngine, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
+from memlab.workload import Workload
 
 
 def is_compiled(config: StepConfig) -> bool:
@@ -53,20 +54,28 @@ class Plan:
     random_operators: list[str] = field(default_factory=list)
 
 
+_last: tuple[Workload, StepConfig, torch.device, Plan] | None = None  # what dynamo holds now
+
+
 def apply(
-    model: torch.nn.Module, config: StepConfig, device: torch.device
+    model: torch.nn.Module, workload: Workload, config: StepConfig, device: torch.device
 ) -> tuple[torch.nn.Module, Callable[[], contextlib.AbstractContextManager[None]]]:
     """Return the compiled model and the context that each of its steps must run in.
+
+    A second model of the same workload and config runs what was compiled for the first.
 
     Raises:
         UnsupportedError: a budget below 1 on a model with active dropout.
     """
-    torch._dynamo.reset()  # a plan made for another budget would be used again, without a word
+    global _last
     budget = config.memory_budget
     if budget < 1.0 and (names := random_modules(model)):
         raise UnsupportedError(_random_reason(budget, f"{names[0]} draws random numbers"))
     compiled: Any = torch.compile(model, backend=backend(device), fullgraph=budget < 1.0)
-    plan = Plan()
+    if _last is None or _last[:3] != (workload, config, device):
+        forget()
+        _last = (workload, config, device, Plan())
+    plan = _last[3]
 
     @contextlib.contextmanager
     def run_in() -> Iterator[None]:
@@ -87,6 +96,13 @@ def apply(
             _check_plan(plan, budget, model)
 
     return compiled, run_in
+
+
+def forget() -> None:
+    """Drop all compiled code, since a plan for another budget would be used again in silence."""
+    global _last
+    _last = None
+    torch._dynamo.reset()
 
 
 @contextlib.contextmanager
