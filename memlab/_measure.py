@@ -101,7 +101,7 @@ def measure_in_process(
     }
     meter = Meter()
     try:
-        with preserved_random_state(), cuda.limited_to(memory_limit, device):
+        with preserved_random_state(device), cuda.limited_to(memory_limit, device):
             facts |= _memory_pass(workload, config, device, seed, memory_limit, meter, report)
             if "outcome" in facts:
                 return StepResult(**facts)
@@ -145,25 +145,32 @@ def _memory_pass(
 
     trace = record(run, meter, device)
     last = len(peaks) - 1
-    memory = step_memory(trace, last)
-    facts = {
+    facts, said = _facts_of_trace(trace, last), _said_by(trace, last)
+    if (stats := peaks[last]) is not None:
+        facts["peak_reserved_bytes"] = stats.reserved_bytes
+        traced = facts.get("peak_allocated_bytes", 0)
+        if stats.allocated_bytes != traced:
+            facts |= {"peak_allocated_bytes": stats.allocated_bytes, "peak_by_category": None}
+            said.append(
+                f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
+                f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
+            )
+    facts["notes"] = (*notes(config, device), *said)
+    return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
+
+
+def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
+    """Return peaks, breakdown and timeline; nothing if the profiler reported no allocation."""
+    if not len(trace.nbytes):
+        return {}
+    memory = step_memory(trace, last_step)
+    return {
         "timeline": memory.timeline,
         "peak_allocated_bytes": memory.peak_bytes,
         "peak_by_category": memory.timeline.peak_by_category,
         "peak_place": memory.peak_place,
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
     }
-    said = _said_by(trace, last)
-    if (stats := peaks[last]) is not None:
-        facts["peak_reserved_bytes"] = stats.reserved_bytes
-        if stats.allocated_bytes != memory.peak_bytes:
-            facts |= {"peak_allocated_bytes": stats.allocated_bytes, "peak_by_category": None}
-            said.append(
-                f"The trace sees a peak of {format_bytes(memory.peak_bytes)} and the allocator's "
-                f"statistics {format_bytes(stats.allocated_bytes)}: no breakdown is given."
-            )
-    facts["notes"] = (*notes(config, device), *said)
-    return facts | _against_limit(trace, memory_limit, device, memory.peak_bytes)
 
 
 def _until_settled(step: Step) -> Iterator[tuple[int, str]]:
@@ -292,9 +299,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _summary(facts: dict[str, Any]) -> str:
+    place = facts.get("peak_place")
     text = (
-        f"peak {format_bytes(facts['peak_allocated_bytes'])} allocated in {facts['peak_place']}, "
-        f"{format_seconds(facts['step_seconds'])} a step"
+        f"peak {format_bytes(facts['peak_allocated_bytes'])} allocated"
+        f"{f' in {place}' if place else ''}, {format_seconds(facts['step_seconds'])} a step"
     )
     return text if facts["finite"] else f"{text}; the loss is not finite ({facts['loss']})"
 
@@ -311,10 +319,11 @@ def _versions(device: torch.device) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def preserved_random_state() -> Iterator[None]:
+def preserved_random_state(device: torch.device) -> Iterator[None]:
     """Give the caller's generators back as they were, since a run here seeds them."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    # of this device alone: asking a card that is not measured would start CUDA on it
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     random.setstate(python)
     np.random.set_state(numpy)

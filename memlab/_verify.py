@@ -93,7 +93,7 @@ def verify_in_process(
         checkpointing=Checkpointing.NONE,
     )
     try:
-        with preserved_random_state():
+        with preserved_random_state(device):
             report(Progress(text="gradients of the reference step", fraction=0.0))
             expected = _gradients(workload, reference, device, seed)
             report(Progress(text="gradients of this step", fraction=0.4))

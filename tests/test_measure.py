@@ -11,6 +11,8 @@ from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult, Workload, measure, to_frame, workloads
 from memlab._measure import explain, is_out_of_memory
+from memlab.memory import cuda, meter
+from memlab.memory.cuda import Peaks
 from memlab.memory.devices import resolve_device
 from memlab.trace import Phase, Place
 from tests.models import blocks, linear
@@ -204,6 +206,29 @@ def test_results_read_as_one_line_and_as_a_table():
     assert "<table>" in result._repr_html_()
     named = dataclasses.replace(result, workload_name="<b>")
     assert "<b>" not in named._repr_html_()
+
+
+def test_statistics_that_agree_with_the_trace_add_what_is_reserved(monkeypatch):
+    peak = here(linear(), repeats=1).peak_allocated_bytes
+    told = Peaks(allocated_bytes=peak, reserved_bytes=2**21)
+    monkeypatch.setattr(cuda, "read_peaks", lambda device: told)
+    result = here(linear(), repeats=1)
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (peak, 2**21)
+    assert sum(result.peak_by_category.values()) == peak
+
+
+@pytest.mark.parametrize("events", ["as they are", "none"])
+def test_statistics_that_disagree_with_the_trace_are_quoted_without_a_breakdown(
+    monkeypatch, events
+):
+    told = Peaks(allocated_bytes=12345, reserved_bytes=2**21)
+    monkeypatch.setattr(cuda, "read_peaks", lambda device: told)
+    if events == "none":
+        monkeypatch.setattr(meter, "_walk", lambda roots, device: meter._Seen())
+    result = here(linear(), repeats=1)
+    assert result.outcome == "ok", result.message
+    assert (result.peak_allocated_bytes, result.peak_by_category) == (12345, None)
+    assert "no breakdown" in result.notes[0]
 
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
