@@ -131,13 +131,13 @@ def test_what_a_measurement_spends_beyond_its_steps_is_told_between_reports():
         config=StepConfig(), workload_name="m", step_seconds_all=(1.5, 5.0),
     )  # fmt: skip
     reports = list(zip(times, texts, strict=True))
-    spent = waiting.beyond_steps(result, 0.5, reports, 37.0, second_over_first=6 / 7)
+    spent = waiting.beyond_steps(result, 0.5, reports, 37.0, metered_step=6.0)
     # 36.5 in all, less metered steps of 7 and 6, a warm-up of 6, timed steps of 6.5
     assert list(spent.values()) == pytest.approx([0.5, 2.0, 4.0, 4.0, 0.5])
 
 
 def test_the_reports_that_waiting_reads_are_what_measure_says():
-    spent = waiting.in_the_worker(linear(), second_over_first=0.0)
+    spent = waiting.in_the_worker(linear(), metered_step=0.0)
     assert all(seconds >= 0 for seconds in spent.values()), spent
     assert 0 < sum(spent.values()) < 60
 
