@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from memlab._measure import Progress, Report
+from memlab._running import Progress, Report
 from memlab.step import set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.checkpointing import find_blocks

@@ -16,21 +16,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from memlab._measure import OUT_OF_MEMORY_TEXTS, Expired, Progress
-from memlab.errors import WorkloadError
+from memlab._running import Expired, Progress
+from memlab._sources import is_library, own_files
+from memlab.errors import MemlabError, WorkloadError
 from memlab.memory.devices import out_of_memory_kills
 from memlab.result import Outcome
 from memlab.units import format_seconds
-from memlab.worker import FUNCTIONS, Job, is_library
+from memlab.worker import FUNCTIONS, Job
 
 START_SECONDS = 120.0
+STARTING, TAKING = "starting", "taking the job"
+ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
 POLL_SECONDS = 0.05
 OnProgress = Callable[[Progress], None]
 
@@ -53,7 +56,8 @@ class _Worker:
         path = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
         self.kills_before = out_of_memory_kills()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "memlab.worker", str(theirs.fileno())],
+            # -P: a file of the caller's folder must not stand in for one of Python's own
+            [sys.executable, "-P", "-m", "memlab.worker", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # closes with this process, and the worker ends then
             stdout=self.log,
             stderr=self.log,
@@ -63,7 +67,14 @@ class _Worker:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.doing = "starting"
+        self.doing = STARTING
+        self.log_begin = 0
+
+    def send(self, job: Job) -> None:
+        """Hand the job over; what is written to the log from now on is this job's."""
+        self.doing, self.log_begin = TAKING, os.fstat(self.log.fileno()).st_size
+        with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
+            self.connection.send(job)
 
     def kill(self) -> None:
         """End the process and all that it started."""
@@ -83,31 +94,31 @@ class _Worker:
             self.kill()
             return Ended(Outcome.CRASHED, f"the worker closed its socket while {self.doing}")
         said = self._said()
-        if any(text in said for text in OUT_OF_MEMORY_TEXTS):
-            last = next(s for s in said.splitlines() if any(t in s for t in OUT_OF_MEMORY_TEXTS))
-            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {last.strip()}")
+        aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
+        if aborts:
+            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
         if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return Ended(
                 Outcome.OUT_OF_MEMORY,
                 f"the system killed the worker while {self.doing}: this machine has no memory left",
             )
-        if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with status {code}"
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)
+        if self.doing == STARTING and said.strip():
+            where = f", saying {said.strip().splitlines()[-1]!r}"
         return Ended(
             Outcome.CRASHED,
-            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and a new "
-            "worker stands ready",
+            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and the "
+            "next run starts a new worker",
         )
 
     def _said(self) -> str:
-        self.log.seek(0)
+        self.log.seek(self.log_begin)
         return self.log.read()[-20_000:]
 
 
-_lock = threading.Lock()  # held while a job runs
+_lock = threading.Lock()  # held while a job runs, here or in the worker
+_owner: int | None = None  # the thread that holds it
 _worker: _Worker | None = None
 
 
@@ -118,6 +129,33 @@ def prewarm() -> None:
             _ensure()
         finally:
             _lock.release()
+
+
+@contextlib.contextmanager
+def _turn(tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
+    """Wait until no other measurement runs.
+
+    Raises:
+        Ended: cancelled before it began.
+        MemlabError: this thread is measuring already, and would wait for itself.
+    """
+    global _owner
+    if _owner == threading.get_ident():
+        raise MemlabError(
+            "a measurement is running in this thread, and another was asked for from inside it "
+            "(from on_progress, or from the workload); measure one after the other"
+        )
+    if not _lock.acquire(blocking=False):
+        tell(Progress(text="waiting for another measurement to end", fraction=0.0))
+        while not _lock.acquire(timeout=POLL_SECONDS):
+            if cancel.is_set():
+                raise Ended(Outcome.CANCELLED, "stopped before it began")
+    _owner = threading.get_ident()
+    try:
+        yield
+    finally:
+        _owner = None
+        _lock.release()
 
 
 def run(
@@ -144,42 +182,42 @@ def run(
         WorkloadError: the arguments cannot be sent.
     """
     cancel = cancel or threading.Event()
+    tell = on_progress or (lambda progress: None)
     job = Job(
         function=function,
         arguments=_pickled(arguments),
         path=list(sys.path),
-        folder=os.getcwd(),
+        folder=_folder(),
+        own_files=own_files(),
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )
-    tell = on_progress or (lambda progress: None)
-    if not _lock.acquire(blocking=False):
-        tell(Progress(text="waiting for another measurement to end", fraction=0.0))
-        while not _lock.acquire(timeout=POLL_SECONDS):
-            if cancel.is_set():
-                raise Ended(Outcome.CANCELLED, "stopped before it began")
-    try:
+    with _turn(tell, cancel):
         return _converse(job, timeout_seconds, tell, cancel)
-    finally:
-        _lock.release()
 
 
 def _converse(job: Job, timeout_seconds: float, tell: OnProgress, cancel: threading.Event) -> Any:
+    tried_again = False
     while True:
         worker = _ensure()
         try:
-            if worker.doing == "starting":
+            if worker.doing == STARTING:
                 tell(Progress(text="starting the worker", fraction=0.0))
                 _receive(worker, START_SECONDS, tell, cancel)
-            worker.doing = "taking the job"
-            worker.connection.send(job)
+            worker.send(job)
             kind, value = _receive(worker, timeout_seconds, tell, cancel)
+        except Ended as ended:
+            _replace()
+            if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
+                raise
+            tried_again = True  # it died idle, before it had read anything of the job
+            continue
         except BaseException:
             _replace()
             raise
         if kind == "result":
             return value
-        if kind == "stale":  # a person's own file was edited: a new worker reads it anew
+        if kind == "stale":  # a new worker reads a person's edited files anew
             _replace()
             continue
         if kind == "unloadable":
@@ -201,6 +239,8 @@ def _receive(
             raise Ended(*over)
         try:
             if not worker.connection.poll(POLL_SECONDS):
+                if worker.process.poll() is not None:  # a process that it left may hold the socket
+                    raise worker.ending()
                 continue
             kind, value = worker.connection.recv()
         except (EOFError, OSError):
@@ -226,10 +266,33 @@ def _replace() -> None:
     _worker = _Worker()
 
 
+def _forget() -> None:
+    """In a forked child: the worker and the lock are the parent's."""
+    global _lock, _owner, _worker
+    if _worker is not None:
+        _worker.connection.close()
+        if _worker.process.stdin:
+            _worker.process.stdin.close()  # or the worker would outlive the parent
+        _worker.process.returncode = 0  # not a child of this process: nothing to wait for
+    _lock, _owner, _worker = threading.Lock(), None, None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 @atexit.register
 def _stop() -> None:
     if _worker is not None:
         _worker.kill()
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise MemlabError(
+            "the working folder of this process has been deleted; os.chdir to one that exists"
+        ) from None
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:
@@ -270,14 +333,23 @@ def run_here(
 ) -> Any:
     """Run a function of the worker in this process; it can be ended only between two steps."""
     deadline = time.monotonic() + timeout_seconds
+    raised: list[Exception] = []
 
     def report(progress: Progress) -> None:
         if over := _over(cancel, deadline, timeout_seconds, progress.text):
             raise Expired(*over)
-        if on_progress is not None:
-            on_progress(progress)
+        try:
+            tell(progress)
+        except Exception as error:  # the caller's own fault, not the workload's
+            raised.append(error)
+            raise
 
-    return FUNCTIONS[function](**arguments, report=report)
+    tell = on_progress or (lambda progress: None)
+    with _turn(tell, cancel or threading.Event()):
+        value = FUNCTIONS[function](**arguments, report=report)
+    if raised:
+        raise raised[0]
+    return value
 
 
 def _over(

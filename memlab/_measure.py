@@ -11,16 +11,16 @@ import platform
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from memlab._running import SMALLER, Progress, Report, explain
 from memlab._version import __version__
 from memlab.config import StepConfig
-from memlab.errors import MemlabError, UnsupportedError
+from memlab.errors import WorkloadError
 from memlab.memory import cuda
 from memlab.memory.devices import describe, synchronize
 from memlab.memory.lifetimes import first_crossing, step_memory
@@ -28,43 +28,11 @@ from memlab.memory.meter import Meter, record
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
 from memlab.techniques.compilation import forget, is_compiled
-from memlab.trace import Phase, Place, Trace
+from memlab.trace import Phase, Trace
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
 
-SMALLER = "lower batch_size, raise accumulation_steps or use checkpointing='blocks'"
 MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
-OUT_OF_MEMORY_TEXTS = (
-    "can't allocate memory",
-    "not enough memory",
-    "bad_alloc",
-    "Cannot allocate memory",
-    "could not create a primitive",  # with "descriptor" after it, it means another thing
-    "could not create a memory object",
-    "can't start new thread",
-    "Thread creation failed",
-    "out of memory",
-)
-NO_KERNEL_TEXTS = ("not implemented for", "could not create a primitive descriptor")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """How far a run is: what it is doing, in words, and the share that is done, 0..1."""
-
-    text: str
-    fraction: float
-
-
-class Expired(Exception):
-    """A run that nobody can interrupt from outside was stopped, or its time limit has passed."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
-Report = Callable[[Progress], None]
 
 
 def measure_in_process(
@@ -99,18 +67,16 @@ def measure_in_process(
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
     }
-    meter = Meter()
+    meter, timing = Meter(), False
     try:
         with preserved_random_state(device), cuda.limited_to(memory_limit, device):
             facts |= _memory_pass(workload, config, device, seed, memory_limit, meter, report)
             if "outcome" in facts:
                 return StepResult(**facts)
+            timing = True
             facts |= _time_pass(workload, config, device, seed, repeats, warmup, report)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a person's model raises is an outcome of the run
-        outcome, message = explain(error, meter.place)
+    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+        outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
         fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
         return StepResult(**{"fits": fits, **facts, "outcome": outcome, "message": message})
     finally:
@@ -129,23 +95,28 @@ def _memory_pass(
 ) -> dict[str, Any]:
     """Return peaks and timeline of the first step that began with an optimizer state."""
     peaks: list[cuda.Peaks | None] = []
+    updates: list[int] = []
 
     def run() -> None:
         report(Progress(text=f"building {workload.name}", fraction=0.0))
         step = build_step(workload, config, device, seed=seed, mark=partial(meter.mark, -1))
         meter.know(step.model)
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
-            for index, what in _until_settled(step):
-                report(Progress(text=f"metering memory, {what}", fraction=0.1 + 0.1 * index))
-                set_seed(seed)
-                cuda.reset_peaks(device)
-                step(partial(meter.mark, index))
-                peaks.append(cuda.read_peaks(device))
+            updates.append(_run_until_settled(step, partial(metered_step, step)))
         meter.mark(-1, Phase.TEARDOWN, 0)
 
+    def metered_step(step: Step, index: int, what: str) -> float:
+        report(Progress(text=f"metering memory, {what}", fraction=min(0.1 + 0.1 * index, 0.3)))
+        set_seed(seed)
+        cuda.reset_peaks(device)
+        loss = step(partial(meter.mark, index))
+        peaks.append(cuda.read_peaks(device))
+        return loss
+
     trace = record(run, meter, device)
+    _check_born(trace)
     last = len(peaks) - 1
-    facts, said = _facts_of_trace(trace, last), _said_by(trace, last)
+    facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), updates[0])
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes
         traced = facts.get("peak_allocated_bytes", 0)
@@ -173,28 +144,37 @@ def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
     }
 
 
-def _until_settled(step: Step) -> Iterator[tuple[int, str]]:
-    """Yield before each step to run, until one has begun with an optimizer state and updated it.
+def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> int:
+    """Run steps until one has begun with optimizer state and updated; return how many updated.
 
     That is the second step, or a later one while a loss scaler skips updates.
     """
     updates = 0
     for index in range(MAX_SKIPPED_UPDATES + 2):
         scale = step.loss_scale
-        yield index, "step with optimizer state" if updates else "first step"
+        loss = run(index, "step with optimizer state" if updates else "first step")
         updates += step.loss_scale >= scale
-        if updates == 2:
-            return
-    raise FloatingPointError(
-        f"GradScaler skipped {MAX_SKIPPED_UPDATES} updates: the gradients are not finite at any "
-        "loss scale; use precision='bf16-mixed'"
-    )
+        if updates == 2 or (index > 0 and not math.isfinite(loss)):  # no scale mends a NaN
+            break
+    return updates
 
 
-def _said_by(trace: Trace, last_step: int) -> list[str]:
+def _check_born(trace: Trace) -> None:
+    """Raise WorkloadError if a parameter is older than the run, and so in none of its numbers."""
+    born = set(trace.address[trace.nbytes > 0].tolist())
+    if len(born) and not trace.parameters <= born:
+        raise WorkloadError(
+            "build_model returned parameters that existed before it was called, whose bytes cannot "
+            "be counted; build a new model each time, for instance copy.deepcopy(model)"
+        )
+
+
+def _said_by(trace: Trace, num_steps: int, updates: int) -> list[str]:
     said = []
-    if last_step > 1:
-        said.append(f"GradScaler skipped {last_step - 1} updates after an overflow.")
+    if num_steps > updates:
+        said.append(f"GradScaler skipped {num_steps - updates} updates after an overflow.")
+    if updates == 0:
+        said.append("No update was made, so that there is no optimizer state in these numbers.")
     if trace.leftover_bytes:
         said.append(
             f"{format_bytes(trace.leftover_bytes)} were still held after model, optimizer and "
@@ -210,11 +190,16 @@ def _against_limit(
     crossing = None if limit is None or device.type == "cuda" else first_crossing(trace, limit)
     if limit is None or crossing is None:
         return {"fits": None if limit is None else True}
+    needs = f"the step needs {format_bytes(peak_bytes)}"
+    remedy = SMALLER
+    if crossing.phase is Phase.BUILD:  # before there is any step
+        needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
+        remedy = "use a smaller model or a higher memory_limit"
     return {
         "fits": False,
         "outcome": Outcome.OUT_OF_MEMORY,
-        "message": f"out of memory in {crossing}: the step needs {format_bytes(peak_bytes)} "
-        f"allocated, the limit is {format_bytes(limit)}; {SMALLER}",
+        "message": f"out of memory in {crossing}: {needs} allocated, the limit is "
+        f"{format_bytes(limit)}; {remedy}",
     }
 
 
@@ -230,9 +215,8 @@ def _time_pass(
     report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
     step = build_step(workload, config, device, seed=seed)
     if step.scaler is not None:
-        for _, what in _until_settled(step):
-            report(Progress(text=f"finding the loss scale, {what}", fraction=0.3))
-            timed_step(step, seed)
+        report(Progress(text="finding the loss scale", fraction=0.3))
+        _run_until_settled(step, lambda index, what: timed_step(step, seed)[1])
     for index in range(warmup):
         report(Progress(text=f"warm-up {index + 1} of {warmup}", fraction=0.35))
         timed_step(step, seed)
@@ -264,40 +248,6 @@ def timed_step(step: Step, seed: int) -> tuple[float, float]:
     return time.perf_counter() - start, loss
 
 
-def explain(error: BaseException, place: Place) -> tuple[Outcome, str]:
-    """Return the outcome that an error of a run means, and one sentence with a remedy."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, UnsupportedError):
-        return Outcome.UNSUPPORTED, str(error)
-    if isinstance(error, MemlabError):
-        return Outcome.FAILED, str(error)
-    if isinstance(error, Expired):
-        return error.outcome, str(error)
-    if is_out_of_memory(error):
-        return Outcome.OUT_OF_MEMORY, (f"out of memory in {place}: {text.rstrip('.')}; {SMALLER}")
-    if any(unknown in text for unknown in NO_KERNEL_TEXTS):
-        return Outcome.UNSUPPORTED, (
-            f"{place}: this device has no kernel for this number format ({text}); use "
-            "precision='fp32' or 'bf16-mixed'"
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return Outcome.FAILED, f"{text}: install it where this runs, in {place.phase}"
-    return Outcome.FAILED, f"{place} raised {named}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator, or a library in its name, says that there is no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return (
-        isinstance(error, RuntimeError | OSError)
-        and any(said in text for said in OUT_OF_MEMORY_TEXTS)
-        and not any(said in text for said in NO_KERNEL_TEXTS)
-    )
-
-
 def _summary(facts: dict[str, Any]) -> str:
     place = facts.get("peak_place")
     text = (
@@ -322,11 +272,13 @@ def _versions(device: torch.device) -> dict[str, str]:
 def preserved_random_state(device: torch.device) -> Iterator[None]:
     """Give the caller's generators back as they were, since a run here seeds them."""
     python, numpy = random.getstate(), np.random.get_state()
-    # of this device alone: asking a card that is not measured would start CUDA on it
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
+    try:
+        # of this device alone: asking a card that is not measured would start CUDA on it
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _clean_up(config: StepConfig, device: torch.device) -> None:

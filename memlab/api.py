@@ -3,6 +3,7 @@
 import platform
 import threading
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +54,8 @@ def measure(
             bytes are held against it, on CUDA the caching allocator may not reserve more.
         timeout_seconds: after which the run ends as `timed_out`.
         isolate: run in the worker process. False runs here, where nothing is sent or survives a
-            crash, and where Stop and the time limit act only between two steps.
+            crash, Stop and the time limit act only between two steps, and PyTorch's profiler writes
+            two lines to standard error.
         on_progress: called with a `Progress` as the run goes on.
         cancel: once set, the run ends as `cancelled`.
 
@@ -64,15 +66,13 @@ def measure(
     _check_types(workload, config)
     target = resolve_device(device)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    _check_count("repeats", repeats, 1)
-    _check_count("warmup", warmup, 0)
     _check_timeout(timeout_seconds)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
         "device": target,
-        "repeats": repeats,
-        "warmup": warmup,
+        "repeats": _check_count("repeats", repeats, 1),
+        "warmup": _check_count("warmup", warmup, 0),
         "seed": _check_count("seed", seed, 0),
         "memory_limit": limit,
     }
@@ -199,11 +199,12 @@ def _check_types(workload: Any, config: Any) -> None:
 
 
 def _check_count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}")
-    return value
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not least <= value < 2**63:
+        raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}, below 2**63")
+    return int(value)
 
 
 def _check_timeout(seconds: Any) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
         raise ConfigError(f"timeout_seconds={seconds!r}; allowed is a number above 0")

@@ -135,7 +135,7 @@ def _fraction(name: str, value: Any) -> float:
         if isinstance(value, bool | str):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name}={value!r} is no number; allowed is 0.0 to 1.0") from None
     if not 0.0 <= number <= 1.0:
         raise ConfigError(

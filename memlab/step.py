@@ -6,6 +6,7 @@ plans, meters or times.
 
 import contextlib
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -132,18 +133,11 @@ def build_step(
     mark(Phase.BUILD, 0)
     set_seed(seed)
     model = workload.build_model()
-    if not isinstance(model, torch.nn.Module):
-        raise WorkloadError(
-            f"build_model returned {type(model).__name__}; return a new torch.nn.Module"
-        )
+    _check_model(model)
     precision.cast_model(model.to(device), config.precision)
     model.train()
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, compiled=compilation.is_compiled(config))
-    if not any(p.requires_grad for p in model.parameters()):
-        raise WorkloadError(
-            f"{type(model).__name__} has no trainable parameter; give it one, or set requires_grad"
-        )
     optimizer, scheduler = optimizers.make(model, config.optimizer)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -154,6 +148,8 @@ def build_step(
     set_seed(seed)
     batch = workload.make_batch(config.batch_size)
     accumulation.check_batch(batch, config.batch_size)
+    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
+        batch = pytree.tree_map_only(torch.Tensor, torch.clone, batch)
     sizes = config.micro_batch_sizes
     micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
     return Step(
@@ -169,6 +165,29 @@ def build_step(
         micro_batches=micro_batches,
         weights=accumulation.weights(workload, micro_batches, sizes),
     )
+
+
+_built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(
+            f"build_model returned {type(model).__name__}; return a new torch.nn.Module"
+        )
+    name = type(model).__name__
+    if model in _built or any(p.grad is not None for p in model.parameters()):
+        raise WorkloadError(
+            f"build_model returned a {name} that has been trained already; return a new one each "
+            "time, for instance copy.deepcopy(model)"
+        )
+    _built.add(model)
+    if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
+        raise WorkloadError(
+            f"{name} has parameters without a shape yet; call it once on a sample in build_model"
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise WorkloadError(f"{name} has no trainable parameter; give it one, or set requires_grad")
 
 
 def set_seed(seed: int) -> None:

@@ -33,7 +33,7 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
         unit = (match.group(2) or "B").upper() if match else ""
-        if match is None or unit not in BYTES_PER_UNIT:
+        if match is None or unit not in BYTES_PER_UNIT or len(match.group(1)) > 20:
             raise ConfigError(f"{field}={value!r} is no size; allowed is {allowed}")
         size = math.floor(float(match.group(1)) * BYTES_PER_UNIT[unit])
     else:

@@ -12,25 +12,21 @@ import gc
 import os
 import pickle
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from memlab import _inspect, _measure, _verify
+from memlab._sources import Sources, read_no_bytecode
 from memlab.memory.devices import available_memory_bytes
 from memlab.units import KIB
 
-LIBRARIES = tuple(
-    str(Path(p).resolve()) for p in {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
-)
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
 
@@ -43,6 +39,7 @@ class Job:
         arguments: of that function, pickled by cloudpickle: unpickled only after `path` is set.
         path: the caller's `sys.path`.
         folder: the caller's working folder.
+        own_files: of the caller's own modules, by name.
         threads: the caller's number of threads for one operator.
         guard_bytes: most memory that the job may take before allocations fail; None: a share of
             what is available.
@@ -52,6 +49,7 @@ class Job:
     arguments: bytes
     path: list[str]
     folder: str
+    own_files: dict[str, str]
     threads: int
     guard_bytes: int | None = None
 
@@ -63,34 +61,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Sources:
-    """The files of a person's own modules, as they were when each was imported."""
-
-    def __init__(self) -> None:
-        self.stamps: dict[str, tuple[int, int] | None] = {}
-
-    def note(self, job_started_ns: int) -> None:
-        """Remember the files of modules that were imported since the last call."""
-        for module in list(sys.modules.values()):
-            file = _own_file(module)
-            stamp = _stamp(file) if file is not None and file not in self.stamps else None
-            if file is not None and stamp is not None:  # torch.ops names a file that is not there
-                # edited after the job began: it may have been imported before that
-                self.stamps[file] = stamp if stamp[0] <= job_started_ns else None
-
-    def changed(self) -> list[str]:
-        """Return the files that are no longer what was imported."""
-        return [
-            file for file, stamp in self.stamps.items() if stamp is None or _stamp(file) != stamp
-        ]
-
-
 def main() -> None:
     """Serve jobs until the caller is gone."""
     faulthandler.enable()
     threading.Thread(target=_end_with_caller, daemon=True).start()
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - a model that asks gets no answer at once
+    read_no_bytecode()
     connection = Connection(int(sys.argv[1]))
-    sources = Sources()
+    os.set_inheritable(connection.fileno(), False)  # or a model's own processes would hold it
+    sources, switches = Sources(), _switches()
     gc.freeze()
     connection.send(("ready", os.getpid()))
     while True:
@@ -98,36 +77,46 @@ def main() -> None:
             job: Job = connection.recv()
         except (EOFError, OSError):
             return
-        if changed := sources.changed():
-            connection.send(("stale", changed))
+        if sources.changed(job.own_files) or _switches() != switches:
+            connection.send(("stale", None))
             return
         started_ns = time.time_ns()
-        connection.send(_serve(job, connection))
+        answer = _serve(job, connection)
         sources.note(started_ns)
-        del job
+        connection.send(answer)
+        del job, answer
         _give_memory_back()
 
 
 def _serve(job: Job, connection: Connection) -> tuple[str, Any]:
-    """Return ("result", value), ("unloadable", text) or ("raised", exception)."""
+    """Return ("result", value), or ("unloadable" or "raised", what was raised, as text)."""
     sys.path[:] = job.path
-    os.chdir(job.folder)
     torch.set_num_threads(job.threads)
     try:
+        os.chdir(job.folder)
         arguments = pickle.loads(job.arguments)
-    except Exception as error:  # whatever a person's own module raises while it is imported
+    except BaseException as error:  # whatever a person's own module raises while it is imported
         return "unloadable", f"{type(error).__name__}: {error}"
     limit_memory(job.guard_bytes)
     try:
-        value = FUNCTIONS[job.function](
+        return "result", FUNCTIONS[job.function](
             **arguments, report=lambda progress: connection.send(("progress", progress))
         )
-        pickle.dumps(value)
-    except Exception as error:
-        return "raised", RuntimeError(f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        return "raised", f"{type(error).__name__}: {error}"
     finally:
         limit_memory(sys.maxsize)
-    return "result", value
+
+
+def _switches() -> tuple[object, ...]:
+    """Return torch's global switches; a job that turned one would change every later one."""
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_deterministic_debug_mode(),
+    )
 
 
 def limit_memory(guard_bytes: int | None) -> None:
@@ -172,29 +161,9 @@ def _give_memory_back() -> None:
         return
 
 
-def is_library(file: str) -> bool:
-    """Return whether a file is part of Python or of an installed package."""
-    resolved = str(Path(file).resolve())
-    return resolved.startswith(LIBRARIES)
-
-
-def _own_file(module: ModuleType) -> str | None:
-    file = getattr(module, "__file__", None)
-    if not file or not str(file).endswith(".py") or is_library(file):
-        return None
-    return str(Path(file).resolve())
-
-
-def _stamp(file: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
-
-
 def _end_with_caller() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os._exit(0)
 
 

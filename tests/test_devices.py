@@ -11,7 +11,6 @@ def test_a_container_limit_counts_when_it_is_the_smaller(tmp_path, monkeypatch):
     (tmp_path / "memory.current").write_text("1073741824\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 1024\nactive_file 7\n")
     assert devices.available_memory_bytes() == 2**30 + 1024 < machine
-    assert devices.total_memory_bytes(torch.device("cpu")) == 2**31
     (tmp_path / "memory.max").write_text("max\n")
     assert devices.available_memory_bytes() > 2**31
 

@@ -68,7 +68,7 @@ def exhaust_memory():
 @pytest.mark.parametrize(
     ("action", "outcome", "said"),
     [
-        (lambda: os._exit(3), "crashed", "status 3"),
+        (lambda: os._exit(3), "crashed", "exited with 3"),
         (segfault, "crashed", "SIGSEGV"),
         (kill_itself, "crashed", "SIGKILL"),
         (exhaust_memory, "out_of_memory", "allocate"),

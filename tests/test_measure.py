@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult, Workload, measure, to_frame, workloads
-from memlab._measure import explain, is_out_of_memory
+from memlab._running import explain, is_out_of_memory
 from memlab.memory import cuda, meter
 from memlab.memory.cuda import Peaks
 from memlab.memory.devices import resolve_device

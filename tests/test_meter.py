@@ -98,12 +98,14 @@ def test_the_meter_keeps_no_failed_frame_alive():
                 raise KeyError(str(doubled.shape))
 
         model = nn.Sequential(Fails())
-        with meter.modules(model), pytest.raises(KeyError):
+        with meter.modules(model), pytest.raises(KeyError) as caught:
             model(torch.randn(1000))
+        failed.append(meter.place_of(caught.value).module)
+        assert meter.place_of(ValueError()).module == ""  # another error is not blamed on it
 
-    meter = Meter()
+    meter, failed = Meter(), []
     trace = record(run, meter, CPU)
-    assert meter.failed_in == "0"
+    assert failed == ["0"]
     assert trace.leftover_bytes == 0
 
 

@@ -24,7 +24,7 @@ FLOORS = [
     ["config", "workload", "trace", "result"],
     ["workloads/", "techniques/"],
     ["memory/", "step"],
-    ["_measure", "_verify", "_inspect"],
+    ["_sources", "_running", "_measure", "_verify", "_inspect"],
     ["worker", "_isolation"],
     ["api"],
     ["_figures", "_timeline_figure", "plots"],

@@ -13,12 +13,12 @@ import torch
 
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import prewarm
-from memlab._measure import Progress
 from memlab._panel import cells, choices, snapshot, state, texts, verdicts
 from memlab._panel.job import Job, Latest
 from memlab._panel.pictures import Scene
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.view import View
+from memlab._running import Progress
 from memlab._verify import VerifyReport
 from memlab.api import inspect_workload, to_frame
 from memlab.config import StepConfig

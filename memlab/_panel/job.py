@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab._measure import Progress
+from memlab._running import Progress
 from memlab._verify import VerifyReport
 from memlab.api import measure, verify
 from memlab.config import StepConfig

@@ -26,7 +26,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     here = ["cpu", *(f"cuda:{i}" for i in range(count))]
     try:
         resolved = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         resolved = None
     if resolved is not None and resolved.type == "cuda" and resolved.index is None:
         resolved = torch.device("cuda", 0)
@@ -58,13 +58,6 @@ def describe(device: torch.device) -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def total_memory_bytes(device: torch.device) -> int | None:
-    """Return the memory of the card, or of this machine for the CPU; None if it is not told."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return _least(_meminfo("MemTotal"), _cgroup("memory.max"))
 
 
 def available_memory_bytes() -> int | None:

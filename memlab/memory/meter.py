@@ -3,8 +3,9 @@
 Both allocators report each block to PyTorch's profiler. One profile is opened before the model is
 built and closed after model, optimizer and batch are gone; events are matched by address, and a
 free of a block that was not allocated inside is ignored, since a profile can report stale sizes for
-it. Kernel workspace counts. What libraries allocate behind the allocator's back is not seen (MKL,
-code that Inductor generates). On CUDA sizes are as its caching allocator rounds them.
+it. Kernel workspace counts. On CUDA sizes are as its caching allocator rounds them. Not seen: what
+libraries allocate behind the allocator's back (MKL, code that Inductor generates), and what a model
+does on threads of its own.
 """
 
 from __future__ import annotations
@@ -39,13 +40,12 @@ class Meter:
 
     Attributes:
         intervals: begun so far, in order.
-        failed_in: path of the innermost module that an exception left, or "".
         parameters: addresses of the parameters' storages, told once the model is built.
     """
 
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
-    failed_in: str = ""
     parameters: frozenset[int] = frozenset()
+    _failed_in: str = ""
     _error_id: int = 0  # an id, since the error itself would keep its frames' tensors alive
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
@@ -57,11 +57,11 @@ class Meter:
         """Remember which storages are the model's parameters."""
         self.parameters = frozenset(p.untyped_storage().data_ptr() for p in model.parameters())
 
-    @property
-    def place(self) -> Place:
-        """Where the run is, or where it failed."""
+    def place_of(self, error: BaseException) -> Place:
+        """Return where the run is, and the module that this error left first."""
         now = self.intervals[-1]
-        return Place(phase=now.phase, micro_batch=now.micro_batch, module=self.failed_in)
+        module = self._failed_in if id(error) == self._error_id else ""
+        return Place(phase=now.phase, micro_batch=now.micro_batch, module=module)
 
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
@@ -79,7 +79,7 @@ class Meter:
                 stack.pop().__exit__(None, None, None)
                 error = sys.exc_info()[1]
                 if error is not None and id(error) != self._error_id:
-                    self._error_id, self.failed_in = id(error), paths[module]
+                    self._error_id, self._failed_in = id(error), paths[module]
 
         hooks = (
             nn_module.register_module_forward_pre_hook(enter),

@@ -3,7 +3,9 @@
 Not covered: data parallel, where the weights would have to be shared between ranks.
 """
 
+import math
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,17 +17,23 @@ from memlab.workload import Workload
 
 def check_batch(batch: Any, batch_size: int) -> None:
     """Raise WorkloadError unless every tensor of the batch has `batch_size` samples along dim 0."""
-    leaves = [
-        (pytree.keystr(path), leaf)
-        for path, leaf in pytree.tree_flatten_with_path(batch)[0]
-        if isinstance(leaf, torch.Tensor)
-    ]
+    every = [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]]
+    for path, leaf in every:
+        if not isinstance(leaf, torch.Tensor | str | bytes | int | float | NoneType):
+            raise WorkloadError(
+                f"make_batch({batch_size}) returned a {type(leaf).__name__} at batch{path}, which "
+                "cannot be split into micro-batches; return tensors in lists, tuples and dicts: "
+                "dict(encoding), torch.from_numpy(array)"
+            )
+    leaves = [(path, leaf) for path, leaf in every if isinstance(leaf, torch.Tensor)]
     if not leaves:
         raise WorkloadError(
             f"make_batch({batch_size}) returned no tensor; return a pytree of tensors with "
             f"{batch_size} samples along dim 0"
         )
     for path, leaf in leaves:
+        if leaf.layout is not torch.strided:
+            raise WorkloadError(f"batch{path} is {leaf.layout}; allowed are dense tensors")
         if leaf.ndim == 0 or leaf.shape[0] != batch_size:
             raise WorkloadError(
                 f"make_batch({batch_size}) returned a tensor of shape {tuple(leaf.shape)} at "
@@ -54,16 +62,26 @@ def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[in
     is a mean over another number of terms (tokens that count), by that number instead.
     """
     if workload.num_loss_terms is None:
-        terms = list(sizes)
+        terms = [float(size) for size in sizes]
     else:
-        terms = [int(workload.num_loss_terms(batch)) for batch in micro_batches]
+        terms = [_number(workload.num_loss_terms(batch)) for batch in micro_batches]
     total = sum(terms)
-    if min(terms) < 0 or total == 0:
+    if not min(terms) >= 0 or not 0 < total < math.inf:
         raise WorkloadError(
             f"num_loss_terms returned {terms} over the micro-batches; allowed are counts of which "
             "at least one is above 0"
         )
     return [count / total for count in terms]
+
+
+def _number(terms: Any) -> float:
+    try:
+        return float(terms)
+    except (TypeError, ValueError):
+        raise WorkloadError(
+            f"num_loss_terms returned {terms!r}; allowed is the number of terms that the loss is "
+            "a mean over"
+        ) from None
 
 
 def sample_mixing_modules(model: torch.nn.Module) -> list[str]:

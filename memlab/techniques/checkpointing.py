@@ -20,8 +20,8 @@ from memlab.errors import UnsupportedError
 def find_blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the repeated blocks of a model by path; empty if it has none.
 
-    Blocks are siblings of one class in a `ModuleList` or `Sequential`. Of all such classes the one
-    that holds most of the parameters is taken, and of equals the one with most blocks.
+    Blocks are the children of one class in any `ModuleList` or `Sequential`. Of all such classes
+    the one that holds most of the parameters is taken, and of equals the one with most blocks.
     """
     groups: dict[type, dict[str, torch.nn.Module]] = defaultdict(dict)
     for path, container in model.named_modules():

@@ -36,15 +36,15 @@ def notes(precision: Precision, device: torch.device) -> list[str]:
 
 
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
-    """Give the model's parameters and buffers the format of the weights, in place."""
-    model.to(dtype=MODEL_DTYPE.get(precision, torch.float32))
+    """Give the model's real parameters and buffers the format of the weights, in place."""
+    dtype = MODEL_DTYPE.get(precision, torch.float32)
+    # not model.to(dtype), which takes the imaginary part off a complex buffer
+    model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
 def cast_batch(batch: Any, precision: Precision) -> Any:
-    """Return the batch in the format of the weights, where that is not fp32."""
-    dtype = MODEL_DTYPE.get(precision)
-    if dtype is None:
-        return batch
+    """Return the batch with its floating-point tensors in the format of the weights."""
+    dtype = MODEL_DTYPE.get(precision, torch.float32)
     return pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch
     )

@@ -1,0 +1,90 @@
+"""A person's own source files: which they are, and whether they are still what was imported.
+
+So that stale code is never measured. Bytecode caches are not read for them, since a cache is told
+from a newer source only by whole seconds and size.
+"""
+
+import functools
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+
+LIBRARY_FOLDERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+Stamp = tuple[int, int, int, int]
+
+
+@functools.cache
+def is_library(file: str) -> bool:
+    """Return whether a file is part of Python or of an installed package."""
+    return os.path.realpath(file).startswith(LIBRARY_FOLDERS)
+
+
+def own_files() -> dict[str, str]:
+    """Return the files of the imported modules that are a person's own, by module name."""
+    files = {
+        name: getattr(module, "__file__", None)
+        for name, module in list(sys.modules.items())
+        if name != "__main__"
+    }
+    return {
+        name: os.path.realpath(file)
+        for name, file in files.items()
+        if isinstance(file, str) and file.endswith(".py") and not is_library(file)
+    }
+
+
+def read_no_bytecode() -> None:
+    """Make this process compile a person's own files anew whenever it imports them."""
+    cached = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        if is_library(path):
+            return cached(self, fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+    SourceFileLoader.get_code = get_code  # type: ignore[assignment,method-assign]
+
+
+class Sources:
+    """The files of a person's own modules, as they were when each was imported."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.stamps: dict[str, Stamp | None] = {}
+
+    def note(self, job_started_ns: int) -> None:
+        """Remember the files of modules that were imported since the last call."""
+        self.files = own_files()
+        for file in self.files.values():
+            stamp = _stamp(file) if file not in self.stamps else None
+            if stamp is not None:  # torch.ops names a file that is not there
+                # changed after the job began: it may have been imported before that
+                self.stamps[file] = stamp if stamp[1] <= job_started_ns else None
+
+    def changed(self, callers: Mapping[str, str]) -> bool:
+        """Return whether a file is not what was imported, or the caller has another by its name."""
+        return any(s is None or _stamp(file) != s for file, s in self.stamps.items()) or any(
+            self.files[name] != file for name, file in callers.items() if name in self.files
+        )
+
+
+def _stamp(file: str) -> Stamp | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    # the time of the change itself comes second: a copy can bring an old time of writing with it
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
