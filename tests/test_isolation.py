@@ -280,3 +280,149 @@ def test_the_worker_ends_with_its_caller():
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_inside_a_run_is_refused_rather_than_waited_for():
+    said = []
+
+    def again(progress):
+        try:
+            measure(linear(), StepConfig(), "cpu")
+        except MemlabError as error:
+            said.append(str(error))
+
+    assert measure(linear(), StepConfig(), "cpu", repeats=1, on_progress=again).outcome == "ok"
+    assert "inside it" in said[0]
+
+
+def test_runs_in_this_process_take_turns_too():
+    outcomes = []
+
+    def run():
+        outcomes.append(measure(linear(), StepConfig(), "cpu", repeats=1, isolate=False).outcome)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == ["ok"] * 3
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_what_on_progress_raises_is_the_callers(isolate):
+    def stumble(progress):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        measure(linear(), StepConfig(), "cpu", on_progress=stumble, isolate=isolate)
+    assert_worker_is_back()
+
+
+def test_a_worker_killed_while_idle_is_replaced():
+    assert_worker_is_back()
+    os.kill(_isolation._worker.process.pid, 9)
+    assert_worker_is_back()
+
+
+def test_a_forked_child_leaves_the_worker_to_its_parent():
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from memlab import _isolation, StepConfig, measure
+        from tests.models import linear
+        measure(linear(), StepConfig(), "cpu", repeats=1)
+        pid = _isolation._worker.process.pid
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)  # with its exit handlers
+        os.waitpid(child, 0)
+        result = measure(linear(), StepConfig(), "cpu", repeats=1)
+        print(result.outcome, _isolation._worker.process.pid == pid)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split()[-2:] == ["ok", "True"]
+
+
+def test_a_switch_that_a_model_turned_is_turned_back_for_the_next():
+    assert doing(lambda: torch.set_default_dtype(torch.float64)).outcome
+    away = measure(blocks(), StepConfig(), "cpu", repeats=1)
+    here = measure(blocks(), StepConfig(), "cpu", repeats=1, isolate=False)
+    assert away.peak_by_category == here.peak_by_category
+
+
+def test_a_crash_that_leaves_a_process_behind_is_noticed():
+    def leave_a_child_and_die():
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os._exit(3)
+
+    started = time.monotonic()
+    assert doing(leave_a_child_and_die).outcome == "crashed"
+    assert time.monotonic() - started < 15
+
+
+def test_what_an_earlier_job_printed_is_not_taken_for_this_ones():
+    assert doing(lambda: os.write(2, b"std::bad_alloc was caught\n")).outcome == "ok"
+    assert doing(lambda: os._exit(3)).outcome == "crashed"
+
+
+def test_a_model_that_asks_is_not_waited_for():
+    assert "EOFError" in doing(lambda: input("name? ")).message
+
+
+def test_the_callers_folder_does_not_shadow_pythons_own_modules(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('not the real one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # one with "." in it is a person's own choice
+    _isolation._replace()
+    assert_worker_is_back()
+
+
+def persons_module(folder, out):
+    folder.mkdir(exist_ok=True)
+    file = folder / "twice_named.py"
+    file.write_text(f"from torch import nn\ndef build():\n    return nn.Linear(3, {out})\n")
+    return file
+
+
+def parameters_of(build):
+    workload = Workload(
+        name="mine",
+        build_model=build,
+        make_batch=lambda n: torch.randn(n, 3),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    result = measure(workload, StepConfig(), "cpu", repeats=1)
+    assert result.outcome == "ok", result.message
+    return result.peak_by_category["parameters"]
+
+
+def test_a_module_of_the_same_name_elsewhere_is_not_mistaken(tmp_path, monkeypatch):
+    found = []
+    for name, out in (("one", 3), ("other", 5)):
+        file = persons_module(tmp_path / name, out)
+        monkeypatch.syspath_prepend(file.parent)
+        sys.modules.pop("twice_named", None)
+        import twice_named
+
+        found.append(parameters_of(twice_named.build))
+    assert found == [4 * (3 * 3 + 3), 4 * (3 * 5 + 5)]
+
+
+def test_a_file_that_is_replaced_by_one_with_an_old_date_is_read_anew(tmp_path, monkeypatch):
+    file = persons_module(tmp_path / "dated", 3)
+    monkeypatch.syspath_prepend(file.parent)
+    sys.modules.pop("twice_named", None)
+    import twice_named
+
+    found = []
+    for out in (3, 5, 7):
+        persons_module(file.parent, out)
+        os.utime(file, (1_700_000_000, 1_700_000_000))  # as cp -p and rsync do
+        found.append(parameters_of(twice_named.build))
+    assert found == [4 * (3 * out + out) for out in (3, 5, 7)]

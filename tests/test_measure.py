@@ -1,5 +1,6 @@
 """`measure` in this process: outcomes, the limit, what is left behind."""
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -248,3 +249,115 @@ def test_the_workload_may_be_anything_that_keeps_the_contract():
         compute_loss=lambda model, x: model(x).sum() / len(x),
     )
     assert here(workload, StepConfig(batch_size=1), repeats=1).outcome == "ok"
+
+
+def test_tensors_that_the_workload_holds_are_counted():
+    samples = torch.randn(64, 300)
+    workload = dataclasses.replace(linear(), make_batch=lambda n: samples[:n])
+    result = here(workload, repeats=1)
+    assert result.peak_by_category == here(linear(), repeats=1).peak_by_category
+
+
+def test_a_model_that_was_not_built_for_this_run_is_refused():
+    model = nn.Linear(300, 200, bias=False)
+    result = here(dataclasses.replace(linear(), build_model=lambda: model))
+    assert result.outcome == "failed"
+    assert "copy.deepcopy" in result.message
+
+
+def test_a_complex_buffer_stays_complex():
+    class Rotates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(300, 2)
+            self.register_buffer("turn", torch.polar(torch.ones(8), torch.ones(8)))
+
+        def forward(self, x):
+            assert self.turn.is_complex()
+            return self.linear(x)
+
+    result = here(dataclasses.replace(linear(), build_model=Rotates), repeats=1)
+    assert result.outcome == "ok", result.message
+    assert result.peak_by_category["buffers"] == 8 * 8
+
+
+def test_a_nan_loss_is_ok_in_fp16_too():
+    def nan_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * math.nan
+
+    workload = dataclasses.replace(blocks(), compute_loss=nan_loss)
+    result = here(workload, StepConfig(precision="fp16-mixed"), repeats=1)
+    assert (result.outcome, result.finite) == ("ok", False), result.message
+    assert any("no optimizer state" in note for note in result.notes)
+
+
+def test_a_lazy_module_is_refused_with_a_remedy():
+    workload = dataclasses.replace(linear(), build_model=lambda: nn.LazyLinear(3))
+    assert "call it once" in here(workload).message
+
+
+def test_a_block_that_is_not_the_same_twice_is_unsupported():
+    calls = []
+
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x):
+            calls.append(1)
+            return self.linear(x) if len(calls) % 3 else self.linear(x).relu().sin()
+
+    workload = dataclasses.replace(
+        blocks(), build_model=lambda: nn.Sequential(*(Fickle() for _ in range(4)))
+    )
+    result = here(workload, StepConfig(checkpointing="blocks"))
+    assert result.outcome == "unsupported"
+    assert "use_cache=False" in result.message
+
+
+def test_an_earlier_caught_error_is_not_blamed():
+    class Catches(nn.Module):
+        def forward(self, x):
+            raise KeyError("caught by its parent")
+
+    class Parent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.quirk = nn.Linear(300, 2), Catches()
+
+        def forward(self, x):
+            with contextlib.suppress(KeyError):
+                self.quirk(x)
+            return self.linear(x)
+
+    def broken_loss(model, x):
+        model(x)
+        raise RuntimeError("the loss is broken")
+
+    workload = dataclasses.replace(linear(), build_model=Parent, compute_loss=broken_loss)
+    assert "quirk" not in here(workload).message
+
+
+def test_the_limit_of_a_build_says_what_the_build_needs():
+    def build():
+        torch.ones(2**20)  # 4 MiB that are gone again
+        return nn.Linear(300, 200, bias=False)
+
+    message = here(dataclasses.replace(linear(), build_model=build), memory_limit="1MiB").message
+    assert "this run needs 4.00 MiB allocated" in message
+    assert "batch_size" not in message
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: here(linear(), memory_limit="9" * 400), "memory_limit"),
+        (lambda: here(linear(), seed=2**70), "seed"),
+        (lambda: measure(linear(), StepConfig(), 1.5), "device"),
+        (lambda: StepConfig(memory_budget=10**400), "memory_budget"),
+    ],
+)
+def test_huge_and_odd_values_are_named(call, word):
+    with pytest.raises(MemlabError, match=word):
+        call()

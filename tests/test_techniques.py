@@ -231,10 +231,12 @@ def test_a_model_that_the_loss_does_not_call_is_refused():
 
 
 def test_attention_without_dropout_is_not_taken_for_random():
-    model = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    def build():
+        return Nested(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True))
+
     workload = Workload(
         name="attention",
-        build_model=lambda: Nested(model),
+        build_model=build,
         make_batch=lambda n: torch.randn(n, 6, 16),
         compute_loss=lambda model, x: model(x).square().mean(),
     )

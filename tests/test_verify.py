@@ -128,3 +128,18 @@ def test_a_buffer_that_differs_is_named():
     assert not report.ok
     assert report.buffers_equal is False
     assert "layers.0.calls" in report.why
+
+
+def test_dropout_under_compile_is_not_called_a_difference():
+    report = check(blocks(dropout=0.3), compile=True)
+    assert report.outcome == "unsupported"
+    assert "0.3 draws other random numbers" in report.why
+
+
+def test_gradients_that_are_not_finite_are_said_so():
+    def nan_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * float("nan")
+
+    report = check(dataclasses.replace(blocks(), compute_loss=nan_loss))
+    assert not report.ok
+    assert "not finite" in report.why

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,8 +44,7 @@ class Meter:
 
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
     parameters: frozenset[int] = frozenset()
-    _failed_in: str = ""
-    _error_id: int = 0  # an id, since the error itself would keep its frames' tensors alive
+    _paths: dict[int, str] = field(default_factory=dict)  # by id: it keeps no module alive
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
@@ -58,15 +56,19 @@ class Meter:
         self.parameters = frozenset(p.untyped_storage().data_ptr() for p in model.parameters())
 
     def place_of(self, error: BaseException) -> Place:
-        """Return where the run is, and the module that this error left first."""
+        """Return where the run is, and the innermost module that this error was raised in."""
+        module, trace = "", error.__traceback__
+        while trace is not None:
+            module = self._paths.get(id(trace.tb_frame.f_locals.get("self")), module)
+            trace = trace.tb_next
         now = self.intervals[-1]
-        module = self._failed_in if id(error) == self._error_id else ""
         return Place(phase=now.phase, micro_batch=now.micro_batch, module=module)
 
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record which module is at work, by hooks on forward calls; not for compiled models."""
         paths = {module: path or type(module).__name__ for path, module in model.named_modules()}
+        self._paths = {id(module): path for module, path in paths.items()}
         stack: list[Any] = []
 
         def enter(module: torch.nn.Module, _: Any) -> None:
@@ -77,9 +79,6 @@ class Meter:
         def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
             if module in paths:
                 stack.pop().__exit__(None, None, None)
-                error = sys.exc_info()[1]
-                if error is not None and id(error) != self._error_id:
-                    self._error_id, self._failed_in = id(error), paths[module]
 
         hooks = (
             nn_module.register_module_forward_pre_hook(enter),
