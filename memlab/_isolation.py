@@ -1,125 +1,35 @@
-"""The caller's side of the worker: starts it, keeps it warm, and tells how a job ended.
+"""The caller's side of a run: in the worker, which it keeps warm, or here in this process.
 
-One job at a time, since two measurements at once would time each other. Whatever ends the worker
-(out of memory, a segmentation fault, a kill, a time limit, Stop) is told as `Ended`, and a new
-worker is started at once.
+One run at a time, since two measurements at once would time each other. Whatever ends the worker
+is told as `Ended`, and a new worker is started at once.
 """
 
 import atexit
 import contextlib
 import os
-import re
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
-from memlab._sources import is_library, own_files
+from memlab._sources import own_files
 from memlab.errors import MemlabError, WorkloadError
-from memlab.memory.devices import out_of_memory_kills
 from memlab.result import Outcome
 from memlab.units import format_seconds
 from memlab.worker import FUNCTIONS, Job
 
 START_SECONDS = 120.0
-STARTING, TAKING = "starting", "taking the job"
-ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
 POLL_SECONDS = 0.05
 OnProgress = Callable[[Progress], None]
 
-
-class Ended(Exception):
-    """A job ended without a result; `outcome` and the message say how."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
-class _Worker:
-    """A running worker process, or the shell of one that has ended."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        package_folder = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
-        self.kills_before = out_of_memory_kills()
-        self.process = subprocess.Popen(
-            # -P: a file of the caller's folder must not stand in for one of Python's own
-            [sys.executable, "-P", "-m", "memlab.worker", str(theirs.fileno())],
-            stdin=subprocess.PIPE,  # closes with this process, and the worker ends then
-            stdout=self.log,
-            stderr=self.log,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # an interrupt of the kernel is not one of the worker
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        self.doing = STARTING
-        self.log_begin = 0
-
-    def send(self, job: Job) -> None:
-        """Hand the job over; what is written to the log from now on is this job's."""
-        self.doing, self.log_begin = TAKING, os.fstat(self.log.fileno()).st_size
-        with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
-            self.connection.send(job)
-
-    def kill(self) -> None:
-        """End the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
-        if self.process.stdin:
-            self.process.stdin.close()
-        self.log.close()
-
-    def ending(self) -> Ended:
-        """Return how the process ended by itself, in a sentence."""
-        try:
-            code = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return Ended(Outcome.CRASHED, f"the worker closed its socket while {self.doing}")
-        said = self._said()
-        aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
-        if aborts:
-            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
-        if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
-            return Ended(
-                Outcome.OUT_OF_MEMORY,
-                f"the system killed the worker while {self.doing}: this machine has no memory left",
-            )
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        where = _innermost_frame(said)
-        if self.doing == STARTING and said.strip():
-            where = f", saying {said.strip().splitlines()[-1]!r}"
-        return Ended(
-            Outcome.CRASHED,
-            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and the "
-            "next run starts a new worker",
-        )
-
-    def _said(self) -> str:
-        self.log.seek(self.log_begin)
-        return self.log.read()[-20_000:]
-
-
 _lock = threading.Lock()  # held while a job runs, here or in the worker
 _owner: int | None = None  # the thread that holds it
-_worker: _Worker | None = None
+_worker: WorkerProcess | None = None
 
 
 def prewarm() -> None:
@@ -226,7 +136,7 @@ def _converse(job: Job, timeout_seconds: float, tell: OnProgress, cancel: thread
 
 
 def _receive(
-    worker: _Worker, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
+    worker: WorkerProcess, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
 ) -> tuple[str, Any]:
     """Return the worker's next message that is not progress.
 
@@ -251,7 +161,7 @@ def _receive(
         tell(value)
 
 
-def _ensure() -> _Worker:
+def _ensure() -> WorkerProcess:
     if _worker is None or _worker.process.poll() is not None:
         _replace()
     assert _worker is not None
@@ -263,7 +173,7 @@ def _replace() -> None:
     global _worker
     if _worker is not None:
         _worker.kill()
-    _worker = _Worker()
+    _worker = WorkerProcess()
 
 
 def _forget() -> None:
@@ -308,19 +218,6 @@ def _pickled(arguments: dict[str, Any]) -> bytes:
             f"({type(error).__name__}: {error}); build what it captures inside build_model or "
             "make_batch, or measure with isolate=False"
         ) from error
-
-
-def _innermost_frame(said: str) -> str:
-    """Return where a native crash happened, in a person's own code if it was called from there.
-
-    Read from faulthandler's report; "" if it wrote none.
-    """
-    _, _, stack = said.partition("Current thread")
-    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
-    own = [frame for frame in frames if not is_library(frame[0])]
-    for file, line, function in own[:1] or frames[:1]:
-        return f", in {function} ({file}, line {line})"
-    return ""
 
 
 def run_here(

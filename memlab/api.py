@@ -10,7 +10,8 @@ import torch
 
 from memlab import _isolation
 from memlab._inspect import WorkloadFacts
-from memlab._isolation import Ended, OnProgress
+from memlab._isolation import OnProgress
+from memlab._process import Ended
 from memlab._verify import VerifyReport
 from memlab._version import __version__
 from memlab.config import StepConfig

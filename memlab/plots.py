@@ -295,12 +295,13 @@ def heat_map(
     *,
     rows: str = "batch_size",
     columns: str = "accumulation_steps",
+    limit_bytes: int | None = None,
     size: Size = (4.4, 2.6),
 ) -> Figure:
     """Return the peak allocated over two `StepConfig` fields of the settings tried.
 
-    The latest result of a cell counts. A cell without an ok result says why, such as "OOM"; a
-    setting that was not tried is blank.
+    The latest result of a cell counts. A peak above `limit_bytes` is hatched. A cell without a
+    peak says why, such as "OOM"; a setting that was not tried is blank.
     """
     if not results:
         return placeholder(NO_RUNS, size=size)
@@ -319,10 +320,14 @@ def heat_map(
     axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
     for row, column in np.argwhere(np.isnan(peaks)):
         _mark_cell(axes, row, column, words[row, column])
-    write_title(figure, f"peak allocated ({origin(results)})")
+    over = np.argwhere(peaks > (limit_bytes or np.inf))
+    for row, column in over:
+        _hatch_cell(axes, row, column, LIMIT)
+    hatched = ", hatched: over the limit" if len(over) else ""
+    write_title(figure, f"peak allocated ({origin(results)}){hatched}")
     overlay = canvas(figure)
-    write(overlay, 6, size[1] * POINTS - 22, f"{rows} (down)")
-    write(overlay, size[0] * POINTS - 8, 7, f"{columns} (across)", ha="right")
+    write(overlay, 6, size[1] * POINTS - 22, f"{_axis_name(rows)}, down")
+    write(overlay, size[0] * POINTS - 8, 7, f"{_axis_name(columns)}, across", ha="right")
     return figure
 
 
@@ -335,7 +340,7 @@ def _cells(
     peaks, words = np.full((len(ys), len(xs)), np.nan), np.full((len(ys), len(xs)), "", object)
     for (y, x), result in latest.items():
         at = ys.index(y), xs.index(x)
-        if result.outcome is Outcome.OK and result.peak_allocated_bytes is not None:
+        if result.peak_allocated_bytes is not None:
             peaks[at] = result.peak_allocated_bytes
             words[at] = format_bytes(result.peak_allocated_bytes)
         else:
@@ -346,9 +351,18 @@ def _cells(
 def _mark_cell(axes: Axes, row: int, column: int, word: str) -> None:
     """Hatch the cell of a run that gave no peak and say why; leave an untried one blank."""
     if word:
-        axes.add_artist(Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor="none",
-                                  edgecolor=GRID, hatch="///", alpha=0.5, linewidth=0))  # fmt: skip
+        _hatch_cell(axes, row, column, GRID)
         write(axes, column + 0.5, row + 0.5, word, ha="center", color=LIMIT)
+
+
+def _hatch_cell(axes: Axes, row: int, column: int, color: str) -> None:
+    axes.add_artist(Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor="none",
+                              edgecolor=color, hatch="///", alpha=0.5, linewidth=0))  # fmt: skip
+
+
+def _axis_name(field: str) -> str:
+    """Return a setting as the panel's controls call it."""
+    return "accumulation" if field == "accumulation_steps" else field.replace("_", " ")
 
 
 def _in_order(values: Collection[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ FLOORS = [
     ["workloads/", "techniques/"],
     ["memory/", "step"],
     ["_sources", "_running", "_measure", "_verify", "_inspect"],
-    ["worker", "_isolation"],
+    ["worker", "_process", "_isolation"],
     ["api"],
     ["_figures", "_timeline_figure", "plots"],
     ["_panel/"],
