@@ -323,7 +323,7 @@ def heat_map(
     over = np.argwhere(peaks > (limit_bytes or np.inf))
     for row, column in over:
         _hatch_cell(axes, row, column, LIMIT)
-    hatched = ", hatched: over the limit" if len(over) else ""
+    hatched = ", hatch: over limit" if len(over) else ""
     write_title(figure, f"peak allocated ({origin(results)}){hatched}")
     overlay = canvas(figure)
     write(overlay, 6, size[1] * POINTS - 22, f"{_axis_name(rows)}, down")

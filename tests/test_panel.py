@@ -5,16 +5,19 @@ import threading
 import time
 
 import ipywidgets
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, Workload
+from memlab import MemlabError, Outcome, StepConfig, Workload, _isolation
 from memlab._inspect import WorkloadFacts
-from memlab._panel import app, job, snapshot, state, texts, verdicts
+from memlab._panel import advice, app, job, pictures, snapshot, state, texts, verdicts
 from memlab._panel.runs import RunLog, table_html
+from memlab._running import Progress
 from memlab.result import Source, StepResult
+from memlab.trace import CATEGORIES, Timeline
 
 
 def make_workload(name="tiny"):
@@ -104,15 +107,15 @@ def test_a_wrong_number_is_named_at_its_control_with_a_remedy(field, value, said
     assert list(wrong) == [field]
     line = texts.lines(now, wrong, None, device="cpu", name="tiny", own_loss=False)[field]
     assert said in line.text
-    label, target, remedy = line.remedy
-    assert not state.problems({**now, target: remedy})
-    assert label == f"set to {remedy:g}"
+    label, remedy = line.remedy
+    assert not state.problems({**now, **remedy})
+    assert label == f"set to {remedy[field]:g}"
 
 
 def test_accumulation_above_the_batch_offers_the_largest_power_of_two_within_it():
     now = settings(batch_size=12, accumulation_steps=32)
     lines = texts.lines(now, state.problems(now), None, device="cpu", name="t", own_loss=False)
-    assert lines["accumulation_steps"].remedy == ("set to 8", "accumulation_steps", 8)
+    assert lines["accumulation_steps"].remedy == ("set to 8", {"accumulation_steps": 8})
     assert "12 samples" in lines["accumulation_steps"].text
 
 
@@ -147,7 +150,7 @@ def test_a_budget_says_its_share_its_engine_and_what_it_cannot():
     assert "torch.compile's partitioner" in texts.budget_line(half, None).text
     recurrent = texts.budget_line(half, make_facts(recurrent_modules=("lstm",)))
     assert "cannot put lstm, a recurrent module, in one graph" in recurrent.text
-    assert recurrent.remedy == ("set to 1", "memory_budget", 1.0)
+    assert recurrent.remedy == ("set to 1", {"memory_budget": 1.0})
     drawing = texts.budget_line(half, make_facts(random_modules=("drop",)))
     assert "drop draws random numbers" in drawing.text
     assert "plain step" in texts.budget_line(settings(), make_facts(random_modules=("d",))).text
@@ -171,6 +174,96 @@ def test_uneven_micro_batches_are_counted():
 def test_fits_is_said_in_words(peak, limit, kind, text):
     found = verdicts.fit_verdict(make_result(peak=peak), limit)
     assert (found.kind, found.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("ran_under", "text"),
+    [(None, "does not fit this machine"), (2**20, "does not fit the limit of 1.00 MiB")],
+)
+def test_out_of_memory_without_a_peak_does_not_fit(ran_under, text):
+    result = make_result(Outcome.OUT_OF_MEMORY, peak=None, memory_limit_bytes=ran_under)
+    for on_screen in (None, 2**30):
+        found = verdicts.fit_verdict(result, on_screen)
+        assert (found.kind, found.text) == (verdicts.BAD, text)
+
+
+def config(batch=16, steps=1, **changes):
+    return StepConfig(batch_size=batch, accumulation_steps=steps, **changes)
+
+
+def logged(*results):
+    log = RunLog()
+    for result in results:
+        log.add(result)
+    return log.runs
+
+
+def test_what_does_not_fit_offers_the_nearest_measured_run_that_does():
+    runs = logged(
+        make_result(config=config(steps=8), peak=80 * 2**20),
+        make_result(config=config(steps=4), peak=90 * 2**20),
+        make_result(config=config(batch=8, optimizer="sgd"), peak=2**20),
+        make_result(config=config(steps=2), peak=2**20, device="cuda:0"),
+        make_result(config=config(steps=2), peak=150 * 2**20),
+        make_result(config=config(), peak=160 * 2**20, memory_limit_bytes=2**20, fits=False),
+    )
+    line = advice.advice_line(runs[-1], runs, 100 * 2**20)
+    assert line.text == "accumulation 4 fits: 90.0 MiB allocated, measured in run 2"
+    assert line.remedy == ("use run 2", {"accumulation_steps": 4})
+    assert advice.advice_line(runs[-1], runs, 200 * 2**20).text == ""
+    machine = make_result(Outcome.OUT_OF_MEMORY, peak=None, config=config())
+    runs = logged(*(run.result for run in runs[:-1]), machine)
+    assert advice.advice_line(runs[-1], runs, None).text.startswith("accumulation 2 fits")
+
+
+@pytest.mark.parametrize(
+    ("now", "remedy"),
+    [
+        (config(16, 4), ("try accumulation 8", {"accumulation_steps": 8})),
+        (config(12, 8), ("try accumulation 12", {"accumulation_steps": 12})),
+        (config(16, 16), ("try batch 8", {"batch_size": 8, "accumulation_steps": 8})),
+        (config(1, 1), None),
+    ],
+    ids=str,
+)
+def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
+    (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, config=now))
+    line = advice.advice_line(run, [run], 2**10)
+    assert line.remedy == remedy
+    assert "_" not in line.text
+
+
+def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
+    rows = np.array([[600 if str(c) == "parameters" else 10 for c in CATEGORIES]])
+    zeros = np.zeros(1, np.int32)
+    timeline = Timeline(
+        bytes_by_category=rows, phase=zeros.astype(np.int8), micro_batch=zeros, operator=zeros
+    )
+    (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, timeline=timeline))
+    said = advice.advice_line(run, [run], 629).text
+    assert said.startswith("a smaller model, optimizer or precision is needed")
+    assert "630 B" in said
+    assert advice.advice_line(run, [run], 630).remedy[0] == "try accumulation 2"
+
+
+def test_the_heat_map_takes_only_runs_that_agree_in_all_but_its_axes():
+    runs = logged(
+        make_result(config=config(8, 1)),
+        make_result(config=config(8, 2)),
+        make_result(config=config(16, 1, precision="bf16")),
+        make_result(config=config(16, 4)),
+    )
+    rows, columns, shown = pictures._on_axes(tuple(runs), runs[-1])
+    assert {rows, columns} == {"batch_size", "accumulation_steps"}
+    assert [run.number for run in shown] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("typed", ["200", "1.5", "1048575"])
+def test_a_small_limit_without_a_unit_is_asked_about(typed):
+    line = texts.about_line("tiny", make_facts(), None, typed)
+    assert line.remedy == (f"did you mean {typed} MiB?", {"memory_limit": f"{typed} MiB"})
+    for meant in ("200 KiB", "2000000", ""):
+        assert texts.about_line("tiny", make_facts(), None, meant).remedy is None
 
 
 def test_a_stale_picture_names_only_what_differs():
@@ -218,6 +311,21 @@ def test_unpinning_ends_the_comparison():
     log.pin(1, "a")
     log.pin(1, "")
     assert log.comparison(log.last) is None
+
+
+def test_a_name_can_be_given_and_taken_back(panel):
+    panel.run(batch_size=2)
+    panel.run(batch_size=4)
+    table = panel._view.table
+    table._toggles[1][0].value = True
+    assert (table.name.value, table.name.placeholder) == ("", "run 1")
+    table.name.value = "the "
+    assert table.name.value == "the "
+    table.name.value = "the plain one"
+    assert '<td class="memlab-long" title="1 the plain one">' in table._table.value
+    table.name.value = ""
+    assert panel._log.runs[0].name == "run 1"
+    assert "plain" not in table._table.value
 
 
 def test_columns_that_say_nothing_are_left_out():
@@ -326,6 +434,8 @@ def test_a_closed_panel_leaves_no_widget_and_keeps_its_results():
     made.close()
     assert len(ipywidgets.widgets.widget._instances) == before
     assert len(made.results) == 2
+    with pytest.raises(MemlabError, match=r"closed; make a new one with memlab\.panel"):
+        made.run()
     assert "image/png" in made._repr_mimebundle_()
 
 
@@ -346,6 +456,59 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
     _until(lambda: panel._job is None)
     assert started == [1]
     assert len(panel.results) == 1
+
+
+def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypatch):
+    stop, during = panel._view._stop_button, []
+
+    def interrupted(*_, on_progress, **__):
+        on_progress(Progress(text="metering", fraction=0.5))
+        during.append((stop.disabled, stop.tooltip, _find(panel, "memlab-status").value))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        panel.run()
+    ((disabled, tooltip, said),) = during
+    assert disabled
+    assert "interrupt the kernel" in tooltip
+    assert "interrupt the kernel" in said
+    assert "interrupted" in _find(panel, "memlab-status").value
+    assert panel._view._progress.value == 0.0
+    assert not panel._view._run_button.disabled
+
+
+def test_the_worker_is_there_again_after_a_stop(panel):
+    panel.set(batch_size=64)
+    panel._run_clicked()
+    former = _isolation._worker
+    time.sleep(0.05)
+    panel._stop_clicked()
+    _until(lambda: panel._job is None)
+    assert _isolation._worker is not former
+    assert _isolation._worker.process.poll() is None
+
+
+def test_a_wrong_limit_is_not_called_none(panel):
+    panel._view.limit.value = "abc"
+    assert "no limit set" not in _find(panel, "memlab-fit").value
+    panel._view.limit.value = "200"
+    panel._view._about.button.click()
+    assert panel._view.limit.value == "200 MiB"
+
+
+def test_advice_is_a_click(panel):
+    panel.run(batch_size=256, accumulation_steps=8)
+    panel.run(accumulation_steps=1, memory_limit=panel.result.peak_allocated_bytes)
+    assert "accumulation 8 fits" in panel._view._advice.text.value
+    panel._view._advice.button.click()
+    assert panel.config.accumulation_steps == 8
+    assert "fits" not in panel._view._advice.text.value
+
+
+def test_the_folded_controls_say_their_choices_on_their_button(panel):
+    panel.set(optimizer="sgd", compile=True)
+    assert panel._view._more_toggle.description == "more: no checkpointing, sgd, compiled"
 
 
 def test_stop_ends_the_run_and_the_panel_runs_again(panel):

@@ -274,14 +274,23 @@ def test_heat_map_shows_the_latest_peak_of_each_cell():
         make_result(config=at(8, 1), peak_allocated_bytes=999 * MIB),
         make_result(config=at(8, 1), peak_allocated_bytes=40 * MIB),
         make_result(config=at(8, 4), peak_allocated_bytes=20 * MIB),
-        out_of_memory(config=at(16, 1)),
+        out_of_memory(config=at(16, 1), peak_allocated_bytes=None),
+        out_of_memory(config=at(16, 4), peak_allocated_bytes=60 * MIB),
     ]
-    figure = plots.heat_map(results)
+    figure = plots.heat_map(results, limit_bytes=50 * MIB)
     axes = axes_of(figure, "heat map")
     values = np.ma.filled(axes.collections[0].get_array().astype(float), np.nan).reshape(2, 2)
-    np.testing.assert_array_equal(values, [[40 * MIB, 20 * MIB], [np.nan, np.nan]])
+    np.testing.assert_array_equal(values, [[40 * MIB, 20 * MIB], [np.nan, 60 * MIB]])
     texts = {t.get_position(): t.get_text() for t in axes.texts if t.get_text()}
-    assert texts == {(0.5, 0.5): "40.0 MiB", (1.5, 0.5): "20.0 MiB", (0.5, 1.5): "OOM"}
+    assert texts == {
+        **{(0.5, 0.5): "40.0 MiB", (1.5, 0.5): "20.0 MiB"},
+        **{(0.5, 1.5): "OOM", (1.5, 1.5): "60.0 MiB"},
+    }
+    hatched = {
+        (int(a.get_x()), int(a.get_y())) for a in axes.artists + axes.patches if a.get_hatch()
+    }
+    assert hatched == {(0, 1), (1, 1)}
+    assert {"accumulation, across", "batch size, down"} <= set(texts_of(figure))
     assert [t.get_text() for t in axes.get_yticklabels()] == ["8", "16"]
 
 

@@ -13,10 +13,11 @@ import torch
 
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import prewarm
-from memlab._panel import cells, choices, snapshot, state, texts, verdicts
+from memlab._panel import cells, choices, snapshot, state, style, texts, verdicts
+from memlab._panel.advice import advice_line
 from memlab._panel.job import Job, Latest
 from memlab._panel.pictures import Scene
-from memlab._panel.runs import Run, RunLog
+from memlab._panel.runs import Run, RunLog, count_runs
 from memlab._panel.view import View
 from memlab._running import Progress
 from memlab._verify import VerifyReport
@@ -160,8 +161,10 @@ class Panel:
                 `device`, `memory_limit` (None for none) and `check_gradients`.
 
         Raises:
-            MemlabError: a name or a value cannot be; nothing is changed then.
+            MemlabError: a name or a value cannot be, or the panel is closed; nothing is changed.
         """
+        if self._closed:
+            raise ConfigError("this panel is closed; make a new one with memlab.panel(...)")
         known = (*state.FIELDS, *OTHER_FIELDS)
         for name in fields:
             if name not in known:
@@ -185,13 +188,17 @@ class Panel:
                 runs is the `outcome` of the result.
         """
         self.set(**fields)
-        job = self._begin()
+        job = self._begin(by_cell=True)
         if job is None:
             raise ConfigError("a run of this panel is going on; press Stop, or wait for its end")
         try:
             run = self._measure(job)
         except MemlabError as error:
             self._show_error(error)
+            raise
+        except KeyboardInterrupt:
+            self._view.say("interrupted", verdicts.OPEN)
+            self._view.show_progress(0.0)
             raise
         finally:
             self._end(job)
@@ -209,7 +216,7 @@ class Panel:
 
     def __repr__(self) -> str:
         """Return one line."""
-        return f"<memlab panel, {len(self._log.runs)} runs, last: {self.result}>"
+        return f"<memlab panel, {count_runs(len(self._log.runs))}, last: {self.result}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Return the widgets, and beside them a table and a picture for pages without a kernel."""
@@ -248,15 +255,15 @@ class Panel:
             known = facts if isinstance(facts, WorkloadFacts) else None
             settings = self._view.controls.settings()
             wrong = state.problems(settings)
-            limit_wrong = self._limit_problem()
+            limit, limit_wrong = self._view.limit.value.strip(), self._limit_problem()
             own_loss = choices.zoo_options(self.workload) is None
             self._view.controls.offer_blocks(known is None or bool(known.blocks))
             self._view.explain(
                 texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
             )
             about = limit_wrong or (facts if isinstance(facts, str) else None)
-            self._view.show_about(texts.about_line(name, known, about))
-            self._view.show_ready(not wrong and not limit_wrong, running=self._job is not None)
+            self._view.show_about(texts.about_line(name, known, about, limit))
+            self._show_ready(not wrong and not limit_wrong)
             self._view.show_code("" if wrong else self.code())
             self._show_verdict()
         self._draw()
@@ -284,7 +291,7 @@ class Panel:
 
     # a run
 
-    def _begin(self) -> Job | None:
+    def _begin(self, *, by_cell: bool = False) -> Job | None:
         """Return the job of what is on screen, or None while another one runs.
 
         Raises:
@@ -300,8 +307,9 @@ class Panel:
                 device=self._view.device.value,
                 memory_limit=parse_bytes(limit) if limit else None,
                 check_gradients=self._view.check.value,
+                by_cell=by_cell,
             )
-            self._view.show_ready(True, running=True)
+            self._show_ready(True)
             self._view.show_progress(0.0)
             return self._job
 
@@ -324,7 +332,8 @@ class Panel:
     def _tell(self, progress: Progress) -> None:
         with self._lock:
             if self._job and not self._job.cancel.is_set():
-                self._view.say(progress.text)
+                by_cell = f" ({style.RUN_BY_CELL})" if self._job.by_cell else ""
+                self._view.say(progress.text + by_cell)
                 self._view.show_progress(progress.fraction)
 
     def _end(self, job: Job) -> None:
@@ -332,8 +341,14 @@ class Panel:
             if self._job is job:
                 self._job = None
         self._refresh()
+        prewarm()  # a worker that was stopped or has died is no reason for the next run to wait
 
     # what is shown
+
+    def _show_ready(self, ready: bool) -> None:
+        job = self._job
+        by_cell = job is not None and job.by_cell
+        self._view.show_ready(ready, running=job is not None, by_cell=by_cell)
 
     def _show_runs(self) -> None:
         with self._lock:
@@ -343,7 +358,7 @@ class Panel:
             self._view.table.show()
             self._view.show_json(last)
             self._view.say(
-                " ".join([last.result.message, *last.result.notes]),
+                ". ".join(s.rstrip(".") for s in (last.result.message, *last.result.notes)),
                 verdicts.outcome_verdict(last.result).kind,
             )
             self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
@@ -354,6 +369,8 @@ class Panel:
         shown = self._shown()
         limit = self._limit_or_none()
         fit = verdicts.fit_verdict(shown.result if shown else None, limit)
+        if self._limit_problem():
+            fit = verdicts.Verdict(verdicts.OPEN, "the limit is no size")
         note = ""
         if shown is not None:
             name, device = self.workload.name, self._view.device.value
@@ -361,6 +378,8 @@ class Panel:
             note = verdicts.stale_note(shown.result, name, device, config)
         self._view.show_fit(verdicts.of_last_run(fit) if note else fit)
         self._view.show_stale(note)
+        about = None if note or self._limit_problem() else shown
+        self._view.show_advice(advice_line(about, self._log.runs, limit))
 
     def _shown(self) -> Run | None:
         """Return the run whose memory is drawn: the last that was not stopped."""

@@ -32,26 +32,26 @@ LABELS = {
 class Explanation:
     """The line beside a control, with a remedy button that is there only when it helps."""
 
-    def __init__(self, apply: Callable[[str, object], None]) -> None:
+    def __init__(self, apply: Callable[[Mapping[str, object]], None]) -> None:
         self.text = widgets.HTML()
         self.text.add_class("memlab-explanation")
         self.button = widgets.Button(description="", layout={"visibility": "hidden"})
         self.button.add_class("memlab-remedy")
         self._apply = apply
-        self._remedy: tuple[str, object] | None = None
+        self._remedy: Mapping[str, object] | None = None
         self.button.on_click(self._clicked)
 
     def show(self, line: Line) -> None:
         """Show the line; what is on screen already is not sent again."""
         if self.text.value != (text := line.html()):
             self.text.value = text
-        self._remedy = line.remedy[1:] if line.remedy else None
+        self._remedy = line.remedy[1] if line.remedy else None
         self.button.description = line.remedy[0] if line.remedy else ""
         self.button.layout.visibility = "visible" if line.remedy else "hidden"
 
     def _clicked(self, _: Any) -> None:
         if self._remedy:
-            self._apply(*self._remedy)
+            self._apply(self._remedy)
 
 
 class SliderRow:
@@ -64,7 +64,7 @@ class SliderRow:
         kind: type[int] | type[float],
         changed: Callable[[], None],
         submit: Callable[[], None],
-        apply: Callable[[str, object], None],
+        apply: Callable[[Mapping[str, object]], None],
     ) -> None:
         self._kind, self._changed = kind, changed
         self.slider = slider
@@ -97,7 +97,9 @@ class SliderRow:
             self.value = round(change["new"]) if self._kind is int else round(change["new"], 2)
 
     def _typed(self, _: Mapping[str, Any]) -> None:
-        if (nearest := self._nearest(self.value)) is not None:
+        nearest = self._nearest(self.value)
+        # an echo of where the handle stands would throw it back under fast keys
+        if nearest is not None and abs(nearest - self.slider.value) > 1e-6:
             self.slider.value = nearest
         self._changed()
 
@@ -107,7 +109,7 @@ class SliderRow:
             return None
         low, high, step = self.slider.min, self.slider.max, self.slider.step
         if not isinstance(self.slider, widgets.FloatLogSlider):
-            return float(min(max(round(number / step) * step, low), high))
+            return round(float(min(max(round(number / step) * step, low), high)), 2)
         exponent = math.log2(number) if number >= 1 else 0.0
         return float(2 ** min(max(round(exponent), low), high))
 
@@ -132,7 +134,7 @@ class Controls:
             "accumulation_steps": (widgets.FloatLogSlider(max=5, **log), int),
         }
         self.sliders = {
-            field: SliderRow(field, slider, kind, self._tell, submit, self._apply)
+            field: SliderRow(field, slider, kind, self._tell, submit, self.set)
             for field, (slider, kind) in sliders.items()
         }
         self.precision = widgets.ToggleButtons(
@@ -149,8 +151,8 @@ class Controls:
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
-        self.precision_explained = Explanation(self._apply)
-        self.more_explained = Explanation(self._apply)
+        self.precision_explained = Explanation(self.set)
+        self.more_explained = Explanation(self.set)
         self.set(settings)
 
     def precision_row(self) -> Any:
@@ -186,9 +188,6 @@ class Controls:
         self.checkpointing.disabled = not possible
         if not possible:
             self.checkpointing.value = "none"
-
-    def _apply(self, field: str, value: object) -> None:
-        self.set({field: value})
 
     def _tell(self) -> None:
         if not self._quiet:

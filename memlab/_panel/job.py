@@ -25,6 +25,7 @@ class Job:
     device: str
     memory_limit: int | None
     check_gradients: bool
+    by_cell: bool = False
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def run(

@@ -4,15 +4,18 @@ A picture is drawn again only when what it shows has changed. The heat map comes
 import of seaborn costs 0.7 s.
 """
 
+import dataclasses
 import html
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 from memlab import plots
-from memlab._panel.runs import Run
+from memlab._panel.runs import Run, count_runs
+from memlab.config import StepConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +66,7 @@ class Pictures:
         if scene.shown is not None:
             self._draw_memory(scene, scene.shown)
             self._draw_runs(scene.runs)
+            self._draw_heat_map(scene, scene.shown)
 
     def _draw_memory(self, scene: Scene, shown: Run) -> None:
         result, limit, comparison = shown.result, scene.limit_bytes, scene.comparison
@@ -94,7 +98,7 @@ class Pictures:
             "step_times",
             key,
             lambda size: plots.step_times(results, labels=labels, size=size),
-            f"median time per step of {len(runs)} runs",
+            f"median time per step of {count_runs(len(runs))}",
         )
         self._show(
             "memory_against_time",
@@ -102,16 +106,21 @@ class Pictures:
             lambda size: plots.memory_against_time(
                 results, labels=labels, pinned=pinned, size=size
             ),
-            f"peak memory against time per step of {len(runs)} runs",
+            f"peak memory against time per step of {count_runs(len(runs))}",
         )
+
+    def _draw_heat_map(self, scene: Scene, shown: Run) -> None:
+        rows, columns, runs = _on_axes(scene.runs, shown)
         if len(runs) < 2:
             self._wait("heat_map", WAITING["heat_map"])
             return
-        rows, columns = _axes(runs)
+        results, limit = [run.result for run in runs], scene.limit_bytes
         self._show(
             "heat_map",
-            key,
-            lambda size: plots.heat_map(results, rows=rows, columns=columns, size=size),
+            (rows, columns, limit, *(run.number for run in runs)),
+            lambda size: plots.heat_map(
+                results, rows=rows, columns=columns, limit_bytes=limit, size=size
+            ),
             f"peak memory over {rows} and {columns}",
         )
 
@@ -126,13 +135,27 @@ class Pictures:
         self._drawn.pop(name, None)
 
 
-def _axes(runs: tuple[Run, ...]) -> tuple[str, str]:
-    """Return the two settings that vary most, in the order of the defaults where nothing does."""
+def _on_axes(runs: tuple[Run, ...], shown: Run) -> tuple[str, str, list[Run]]:
+    """Return two settings, and the runs that agree with the shown one in every other.
+
+    Those two with the most cells; where that is a tie, those that vary most.
+    """
     fields = plots.varying_fields([run.result for run in runs])
     fields += [f for f in ("batch_size", "accumulation_steps") if f not in fields]
     # the engine follows from the budget
-    rows, columns = [field for field in fields if field != "budget_engine"][:2]
-    return rows, columns
+    pairs = itertools.combinations([field for field in fields if field != "budget_engine"], 2)
+    found = [(*pair, [run for run in runs if _agree(run, shown, pair)]) for pair in pairs]
+    return max(found, key=lambda one: len({_cell(run, one[:2]) for run in one[2]}))
+
+
+def _agree(run: Run, shown: Run, apart_from: tuple[str, str]) -> bool:
+    free = {*apart_from, "budget_engine"}
+    names = [field.name for field in dataclasses.fields(StepConfig) if field.name not in free]
+    return _cell(run, names) == _cell(shown, names)
+
+
+def _cell(run: Run, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(run.result.config, name) for name in names)
 
 
 def _empty_box(name: str) -> Any:

@@ -36,7 +36,17 @@ class Run:
     @property
     def label(self) -> str:
         """How pictures call it: its name, or its number as the table has it."""
-        return self.name or f"run {self.number}"
+        return self.name or self.default_name
+
+    @property
+    def default_name(self) -> str:
+        """Its name while it is pinned and a person has given it none."""
+        return f"run {self.number}"
+
+    @property
+    def own_name(self) -> str:
+        """The name that a person gave it, or ""."""
+        return "" if self.name == self.default_name else self.name
 
 
 class RunLog:
@@ -90,9 +100,13 @@ class RunLog:
         return None if shown is None or run is None or run.number == shown.number else run
 
 
+def count_runs(number: int) -> str:
+    """Return a number of runs in words."""
+    return f"{number} run{'' if number == 1 else 's'}"
+
+
 def _number(run: Run) -> str:
-    default = f"run {run.number}"
-    return str(run.number) if run.name in ("", default) else f"{run.number} {run.name}"
+    return f"{run.number} {run.own_name}".strip()
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
@@ -113,8 +127,9 @@ COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
     ("samples/s", "batch size over the time per step",
      lambda run: _or_dash(run.result.samples_per_second, _rate)),
 )  # fmt: skip
+MAY_BE_LONG = {"#", "other"}
 ONLY_IF_DIFFERENT, ONLY_IF_ANY = {"workload", "device"}, {"other", "reserved"}
-NUMBERS = {"#", "budget", "batch", "acc.", "peak allocated", "reserved", "per step", "samples/s"}
+NUMBERS = {"budget", "batch", "acc.", "peak allocated", "reserved", "per step", "samples/s"}
 
 
 def table_html(runs: Sequence[Run], compared: int = 0) -> str:
@@ -131,11 +146,17 @@ def table_html(runs: Sequence[Run], compared: int = 0) -> str:
 
 
 def _row(run: Run, columns: Sequence[tuple[str, str, Callable[[Run], str]]], compared: bool) -> str:
-    cells = "".join(f"<td{_align(name)}>{html.escape(show(run))}</td>" for name, _, show in columns)
+    cells = "".join(_table_cell(name, html.escape(show(run))) for name, _, show in columns)
     kind = " class='memlab-compared'" if compared else ""
     outcome = verdicts.outcome_verdict(run.result).html()
     gradients = verdicts.gradients_verdict(run.report).html()
     return f"<tr{kind}>{cells}<td>{outcome}</td><td>{gradients}</td></tr>"
+
+
+def _table_cell(name: str, text: str) -> str:
+    if name in MAY_BE_LONG:
+        return f'<td class="memlab-long" title="{text}">{text}</td>'
+    return f"<td{_align(name)}>{text}</td>"
 
 
 def _rate(samples_per_second: float) -> str:

@@ -5,6 +5,7 @@ Boxes have fixed heights, so that nothing moves that was not touched. The breakp
 width of the panel, not of the window.
 """
 
+RUN_BY_CELL = "a cell is running it: interrupt the kernel to stop it"
 GONE = "The kernel was restarted or has died: run this cell again to get a working panel."
 
 CSS = """
@@ -29,6 +30,8 @@ CSS = """
 .memlab-panel .memlab-hidden, .memlab-panel .memlab-gone { display: none; }
 .memlab-panel.jupyter-widgets-disconnected .memlab-gone { display: block; }
 .memlab-panel.jupyter-widgets-disconnected .memlab-live { opacity: 0.45; pointer-events: none; }
+.memlab-panel.jupyter-widgets-disconnected::before,
+.memlab-panel .jupyter-widgets-disconnected::before { content: none; display: none; }
 .memlab-panel .memlab-gone div { border-left: 3px solid var(--memlab-bad); padding: 4px 10px;
   font-weight: 600; color: var(--memlab-bad); }
 
@@ -43,8 +46,13 @@ CSS = """
 .memlab-panel .memlab-toggles { margin-left: auto; gap: 6px; overflow: visible; }
 .memlab-panel .memlab-header .widget-toggle-button { width: auto; min-width: 30px; padding: 0 9px;
   margin: 2px 0; }
-.memlab-panel .memlab-about { height: 20px; overflow: hidden; color: var(--memlab-quiet);
-  white-space: nowrap; text-overflow: ellipsis; }
+.memlab-panel .memlab-line-row { display: flex; align-items: center; gap: 10px; height: 26px;
+  overflow: hidden; }
+.memlab-panel .memlab-line-row .widget-html { flex: 0 1 auto; }
+.memlab-panel .memlab-line-row .memlab-line { display: block; white-space: nowrap;
+  text-overflow: ellipsis; }
+.memlab-panel .memlab-line-row .memlab-remedy { flex: none; width: auto; margin: 0 0 0 auto;
+  padding: 0 8px; height: 24px; line-height: 24px; font-size: 12px; }
 .memlab-panel .memlab-pane { border: 1px solid var(--memlab-line); border-radius: 3px;
   padding: 8px 12px; margin: 4px 0; overflow-x: auto; user-select: text; }
 .memlab-panel .memlab-pane pre { margin: 0; font-size: 12px; line-height: 1.5; padding: 0;
@@ -85,14 +93,9 @@ CSS = """
 .memlab-panel .memlab-warn { color: var(--memlab-warn); }
 .memlab-panel .memlab-open { color: var(--memlab-quiet); }
 
-.memlab-panel .jupyter-widget-Accordion, .memlab-panel .widget-accordion { margin: 2px 0; }
-.memlab-panel .jupyter-widget-Collapse-header { background: none; border: 0; padding: 4px 0;
-  color: var(--memlab-quiet); font-size: 13px; line-height: 1.4; font-weight: 400; }
-.memlab-panel .jupyter-widget-Collapse-header:hover { background: none;
-  color: var(--jp-ui-font-color1, #222); }
-.memlab-panel .jupyter-widget-Collapse-contents { border: 0; padding: 0 0 4px; background: none;
-  color: inherit; }
-.memlab-panel .jupyter-widget-Collapse { margin: 0; }
+.memlab-panel .memlab-more-row { overflow: visible; }
+.memlab-panel .memlab-more-row .widget-toggle-button { width: auto; margin: 2px 0;
+  padding: 0 9px; }
 .memlab-panel .memlab-more { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: center; }
 .memlab-panel .memlab-more .widget-label { width: auto; margin-right: 6px; }
 .memlab-panel .memlab-more .widget-dropdown { width: auto; }
@@ -151,6 +154,8 @@ CSS = """
 .memlab-panel table.memlab-runs .memlab-number { text-align: right;
   font-variant-numeric: tabular-nums; }
 .memlab-panel table.memlab-runs tr.memlab-compared { background: var(--jp-layout-color2, #eee); }
+.memlab-panel table.memlab-runs td.memlab-long { max-width: 16ch; overflow: hidden;
+  text-overflow: ellipsis; }
 .memlab-panel .memlab-row-buttons { flex: 0 0 auto; padding-top: 29px; overflow: visible; }
 .memlab-panel .memlab-row-buttons .widget-hbox { height: 29px; gap: 4px; align-items: center;
   padding-left: 6px; overflow: visible; }
@@ -163,16 +168,21 @@ CSS = """
   .memlab-panel .memlab-memory { grid-row: 1 / 4; }
   .memlab-panel .memlab-table-box { grid-column: 1 / 4; }
 }
-@container (max-width: 1039px) {
-  .memlab-panel .memlab-picture-heat-map { order: 1; }
-}
 @container (max-width: 860px) {
   .memlab-panel .memlab-row { grid-template-columns: 106px minmax(120px, 1fr) 64px 104px;
     min-height: 62px; row-gap: 2px; align-content: center; }
   .memlab-panel .memlab-row .memlab-explanation { grid-column: 2 / 5; grid-row: 2;
     min-height: 37px; }
   .memlab-panel .memlab-status { height: 56px; }
-  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 4px; }
+  .memlab-panel table.memlab-runs { font-size: 11px; }
+  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 3px;
+    line-height: 13px; }
+  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs .memlab-verdict {
+    white-space: normal; }
+  .memlab-panel table.memlab-runs td:nth-last-child(-n + 2) { white-space: normal; }
+  .memlab-panel table.memlab-runs td.memlab-long { max-width: 9ch; }
+  .memlab-panel .memlab-row-buttons .widget-hbox { gap: 2px; padding-left: 3px; }
+  .memlab-panel .memlab-row-buttons button { padding: 0 4px; font-size: 10px; }
   .memlab-panel .memlab-row .memlab-remedy { grid-column: 4; }
   .memlab-panel .memlab-choice-row .memlab-remedy { grid-row: 2; }
   .memlab-panel .memlab-choice-row .memlab-explanation { grid-column: 2 / 4; }

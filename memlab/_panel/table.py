@@ -80,7 +80,9 @@ class Table:
         run = self._named_run()
         self.name.disabled = run is None
         self.name.description = f"Name of run {run.number}" if run else "Name"
-        if self.name.value != (name := run.name if run else ""):
+        self.name.placeholder = run.default_name if run else "pin a run to name it"
+        # a space at the end is one that is being typed
+        if self.name.value.strip() != (name := run.own_name if run else ""):
             self.name.value = name
 
     def _named_run(self) -> Run | None:
@@ -92,7 +94,7 @@ class Table:
     def _pinned(self, row: int, change: Mapping[str, Any]) -> None:
         if not self._quiet:
             number = self._numbers[row]
-            self._log.pin(number, f"run {number}" if change["new"] else "")
+            self._log.pin(number, self._log.runs[number - 1].default_name if change["new"] else "")
             self._update()
 
     def _compared(self, row: int, change: Mapping[str, Any]) -> None:
@@ -102,8 +104,8 @@ class Table:
 
     def _named(self, change: Mapping[str, Any]) -> None:
         run = self._named_run()
-        if not self._quiet and run and change["new"].strip():
-            self._log.change(run.number, name=change["new"].strip())
+        if not self._quiet and run:
+            self._log.change(run.number, name=change["new"].strip() or run.default_name)
             self._update()
 
     def _clear(self) -> None:

@@ -4,6 +4,7 @@ Every line says what a setting means now, in samples, bytes or percent. None of 
 """
 
 import html
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from memlab._inspect import WorkloadFacts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
 from memlab.config import Precision, StepConfig
-from memlab.units import format_bytes
+from memlab.units import MIB, format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,13 @@ class Line:
     Attributes:
         text: the explanation, or the sentence of what is wrong.
         verdict: shown after the text.
-        remedy: what the button is called, and the setting that it makes.
+        remedy: what the button is called, and the settings that it makes, by field.
         kind: OPEN for an explanation, WARN or BAD for a sentence that must be seen.
     """
 
     text: str
     verdict: Verdict | None = None
-    remedy: tuple[str, str, object] | None = None
+    remedy: tuple[str, Mapping[str, object]] | None = None
     kind: str = OPEN
 
     def html(self) -> str:
@@ -52,7 +53,7 @@ def budget_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
         if budget > 0
         else "keeps the graph's inputs alone, recomputes everything"
     )
-    to_plain = ("set to 1", "memory_budget", 1.0)
+    to_plain = ("set to 1", {"memory_budget": 1.0})
     if facts and facts.recurrent_modules:
         where = facts.recurrent_modules[0] or "the model"
         return Line(
@@ -117,7 +118,7 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
     if precision == Precision.FP16_MIXED and device == "cpu":
         return Line(
             "many times slower than fp32 on a CPU; bf16-mixed saves as much",
-            remedy=("use bf16-mixed", "precision", Precision.BF16_MIXED),
+            remedy=("use bf16-mixed", {"precision": Precision.BF16_MIXED}),
             kind=WARN,
         )
     return Line(texts[precision])
@@ -182,13 +183,27 @@ def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
     if field == "accumulation_steps" and both and settings[field] > batch > 0:
         value = largest_accumulation(batch)
         sentence = f"more than the {batch} samples of the batch: every micro-batch needs one"
-    return Line(sentence, remedy=(f"set to {value:g}", field, value), kind=BAD)
+    return Line(sentence, remedy=(f"set to {value:g}", {field: value}), kind=BAD)
 
 
-def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None) -> Line:
-    """Say what the workload is, or what is wrong with it or with the limit."""
+def more_label(settings: Settings) -> str:
+    """Return what the button of the folded controls is called: their choices now."""
+    checkpointing = settings["checkpointing"]
+    blocks = "no checkpointing" if checkpointing == "none" else f"checkpointing by {checkpointing}"
+    compiled = "compiled" if settings["compile"] else "not compiled"
+    return f"more: {blocks}, {settings['optimizer']}, {compiled}"
+
+
+def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit: str = "") -> Line:
+    """Say what the workload is, or what is wrong with it or with the limit, given as typed."""
     if wrong:
         return Line(wrong, kind=BAD)
+    if re.fullmatch(r"[0-9.]+", limit) and (size := parse_bytes(limit)) < MIB:
+        meant = f"{limit} MiB"
+        remedy = (f"did you mean {meant}?", {"memory_limit": meant})
+        return Line(
+            f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN
+        )
     if facts is None:
         return Line(f"{name}: looking at the model")
     blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
@@ -199,5 +214,5 @@ def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None) -> Lin
 
 
 def _count(number: int, noun: str) -> str:
-    plural = {"sample": "samples", "micro-batch": "micro-batches"}[noun]
+    plural = {"micro-batch": "micro-batches"}.get(noun, f"{noun}s")
     return f"{number} {noun if number == 1 else plural}"

@@ -81,11 +81,13 @@ def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
         return Verdict(OPEN, "not measured yet")
     peak = result.peak_reserved_bytes or result.peak_allocated_bytes
     kind = "reserved" if result.peak_reserved_bytes else "allocated"
+    if result.outcome is Outcome.OUT_OF_MEMORY and (peak is None or not result.memory_limit_bytes):
+        ran_under = result.memory_limit_bytes
+        what = f"the limit of {format_bytes(ran_under)}" if ran_under else "this machine"
+        return Verdict(BAD, f"does not fit {what}", result.message)
     if peak is None:
         return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
     if limit_bytes is None:
-        if result.outcome is Outcome.OUT_OF_MEMORY and result.memory_limit_bytes is None:
-            return Verdict(BAD, "does not fit this machine", result.message)
         return Verdict(OPEN, f"no limit set; peak {format_bytes(peak)} {kind}")
     fits = peak <= limit_bytes
     if result.memory_limit_bytes == limit_bytes and result.fits is not None:
@@ -147,11 +149,12 @@ def stale_note(
         said.append(f"on {result.device}")
     for field in FIELDS:
         if (value := getattr(result.config, field)) != getattr(config, field):
-            said.append(_setting(field, value))
+            said.append(setting_words(field, value))
     return f"last run: {', '.join(said)}; press Run for what is set now" if said else ""
 
 
-def _setting(field: str, value: object) -> str:
+def setting_words(field: str, value: object) -> str:
+    """Return one setting as the table of runs names it."""
     names = {
         "memory_budget": "budget", "batch_size": "batch", "accumulation_steps": "accumulation",
         "checkpointing": "checkpointing",

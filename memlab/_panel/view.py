@@ -8,11 +8,11 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel import style
-from memlab._panel.controls import Controls, on_enter
+from memlab._panel.controls import Controls, Explanation, on_enter
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.table import Table
-from memlab._panel.texts import Line
+from memlab._panel.texts import Line, more_label
 from memlab._panel.verdicts import Verdict
 
 HELP = """<p><b>A step</b> is one optimizer update: forward and backward over each micro-batch, then
@@ -73,7 +73,8 @@ class View:
         self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
         self._run_button.button_style = "primary"
         self._progress = widgets.FloatProgress(min=0, max=1)
-        self._about, self._fit, self._note = _html("about"), _html("fit"), _html("note")
+        self._about, self._advice = Explanation(self._set_header), Explanation(self.controls.set)
+        self._fit, self._note = _html("fit"), _html("note")
         self._status, self._json = _html("status"), _html("json")
         self._code_pane, self._help_pane = _html("pane"), _html("pane", HELP)
         self._live = self._lay_out()
@@ -92,9 +93,11 @@ class View:
             boxes["heat_map"], self.table.box,
         )  # fmt: skip
         return _box(
-            widgets.VBox, "live", self._header(), self._about, self._code_pane, self._help_pane,
+            widgets.VBox, "live", self._header(), _line_row("about", self._about),
+            self._code_pane, self._help_pane,
             *(row.row for row in self.controls.sliders.values()), self.controls.precision_row(),
-            self._more(), self._run_row(), self._status, pictures, self._json,
+            *self._more(), self._run_row(), self._status, _line_row("advice", self._advice),
+            pictures, self._json,
         )  # fmt: skip
 
     def _header(self) -> Any:
@@ -105,15 +108,16 @@ class View:
             _box(widgets.HBox, "toggles", code, about),
         )  # fmt: skip
 
-    def _more(self) -> Any:
+    def _more(self) -> tuple[Any, Any]:
+        """Return the button of the folded controls, and their box."""
         controls = self.controls
         explained = controls.more_explained
         inside = _box(
             widgets.HBox, "more", controls.checkpointing, controls.optimizer, controls.compile,
             explained.text, explained.button,
         )  # fmt: skip
-        title = "more: checkpointing, optimizer, torch.compile"
-        return widgets.Accordion([inside], titles=(title,), selected_index=None)
+        self._more_toggle = _toggle("more", "checkpointing, optimizer, torch.compile", inside)
+        return _box(widgets.HBox, "more-row", self._more_toggle), inside
 
     def _run_row(self) -> Any:
         return _box(
@@ -142,15 +146,21 @@ class View:
             row.explanation.show(lines[field])
         self.controls.precision_explained.show(lines["precision"])
         self.controls.more_explained.show(lines["more"])
+        self._more_toggle.description = more_label(self.controls.settings())
 
     def show_about(self, line: Line) -> None:
         """Show what the workload is, or what is wrong with it or the limit."""
-        _write(self._about, line.html())
+        self._about.show(line)
 
-    def show_ready(self, ready: bool, *, running: bool) -> None:
-        """Allow what can be pressed now."""
+    def show_advice(self, line: Line) -> None:
+        """Show what to do about a step that does not fit."""
+        self._advice.show(line)
+
+    def show_ready(self, ready: bool, *, running: bool, by_cell: bool) -> None:
+        """Allow what can be pressed now; a press while a cell runs would come after it."""
         self._run_button.disabled = running or not ready
-        self._stop_button.disabled = not running
+        self._stop_button.disabled = by_cell or not running
+        self._stop_button.tooltip = style.RUN_BY_CELL if by_cell else "stop the run"
 
     def show_progress(self, fraction: float) -> None:
         """Move the progress bar."""
@@ -192,6 +202,10 @@ class View:
         self.table.close()
         _close(self._root)
 
+    def _set_header(self, fields: Mapping[str, object]) -> None:
+        self.set_others(fields)
+        self._changed()
+
     def _tell(self) -> None:
         if not self._quiet:
             self._changed()
@@ -207,6 +221,12 @@ def _box(kind: Any, name: str, *children: Any) -> Any:
     made = kind(list(children))
     made.add_class(f"memlab-{name}")
     return made
+
+
+def _line_row(name: str, explanation: Explanation) -> Any:
+    """Return a line of fixed height over the whole width, its remedy at the end."""
+    explanation.text.add_class(f"memlab-{name}")
+    return _box(widgets.HBox, "line-row", explanation.text, explanation.button)
 
 
 def _button(name: str, pressed: Callable[[], None]) -> Any:

@@ -124,7 +124,7 @@ def test_enter_in_a_number_box_runs(page, panel):
 def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     panel.get_by_label("Workload").focus()
     seen = []
-    for _ in range(14):
+    for _ in range(18):
         seen.append(
             page.evaluate(
                 "() => { const e = document.activeElement; return e.getAttribute('role')"
@@ -135,7 +135,8 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     assert seen == [
         *("Workload", "On", "Limit", "code", "?"),
         *("slider", "Memory budget", "slider", "Batch size", "slider", "Accumulation"),
-        *("fp32", "bf16-mixed", "fp16-mixed"),
+        *("fp32", "bf16-mixed", "fp16-mixed", "bf16"),
+        *("more: no checkpointing, adamw, not compiled", "Run", "check gradients"),
     ]
 
 

@@ -1,0 +1,104 @@
+"""What to do when the step does not fit: a measured run that does, or the next step to try.
+
+A pure function of the runs. It predicts nothing: a run that fits has been measured to fit.
+"""
+
+import math
+from collections.abc import Sequence
+
+from memlab._panel.runs import Run
+from memlab._panel.state import FIELDS
+from memlab._panel.texts import Line
+from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_words
+from memlab.config import StepConfig
+from memlab.result import Outcome, StepResult
+from memlab.trace import CATEGORIES, Category
+from memlab.units import format_bytes
+
+STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
+
+
+def advice_line(shown: Run | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
+    """Return what to do about the shown run; an empty line if it fits.
+
+    Args:
+        shown: the run on screen.
+        runs: all there are, oldest first.
+        limit_bytes: the limit that is on screen.
+    """
+    if shown is None or fit_verdict(shown.result, limit_bytes).kind != BAD:
+        return Line("")
+    limit = limit_bytes or shown.result.memory_limit_bytes
+    fitting = _nearest_that_fits(shown, runs, limit)
+    hopeless = _standing_line(shown.result, limit)
+    if fitting is not None:
+        line = _fitting_line(shown, fitting)
+        text = f"{hopeless.text}: {line.text}" if hopeless else line.text
+        return Line(text, remedy=line.remedy, kind=WARN)
+    return hopeless or _next_line(shown.result.config)
+
+
+def _nearest_that_fits(shown: Run, runs: Sequence[Run], limit: int | None) -> Run | None:
+    here = shown.result
+    fitting = [
+        run
+        for run in reversed(runs)
+        if (run.result.workload_name, run.result.device) == (here.workload_name, here.device)
+        and run.result.outcome is Outcome.OK
+        and run.result.config != here.config
+        and (limit is None or fit_verdict(run.result, limit).kind == GOOD)
+    ]
+    return min(fitting, key=lambda run: _distance(run.result.config, here.config), default=None)
+
+
+def _distance(one: StepConfig, other: StepConfig) -> tuple[int, bool, float]:
+    """Return how many settings differ, whether the batch does, and by how many doublings."""
+    names = ("batch_size", "accumulation_steps")
+    doublings = (abs(math.log2(getattr(one, n) / getattr(other, n))) for n in names)
+    return len(_differing(one, other)), one.batch_size != other.batch_size, sum(doublings)
+
+
+def _differing(one: StepConfig, other: StepConfig) -> list[str]:
+    return [field for field in FIELDS if getattr(one, field) != getattr(other, field)]
+
+
+def _fitting_line(shown: Run, fitting: Run) -> Line:
+    result = fitting.result
+    fields = {
+        field: getattr(result.config, field)
+        for field in _differing(result.config, shown.result.config)
+    }
+    words = ", ".join(setting_words(field, value) for field, value in fields.items())
+    peak = result.peak_reserved_bytes or result.peak_allocated_bytes
+    kind = "reserved" if result.peak_reserved_bytes else "allocated"
+    size = f": {format_bytes(peak)} {kind}" if peak else ""
+    text = f"{words} fits{size}, measured in run {fitting.number}"
+    return Line(text, remedy=(f"use run {fitting.number}", fields))
+
+
+def _standing_line(result: StepResult, limit: int | None) -> Line | None:
+    """Say that nothing about activations can help, where what stands at the start is too much."""
+    if limit is None or result.timeline is None or not len(result.timeline):
+        return None
+    first = result.timeline.bytes_by_category[0]
+    standing = sum(int(first[CATEGORIES.index(category)]) for category in STANDING)
+    if standing <= limit:
+        return None
+    return Line(
+        f"a smaller model, optimizer or precision is needed, no accumulation or checkpointing can "
+        f"help: {format_bytes(standing)} stand before the first forward",
+        kind=WARN,
+    )
+
+
+def _next_line(config: StepConfig) -> Line:
+    batch, steps = config.batch_size, config.accumulation_steps
+    fields: dict[str, object] = {"batch_size": batch // 2, "accumulation_steps": batch // 2}
+    if steps < batch:
+        fields = {"accumulation_steps": min(2 * steps, batch)}
+    elif batch == 1:
+        return Line("one sample at a time does not fit: try checkpointing, under more", kind=WARN)
+    field, value = next(iter(fields.items()))
+    words = setting_words(field, value)
+    return Line(f"no measured run fits; next, try {words}", remedy=(f"try {words}", fields),
+                kind=WARN)  # fmt: skip
