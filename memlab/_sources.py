@@ -35,12 +35,15 @@ def own_files() -> dict[str, str]:
     files = {
         name: getattr(module, "__file__", None)
         for name, module in list(sys.modules.items())
-        if name != "__main__"
+        if name not in ("__main__", "__mp_main__")  # the second is multiprocessing's word for it
     }
     return {
         name: os.path.realpath(file)
         for name, file in files.items()
-        if isinstance(file, str) and file.endswith(".py") and not is_library(file)
+        if isinstance(file, str)
+        and file.endswith(".py")
+        and not is_library(file)
+        and os.path.exists(file)  # torch.ops names a file that is not there
     }
 
 
@@ -70,7 +73,7 @@ class Sources:
         self.files = own_files()
         for file in self.files.values():
             stamp = _stamp(file) if file not in self.stamps else None
-            if stamp is not None:  # torch.ops names a file that is not there
+            if stamp is not None:
                 # changed after the job began: it may have been imported before that
                 self.stamps[file] = stamp if stamp[1] <= job_started_ns else None
 

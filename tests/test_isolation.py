@@ -426,3 +426,25 @@ def test_a_file_that_is_replaced_by_one_with_an_old_date_is_read_anew(tmp_path, 
         os.utime(file, (1_700_000_000, 1_700_000_000))  # as cp -p and rsync do
         found.append(parameters_of(twice_named.build))
     assert found == [4 * (3 * out + out) for out in (3, 5, 7)]
+
+
+def test_the_worker_stays_warm_for_a_script_too(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from memlab import StepConfig, _isolation, measure
+            from tests.models import linear
+            pids = set()
+            for _ in range(2):
+                measure(linear(), StepConfig(), "cpu", repeats=1)
+                pids.add(_isolation._worker.process.pid)
+            print(len(pids))
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout.split()[-1] == "1"
