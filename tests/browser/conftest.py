@@ -9,9 +9,10 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import lab_browser
 import nbformat
 import pytest
+
+from tests.browser import lab_browser
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "build" / "ui"

@@ -4,10 +4,11 @@ import html
 import json
 import time
 
-import lab_browser as lab_ui
 import nbformat
 import pytest
 from conftest import SHOTS
+
+from tests.browser import lab_browser as lab_ui
 
 
 @pytest.fixture
