@@ -6,9 +6,9 @@ import time
 
 import nbformat
 import pytest
-from conftest import SHOTS
 
 from tests.browser import lab_browser as lab_ui
+from tests.browser.conftest import SHOTS
 
 
 @pytest.fixture
