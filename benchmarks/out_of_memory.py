@@ -114,7 +114,7 @@ def _row(num_runs: int, outcomes: list[str], expected: str) -> dict[str, Any]:
     # a worker gives memory back after it has answered: once it answers again, that is done
     inspect_workload(stack())
     time.sleep(SETTLE_SECONDS)
-    pid = _isolation._worker.process.pid
+    pid = _isolation.measuring.worker.process.pid
     return {
         "runs": num_runs,
         "as expected": sum(outcome == expected for outcome in outcomes),

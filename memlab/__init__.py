@@ -6,25 +6,26 @@ from typing import TYPE_CHECKING, Any
 from memlab import workloads
 from memlab._verify import VerifyReport
 from memlab._version import __version__
-from memlab.api import measure, to_frame, verify
+from memlab.api import measure, predict, to_frame, verify
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
+    from memlab._explain import explain
     from memlab._panel import panel
 
 __all__ = [
     "MemlabError", "Outcome", "StepConfig", "StepResult", "VerifyReport", "Workload", "__version__",
-    "measure", "panel", "to_frame", "verify", "workloads",
+    "explain", "measure", "panel", "predict", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs plotting or widgets when it is first asked for."""
-    if name == "panel":
-        return importlib.import_module("memlab._panel").panel
+    """Import what comes after a result when it is first asked for: explanation, plots, widgets."""
+    if name in ("explain", "panel"):
+        return getattr(importlib.import_module(f"memlab._{name}"), name)
     if name == "plots":
         return importlib.import_module("memlab.plots")
     raise AttributeError(f"module 'memlab' has no attribute {name!r}")

@@ -5,6 +5,7 @@ points (1/72 inch). No pyplot and no rcParams: figures are drawn from several th
 What the figures show is in `plots.py`.
 """
 
+import functools
 import html
 import io
 import itertools
@@ -17,7 +18,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends import backend_svg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 from memlab.result import StepResult
@@ -75,6 +78,7 @@ def canvas(figure: Figure) -> Axes:
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), label="canvas", zorder=5)
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()
+    _remember_place(axes)
     return axes
 
 
@@ -88,6 +92,7 @@ def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float,
         label=label,
     )  # fmt: skip
     axes.patch.set_alpha(0.0)
+    _remember_place(axes)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -96,6 +101,12 @@ def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float,
         colors=GRID, labelcolor=INK, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0
     )
     return axes
+
+
+def _remember_place(axes: Axes) -> None:
+    """Build the transform of the ground once: every artist asks for it, to be clipped to it."""
+    transform = axes.patch.get_transform()
+    axes.patch.get_transform = lambda: transform  # type: ignore[method-assign]
 
 
 def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
@@ -187,6 +198,20 @@ class _TextRenderer(backend_svg.RendererSVG):
     """Text stays text whatever `svg.fonttype` says, which is global and so not ours to set."""
 
     _draw_text_as_path = backend_svg.RendererSVG._draw_text_as_text
+
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: bool | str
+    ) -> tuple[float, float, float]:
+        # matplotlib remembers sizes by renderer, and here each picture has its own
+        return _text_size(s, prop.copy(), ismath)
+
+
+@functools.lru_cache(4096)
+def _text_size(text: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
+    size: tuple[float, float, float] = text_to_path.get_text_width_height_descent(
+        text, prop, ismath
+    )
+    return size
 
 
 def to_svg(figure: Figure, *, label: str) -> str:

@@ -1,7 +1,7 @@
 """The caller's side of a run: in the worker, which it keeps warm, or here in this process.
 
-One run at a time, since two measurements at once would time each other. Whatever ends the worker
-is told as `Ended`, and a new worker is started at once.
+One measurement at a time, since two at once would time each other, and one prediction beside it.
+Whatever ends a worker is told as `Ended`, and a new one is started at once.
 """
 
 import atexit
@@ -27,45 +27,86 @@ START_SECONDS = 120.0
 POLL_SECONDS = 0.05
 OnProgress = Callable[[Progress], None]
 
-_lock = threading.Lock()  # held while a job runs, here or in the worker
-_owner: int | None = None  # the thread that holds it
-_worker: WorkerProcess | None = None
+
+class Lane:
+    """A worker, and whose turn it is to use it.
+
+    Attributes:
+        lock: held while a job runs, here or in the worker.
+        owner: the thread that holds it.
+        worker: None until it is first needed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner: int | None = None
+        self.worker: WorkerProcess | None = None
+
+    @contextlib.contextmanager
+    def turn(self, tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
+        """Wait until no other job runs in this lane.
+
+        Raises:
+            Ended: cancelled before it began.
+            MemlabError: this thread runs a job already, and would wait for itself.
+        """
+        if self.owner == threading.get_ident():
+            raise MemlabError(
+                "a run is under way in this thread, and another was asked for from inside it "
+                "(from on_progress, or from the workload); do one after the other"
+            )
+        if not self.lock.acquire(blocking=False):
+            tell(Progress(text="waiting for another run to end", fraction=0.0))
+            while not self.lock.acquire(timeout=POLL_SECONDS):
+                if cancel.is_set():
+                    raise Ended(Outcome.CANCELLED, "stopped before it began")
+        self.owner = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.owner = None
+            self.lock.release()
+
+    def ensure(self) -> WorkerProcess:
+        """Return the worker, a new one if there is none or it has ended."""
+        if self.worker is None or self.worker.process.poll() is not None:
+            self.replace()
+        assert self.worker is not None
+        return self.worker
+
+    def replace(self) -> None:
+        """End the worker and start a new one, so that the next job need not wait for it."""
+        if self.worker is not None:
+            self.worker.kill()
+        self.worker = WorkerProcess()
+
+    def forget(self) -> None:
+        """In a forked child: the worker and the lock are the parent's."""
+        if self.worker is not None:
+            self.worker.connection.close()
+            if self.worker.process.stdin:
+                self.worker.process.stdin.close()  # or the worker would outlive the parent
+            self.worker.process.returncode = 0  # no child of this process: nothing to wait for
+        self.lock, self.owner, self.worker = threading.Lock(), None, None
+
+
+# predictions have a worker of their own: they go on while a measurement runs, and what they turn
+# in torch for good (a device that stands in for CUDA) is seen by no measurement
+measuring, predicting = Lane(), Lane()
+
+
+def _lane_of(function: str) -> Lane:
+    return predicting if function == "predict" else measuring
 
 
 def prewarm() -> None:
-    """Start the worker if there is none, without waiting for it."""
-    if _lock.acquire(blocking=False):
-        try:
-            _ensure()
-        finally:
-            _lock.release()
-
-
-@contextlib.contextmanager
-def _turn(tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
-    """Wait until no other measurement runs.
-
-    Raises:
-        Ended: cancelled before it began.
-        MemlabError: this thread is measuring already, and would wait for itself.
-    """
-    global _owner
-    if _owner == threading.get_ident():
-        raise MemlabError(
-            "a measurement is running in this thread, and another was asked for from inside it "
-            "(from on_progress, or from the workload); measure one after the other"
-        )
-    if not _lock.acquire(blocking=False):
-        tell(Progress(text="waiting for another measurement to end", fraction=0.0))
-        while not _lock.acquire(timeout=POLL_SECONDS):
-            if cancel.is_set():
-                raise Ended(Outcome.CANCELLED, "stopped before it began")
-    _owner = threading.get_ident()
-    try:
-        yield
-    finally:
-        _owner = None
-        _lock.release()
+    """Start the workers where there are none, without waiting for them."""
+    for lane in (measuring, predicting):
+        if lane.lock.acquire(blocking=False):
+            try:
+                lane.ensure()
+            finally:
+                lane.lock.release()
 
 
 def run(
@@ -102,14 +143,17 @@ def run(
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )
-    with _turn(tell, cancel):
-        return _converse(job, timeout_seconds, tell, cancel)
+    lane = _lane_of(function)
+    with lane.turn(tell, cancel):
+        return _converse(lane, job, timeout_seconds, tell, cancel)
 
 
-def _converse(job: Job, timeout_seconds: float, tell: OnProgress, cancel: threading.Event) -> Any:
+def _converse(
+    lane: Lane, job: Job, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
+) -> Any:
     tried_again = False
     while True:
-        worker = _ensure()
+        worker = lane.ensure()
         try:
             if worker.doing == STARTING:
                 tell(Progress(text="starting the worker", fraction=0.0))
@@ -117,18 +161,18 @@ def _converse(job: Job, timeout_seconds: float, tell: OnProgress, cancel: thread
             worker.send(job)
             kind, value = _receive(worker, timeout_seconds, tell, cancel)
         except Ended as ended:
-            _replace()
+            lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
                 raise
             tried_again = True  # it died idle, before it had read anything of the job
             continue
         except BaseException:
-            _replace()
+            lane.replace()
             raise
         if kind == "result":
             return value
         if kind == "stale":  # a new worker reads a person's edited files anew
-            _replace()
+            lane.replace()
             continue
         if kind == "unloadable":
             raise Ended(Outcome.FAILED, f"the worker could not load the workload: {value}")
@@ -161,30 +205,9 @@ def _receive(
         tell(value)
 
 
-def _ensure() -> WorkerProcess:
-    if _worker is None or _worker.process.poll() is not None:
-        _replace()
-    assert _worker is not None
-    return _worker
-
-
-def _replace() -> None:
-    """End the worker if there is one and start a new one, so that the next job need not wait."""
-    global _worker
-    if _worker is not None:
-        _worker.kill()
-    _worker = WorkerProcess()
-
-
 def _forget() -> None:
-    """In a forked child: the worker and the lock are the parent's."""
-    global _lock, _owner, _worker
-    if _worker is not None:
-        _worker.connection.close()
-        if _worker.process.stdin:
-            _worker.process.stdin.close()  # or the worker would outlive the parent
-        _worker.process.returncode = 0  # not a child of this process: nothing to wait for
-    _lock, _owner, _worker = threading.Lock(), None, None
+    for lane in (measuring, predicting):
+        lane.forget()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -192,8 +215,9 @@ os.register_at_fork(after_in_child=_forget)
 
 @atexit.register
 def _stop() -> None:
-    if _worker is not None:
-        _worker.kill()
+    for lane in (measuring, predicting):
+        if lane.worker is not None:
+            lane.worker.kill()
 
 
 def _folder() -> str:
@@ -242,7 +266,7 @@ def run_here(
             raise
 
     tell = on_progress or (lambda progress: None)
-    with _turn(tell, cancel or threading.Event()):
+    with _lane_of(function).turn(tell, cancel or threading.Event()):
         value = FUNCTIONS[function](**arguments, report=report)
     if raised:
         raise raised[0]

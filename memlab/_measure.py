@@ -110,6 +110,7 @@ def _memory_pass(
         set_seed(seed)
         cuda.reset_peaks(device)
         loss = step(partial(meter.mark, index))
+        meter.know_states(step.model, step.optimizer)
         peaks.append(cuda.read_peaks(device))
         return loss
 
@@ -121,7 +122,11 @@ def _memory_pass(
         facts["peak_reserved_bytes"] = stats.reserved_bytes
         traced = facts.get("peak_allocated_bytes", 0)
         if stats.allocated_bytes != traced:
-            facts |= {"peak_allocated_bytes": stats.allocated_bytes, "peak_by_category": None}
+            facts |= {
+                "peak_allocated_bytes": stats.allocated_bytes,
+                "peak_by_category": None,
+                "peak_holdings": (),
+            }
             said.append(
                 f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
                 f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
@@ -139,6 +144,7 @@ def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
         "timeline": memory.timeline,
         "peak_allocated_bytes": memory.peak_bytes,
         "peak_by_category": memory.timeline.peak_by_category,
+        "peak_holdings": memory.holdings(),
         "peak_place": memory.peak_place,
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
     }
@@ -162,7 +168,7 @@ def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> int:
 def _check_born(trace: Trace) -> None:
     """Raise WorkloadError if a parameter is older than the run, and so in none of its numbers."""
     born = set(trace.address[trace.nbytes > 0].tolist())
-    if len(born) and not trace.parameters <= born:
+    if len(born) and not trace.parameters.keys() <= born:
         raise WorkloadError(
             "build_model returned parameters that existed before it was called, whose bytes cannot "
             "be counted; build a new model each time, for instance copy.deepcopy(model)"

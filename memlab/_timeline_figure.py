@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
 from memlab._figures import (
@@ -37,7 +38,7 @@ from memlab._figures import (
     text_width,
     write,
 )
-from memlab.result import StepResult
+from memlab.result import StepResult, signed_percent
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 from memlab.units import format_bytes
 
@@ -60,6 +61,7 @@ def timeline(
     result: StepResult,
     *,
     limit_bytes: int | None = None,
+    measured: StepResult | None = None,
     compare: StepResult | None = None,
     compare_label: str = "",
     size: Size = (9.0, 3.4),
@@ -72,31 +74,37 @@ def timeline(
     Args:
         result: without a timeline, its message is shown instead.
         limit_bytes: drawn as a dashed line; above twice the peak it is only named.
-        compare: another result, whose total is drawn as a line over its own step.
+        measured: the same step as it was measured, whose total is drawn as a line over the
+            prediction that `result` is; the key says its peak and the signed error.
+        compare: another result, whose total is drawn as a dashed line over its own step.
         compare_label: its name in the key; by default the settings in which it differs.
         size: in inches; below 6.4 the key moves under the picture.
     """
     if result.timeline is None or not len(result.timeline):
         return placeholder(result.message, size=size)
-    line = compare.timeline if compare else None
+    lines = [(r.timeline, style) for r, style in ((measured, "-"), (compare, "--"))
+             if r is not None and r.timeline is not None]  # fmt: skip
     figure, beside = new_figure(size), size[0] >= 6.4
-    rows = _key_rows(result, compare if line is not None else None, compare_label)
+    rows = _key_rows(result, measured, compare, compare_label)
     under = (0 if beside else math.ceil(len(rows) / 2)) + bool(result.timeline.micro_batch.max())
     margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
     axes = data_axes(figure, "timeline", margins=margins)
-    top = max(int(t.total_bytes.max()) for t in (result.timeline, line) if t is not None)
+    every = [result.timeline, *(line for line, _ in lines)]
+    top = max(int(line.total_bytes.max()) for line in every)
     shown_limit = limit_bytes if limit_bytes is not None and limit_bytes <= 2 * top else None
     axes.set(xlim=(0, 1), ylim=(0, 1.12 * max(top, shown_limit or 0, 1)))
     unit = byte_axis(axes, "y", axes.get_ylim()[1])
     _draw_stack(axes, result.timeline, shown_limit)
-    if line is not None:
-        _draw_total(axes, line)
+    for line, style in lines:
+        _draw_total(axes, line, style)
     overlay = canvas(figure)
-    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin([result])})")
+    sources = [result] if measured is None else [result, measured]
+    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)})")
     _mark_phases(axes, overlay, result.timeline)
     _mark_peak(axes, overlay, result)
     if limit_bytes:
-        _mark_limit(axes, limit_bytes, shown=shown_limit is not None)
+        what = "" if result.peak_reserved_bytes is None else " of reserved bytes"
+        _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
     _draw_key(overlay, rows, beside=beside)
     return figure
 
@@ -168,11 +176,18 @@ def _area(
     axes.add_artist(patch).set_clip_path(axes.patch)
 
 
-def _draw_total(axes: Axes, timeline: Timeline) -> None:
+def _draw_total(axes: Axes, timeline: Timeline, style: str) -> None:
     rows = _thin(timeline)
     xs, ys = _stairs(_positions(timeline)[rows], timeline.total_bytes[rows])
-    axes.plot(xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
-    axes.plot(xs, ys, color=LINE, linewidth=1.2, zorder=4, label="compare")
+    _line(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
+    dashes: Any = (0, (4, 2)) if style == "--" else "-"
+    label = "compare" if style == "--" else "measured"
+    _line(axes, xs, ys, color=LINE, linewidth=1.2, linestyle=dashes, zorder=4, label=label)
+
+
+def _line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
+    """Draw a line; `axes.plot` would spend 2 ms on limits that are set already."""
+    axes.add_artist(Line2D(x, y, **style))
 
 
 def _stretches(timeline: Timeline) -> list[_Stretch]:
@@ -233,7 +248,7 @@ def _mark_micro_batches(
     named = room > text_width(f"micro-batch {count}")
     every = max(1, math.ceil(text_width(f"{count} ") / max(room, 1)))
     for batch, (start, end) in spans.items():
-        axes.axvline(end, color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
+        _line(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
         if batch % every == 0:
             text = f"micro-batch {batch + 1}" if named else str(batch + 1)
             write(overlay, left + (start + end) / 2 * width, bottom - below, text, ha="center")
@@ -249,8 +264,8 @@ def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
     peak = result.timeline.peak_index
     x, y = float(_positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
     left, bottom, width, height = box_points(axes)
-    axes.plot([x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
-    axes.plot([x], [y], "o", color=INK, markersize=4, zorder=5, label="peak")
+    _line(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
+    _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
     right = overlay.get_xlim()[1] - 6
     text = f"peak {format_bytes(y)}"
     if result.peak_place is not None:
@@ -264,13 +279,14 @@ def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
     write(overlay, start, bottom + height + 8, text)
 
 
-def _mark_limit(axes: Axes, limit: int, *, shown: bool) -> None:
-    text = f"limit {format_bytes(limit)}"
+def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
+    text = f"limit {format_bytes(limit)}{what}"
     if not shown:
         write(axes, 0.99, 0.95 * axes.get_ylim()[1], f"{text}, above this axis", color=LIMIT,
               ha="right")  # fmt: skip
         return
-    axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2, zorder=4, label="limit")
+    _line(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
+          zorder=4, label="limit")  # fmt: skip
     # over the optimizer phase, where the least is live; the ground holds on what lies over it
     ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
     height = limit + 0.02 * axes.get_ylim()[1]
@@ -278,11 +294,11 @@ def _mark_limit(axes: Axes, limit: int, *, shown: bool) -> None:
 
 
 def _key_rows(
-    result: StepResult, compare: StepResult | None, label: str
+    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
 ) -> list[tuple[str, str, str]]:
     """Return colour, name and size at the peak of what is drawn, top to bottom.
 
-    The colour is "line" for the line of `compare` and empty for a row of text alone.
+    The colour is "-" or "--" for a line and empty for a row of text alone.
     """
     assert result.timeline is not None
     at_peak = result.timeline.peak_by_category
@@ -292,12 +308,19 @@ def _key_rows(
         for category in reversed(STACK)
         if present[CATEGORIES.index(category)]
     ]
+    if measured is not None and measured.timeline is not None:
+        peak = int(measured.timeline.total_bytes.max())
+        error = sum(at_peak.values()) / peak - 1
+        rows += [
+            ("-", "measured peak", format_bytes(peak)),
+            ("", "prediction error", signed_percent(error)),
+        ]
     if compare is not None and compare.timeline is not None:
         other, mine = compare.config.to_dict(), result.config.to_dict()
         changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
         name = label or ", ".join(changed) or str(compare.source)
-        peak = format_bytes(int(compare.timeline.total_bytes.max()))
-        rows += [("line", name, ""), ("", "its peak", peak)]
+        peak = int(compare.timeline.total_bytes.max())
+        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
     return rows
 
 
@@ -311,11 +334,12 @@ def _draw_key(overlay: Axes, rows: Sequence[tuple[str, str, str]], *, beside: bo
         write(overlay, width - 6, top + 15, "at the peak", ha="right")
     for i, (color, name, size) in enumerate(rows):
         x = width - 6 - column if beside else 6 + (i // per_column) * (column + 12)
-        y = top - 14 * (i % per_column) - (6 if color in ("line", "") and beside else 0)
+        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and beside else 0)
         if color.startswith("#"):
             overlay.add_artist(Rectangle((x, y - 4), 9, 9, facecolor=color, linewidth=0))
         elif color:
-            overlay.plot([x - 1, x + 10], [y, y], color=INK, linewidth=1.6)
+            dashes: Any = (0, (2, 1)) if color == "--" else "-"
+            _line(overlay, [x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
         room = column - 20 - text_width(size)
         write(overlay, x + 15, y, shorten(name, room))
         write(overlay, x + column, y, size, ha="right")

@@ -16,6 +16,7 @@ from memlab._verify import VerifyReport
 from memlab._version import __version__
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, WorkloadError
+from memlab.memory.cards import resolve
 from memlab.memory.devices import resolve_device
 from memlab.result import Outcome, Source, StepResult
 from memlab.units import parse_bytes
@@ -23,6 +24,8 @@ from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from memlab._predict import Prediction
 
 
 def measure(
@@ -87,22 +90,90 @@ def measure(
             cancel=cancel,
         )
     except Ended as ended:
-        return StepResult(
-            outcome=ended.outcome,
-            message=str(ended),
-            source=Source.MEASURED,
-            device=str(target),
-            versions={
-                "memlab": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            config=config,
-            workload_name=workload.name,
-            memory_limit_bytes=limit,
-            fits=False if limit and ended.outcome is Outcome.OUT_OF_MEMORY else None,
-        )
+        return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
     return result
+
+
+def predict(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    seed: int = 0,
+    memory_limit: int | str | None = None,
+    timeout_seconds: float = 120,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> StepResult:
+    """Return what one training step would cost, without running it.
+
+    The step goes over fake tensors, in a worker of its own. For a CPU each operator that was not
+    seen before is run once alone, on memory of its own, to learn what its kernel takes.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained.
+        device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"); no
+            card need be there. None is what `measure` would take.
+        seed: set before the model, the batch and each step.
+        memory_limit: bytes, or text such as "2GiB", that `fits` is told against: allocated bytes on
+            a CPU, reserved ones on CUDA.
+        timeout_seconds: after which the prediction ends as `timed_out`.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Raises:
+        MemlabError: an argument cannot be; the message names it and what is allowed.
+    """
+    return predict_with_forecast(
+        workload,
+        config,
+        device,
+        seed=seed,
+        memory_limit=memory_limit,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        cancel=cancel,
+    ).result
+
+
+def predict_with_forecast(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    seed: int = 0,
+    memory_limit: int | str | None = None,
+    timeout_seconds: float = 120,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> "Prediction":
+    """Return what `predict` does, with the arithmetic that gives other batch sizes at once."""
+    _check_types(workload, config)
+    target = resolve(device)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    _check_timeout(timeout_seconds)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "config": config,
+        "target": target,
+        "seed": _check_count("seed", seed, 0),
+        "memory_limit": limit,
+    }
+    try:
+        found: Prediction = _isolation.run(
+            "predict",
+            arguments,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+    except Ended as ended:
+        from memlab import _predict  # late, as everything that fake tensors need
+
+        result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
+        return _predict.Prediction(result=result, forecast=None)
+    return found
 
 
 def verify(
@@ -176,7 +247,7 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
     rows = []
     for result in results:
         row = result.to_dict()
-        del row["timeline"], row["step_seconds_all"], row["versions"]
+        del row["timeline"], row["step_seconds_all"], row["versions"], row["peak_holdings"]
         config, categories = row.pop("config"), row.pop("peak_by_category") or {}
         place = result.peak_place
         rows.append(
@@ -187,6 +258,33 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
             | {f"peak_{name}_bytes": size for name, size in categories.items()}
         )
     return pd.DataFrame(rows)
+
+
+def _ended(
+    ended: Ended,
+    source: Source,
+    device: str,
+    workload: Workload,
+    config: StepConfig,
+    limit: int | None,
+) -> StepResult:
+    """Return the result of a run that ended without one."""
+    versions = {
+        "memlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return StepResult(
+        outcome=ended.outcome,
+        message=str(ended),
+        source=source,
+        device=device,
+        versions=versions,
+        config=config,
+        workload_name=workload.name,
+        memory_limit_bytes=limit,
+        fits=False if limit and ended.outcome is Outcome.OUT_OF_MEMORY else None,
+    )
 
 
 def _check_types(workload: Any, config: Any) -> None:

@@ -43,6 +43,7 @@ from memlab._figures import (
     write,
     write_title,
 )
+from memlab._peak_map_figure import peak_map, text_on
 from memlab._timeline_figure import timeline
 from memlab.config import StepConfig
 from memlab.result import Outcome, StepResult
@@ -55,6 +56,7 @@ __all__ = [
     "heat_map",
     "memory_against_time",
     "peak_bar",
+    "peak_map",
     "placeholder",
     "step_times",
     "timeline",
@@ -68,29 +70,21 @@ NO_RUNS = "No run yet."
 MOST_BARS = 12  # more do not fit the height
 
 
-def _text_on(color: str) -> str:
-    """Return black or white, whichever reads better on this colour."""
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return (
-        "#141414"
-        if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > 0.2
-        else "#ffffff"
-    )
-
-
 def peak_bar(
     result: StepResult, *, limit_bytes: int | None = None, size: Size = (9.0, 0.9)
 ) -> Figure:
     """Return the peak as one bar, stacked by category, against the limit.
 
-    What lies beyond the limit is hatched; what is free below it is pale.
+    What lies beyond the limit is hatched; what is free below it is pale. On CUDA reserved bytes are
+    held against the limit, and what of them is not allocated follows in grey.
     """
     peak, parts = result.peak_allocated_bytes, result.peak_by_category
     if peak is None or parts is None:
         return placeholder(result.message, size=size)
     figure = new_figure(size)
     axes = data_axes(figure, "peak", margins=(6, 16, 6, 18))
-    axes.set(xlim=(0, max(peak, limit_bytes or 0, 1)), ylim=(0, 1), yticks=[], xticks=[])
+    held = peak if result.peak_reserved_bytes is None else result.peak_reserved_bytes
+    axes.set(xlim=(0, max(held, limit_bytes or 0, 1)), ylim=(0, 1), yticks=[], xticks=[])
     axes.spines["bottom"].set_visible(False)
     points_per_byte = box_points(axes)[2] / axes.get_xlim()[1]
     start, unnamed = 0, {}
@@ -104,14 +98,19 @@ def peak_bar(
         room = num_bytes * points_per_byte - 4
         text = next((text for text in texts if text_width(text) < room), None)
         if text:
-            write(axes, start + num_bytes / 2, 0.48, text, ha="center", color=_text_on(color))
+            write(axes, start + num_bytes / 2, 0.48, text, ha="center", color=text_on(color))
         else:
             unnamed[num_bytes, color] = f"{name} {format_bytes(num_bytes)}"
         start += num_bytes
+    if held > peak:
+        axes.barh(0.5, held - peak, left=peak, height=1, color=GRID, label="reserved alone")
+        unnamed[held - peak, GRID] = f"reserved, not allocated {format_bytes(held - peak)}"
     overlay, width, top = canvas(figure), size[0] * POINTS, size[1] * POINTS - 8
-    head = write(overlay, 6, top, f"peak {format_bytes(peak)} allocated ({origin([result])})")
+    reserved = "" if result.peak_reserved_bytes is None else f", {format_bytes(held)} reserved"
+    text = f"peak {format_bytes(peak)} allocated{reserved} ({origin([result])})"
+    write(overlay, 6, top, text)
     if limit_bytes is not None:
-        _draw_limit_on_bar(axes, overlay, peak, limit_bytes, width - text_width(head.get_text()))
+        _draw_limit_on_bar(axes, overlay, held, limit_bytes, width - text_width(text))
     _draw_unnamed(overlay, [(c, unnamed[n, c]) for n, c in sorted(unnamed, reverse=True)])
     return figure
 

@@ -1,13 +1,13 @@
 """`StepResult`: what one step cost, one type whether measured, predicted or recorded."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from memlab.config import StepConfig
-from memlab.trace import Phase, Place, Timeline
+from memlab.trace import Category, Phase, Place, Timeline
 from memlab.units import format_bytes, format_seconds
 
 
@@ -31,6 +31,38 @@ class Source(StrEnum):
     RECORDED = "recorded"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """Blocks that are live at the peak and alike: of one category, module, operator and phase.
+
+    Attributes:
+        category: what they are for.
+        module: path of the module at work when they were allocated; of parameters and optimizer
+            state the path of the parameter. Empty where it is not known.
+        operator: that allocated them, such as "aten::addmm"; empty where none was at work.
+        phase: that they were born in.
+        num_blocks: how many.
+        nbytes: that they hold together.
+    """
+
+    category: Category
+    module: str
+    operator: str
+    phase: Phase
+    num_blocks: int
+    nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the holding as plain JSON types; `from_dict` gives it back."""
+        return asdict(self) | {"category": str(self.category), "phase": str(self.phase)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Holding":
+        """Return the holding that `to_dict` wrote."""
+        kinds = {"category": Category(data["category"]), "phase": Phase(data["phase"])}
+        return cls(**{**data, **kinds})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepResult:
     """What one optimizer update cost in memory and time. What was not measured is None, never 0.
@@ -47,6 +79,8 @@ class StepResult:
             state exists (the second or a later one). Of an out-of-memory run: of what ran.
         peak_reserved_bytes: most bytes that the caching allocator held; None on a CPU.
         peak_by_category: bytes of each `Category` at that peak; they sum to it.
+        peak_holdings: what holds that peak, the largest first; they sum to it. Empty where it was
+            not traced.
         peak_place: phase, module and operator of that peak.
         first_step_peak_bytes: the same peak over the first step alone.
         timeline: the step whose peak this is.
@@ -57,6 +91,8 @@ class StepResult:
         finite: whether that loss is a finite number.
         memory_limit_bytes: the limit that was set, or None.
         fits: whether the peak stays within the limit; None without a limit.
+        uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
+            if measured.
         notes: sentences that a reader of the numbers must know.
     """
 
@@ -70,6 +106,7 @@ class StepResult:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     peak_by_category: Mapping[str, int] | None = None
+    peak_holdings: tuple[Holding, ...] = ()
     peak_place: Place | None = None
     first_step_peak_bytes: int | None = None
     timeline: Timeline | None = None
@@ -80,6 +117,7 @@ class StepResult:
     finite: bool | None = None
     memory_limit_bytes: int | None = None
     fits: bool | None = None
+    uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,6 +130,7 @@ class StepResult:
             "config": self.config.to_dict(),
             "versions": dict(self.versions),
             "peak_by_category": self.peak_by_category and dict(self.peak_by_category),
+            "peak_holdings": [holding.to_dict() for holding in self.peak_holdings],
             "peak_place": place and {
                 "phase": str(place.phase), "micro_batch": place.micro_batch,
                 "module": place.module, "operator": place.operator,
@@ -99,18 +138,21 @@ class StepResult:
             "timeline": self.timeline and self.timeline.to_dict(),
             "step_seconds_all": list(self.step_seconds_all),
             "loss": loss if loss is None or math.isfinite(loss) else str(loss),  # JSON has no NaN
+            "uncertainty": self.uncertainty and dict(self.uncertainty),
             "notes": list(self.notes),
         }  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "StepResult":
-        """Return the result that `to_dict` wrote."""
+        """Return the result that `to_dict` wrote, in this version or an older one."""
         place, timeline = data["peak_place"], data["timeline"]
+        holdings = data.get("peak_holdings", ())  # older records have none
         return cls(**{
             **data,
             "outcome": Outcome(data["outcome"]),
             "source": Source(data["source"]),
             "config": StepConfig(**data["config"]),
+            "peak_holdings": tuple(Holding.from_dict(holding) for holding in holdings),
             "peak_place": place and Place(**{**place, "phase": Phase(place["phase"])}),
             "timeline": timeline and Timeline.from_dict(timeline),
             "step_seconds_all": tuple(data["step_seconds_all"]),
@@ -121,7 +163,7 @@ class StepResult:
     def __str__(self) -> str:
         """Return one line: what ran, how it ended, what it cost."""
         costs = [
-            f"peak {format_bytes(size)} {kind}"
+            f"peak {format_bytes(size)} {kind}{self._spread(f'peak_{kind}_bytes')}"
             for size, kind in (
                 (self.peak_allocated_bytes, "allocated"),
                 (self.peak_reserved_bytes, "reserved"),
@@ -129,7 +171,8 @@ class StepResult:
             if size is not None
         ]
         if self.step_seconds is not None:
-            costs.append(f"{format_seconds(self.step_seconds)} a step")
+            spread = self._spread("step_seconds")
+            costs.append(f"{format_seconds(self.step_seconds)} a step{spread}")
         said = [] if self.outcome is Outcome.OK else [self.message]
         head = f"{self.workload_name} on {self.device}, {self.config}: {self.outcome}"
         return ", ".join([f"{head} ({self.source})", *costs, *said])
@@ -140,17 +183,20 @@ class StepResult:
         """Return a small table for notebooks."""
         import html  # 5 ms that `import memlab` need not wait for
 
-        none = "not measured"
+        def cost(field: str, show: Callable[[Any], str]) -> str:
+            value = getattr(self, field)
+            return f"not {self.source}" if value is None else show(value) + self._spread(field)
+
         rows = {
             "outcome": f"{self.outcome} ({self.source} on {self.device}, "
             f"torch {self.versions.get('torch', '?')})",
             "message": self.message,
             "config": str(self.config),
-            "peak allocated": _or(none, self.peak_allocated_bytes, format_bytes),
-            "peak reserved": _or(none, self.peak_reserved_bytes, format_bytes),
-            "first step's peak": _or(none, self.first_step_peak_bytes, format_bytes),
-            "time a step": _or(none, self.step_seconds, format_seconds),
-            "loss": _or(none, self.loss, "{:.4f}".format),
+            "peak allocated": cost("peak_allocated_bytes", format_bytes),
+            "peak reserved": cost("peak_reserved_bytes", format_bytes),
+            "first step's peak": cost("first_step_peak_bytes", format_bytes),
+            "time a step": cost("step_seconds", format_seconds),
+            "loss": cost("loss", "{:.4f}".format),
             "notes": " ".join(self.notes),
         }
         body = "".join(
@@ -161,6 +207,27 @@ class StepResult:
         )
         return f"<table><caption>{html.escape(self.workload_name)}</caption>{body}</table>"
 
+    def _spread(self, field: str) -> str:
+        """Return the uncertainty of a number as it is printed after it, such as " +-1 %"."""
+        width = (self.uncertainty or {}).get(field)
+        return f" +-{format_percent(width)}" if width else ""
 
-def _or(default: str, value: Any, show: Any) -> str:
-    return default if value is None else str(show(value))
+
+def format_percent(fraction: float) -> str:
+    """Return a share or a relative error with one or two significant digits.
+
+    >>> format_percent(0.0125), format_percent(0.473), format_percent(0.0)
+    ('1.2 %', '47 %', '0 %')
+    """
+    percent = 100 * fraction
+    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
+
+
+def signed_percent(error: float) -> str:
+    """Return a signed relative error.
+
+    >>> signed_percent(-0.0078), signed_percent(0.0), signed_percent(0.123)
+    ('-0.78 %', '+0.00 %', '+12.3 %')
+    """
+    digits = 1 if abs(error) >= 0.1 else 2
+    return f"{round(100 * error, digits) + 0.0:+.{digits}f} %"  # 0.0: no minus before a zero

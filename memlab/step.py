@@ -65,6 +65,11 @@ class Step:
         self.update()
         return float(loss)
 
+    def take_batch(self, config: StepConfig, *, seed: int = 0, mark: Mark = ignore) -> None:
+        """Go on with a new batch, of another size if `config` says so and is else the same."""
+        made = _make_batch(self.workload, config, self.device, seed, mark)
+        self.config, (self.micro_batches, self.weights) = config, made
+
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
         total: float | torch.Tensor = 0.0
@@ -144,14 +149,7 @@ def build_step(
     if compilation.is_compiled(config):
         run_model, run_in = compilation.apply(model, workload, config, device)
 
-    mark(Phase.DATA, 0)
-    set_seed(seed)
-    batch = workload.make_batch(config.batch_size)
-    accumulation.check_batch(batch, config.batch_size)
-    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
-        batch = pytree.tree_map_only(torch.Tensor, torch.clone, batch)
-    sizes = config.micro_batch_sizes
-    micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
+    micro_batches, weights = _make_batch(workload, config, device, seed, mark)
     return Step(
         workload=workload,
         config=config,
@@ -163,8 +161,23 @@ def build_step(
         scheduler=scheduler,
         scaler=precision.make_scaler(config.precision, device),
         micro_batches=micro_batches,
-        weights=accumulation.weights(workload, micro_batches, sizes),
+        weights=weights,
     )
+
+
+def _make_batch(
+    workload: Workload, config: StepConfig, device: torch.device, seed: int, mark: Mark
+) -> tuple[list[Any], list[float]]:
+    """Return the micro-batches of one update and the weights of their losses."""
+    mark(Phase.DATA, 0)
+    set_seed(seed)
+    batch = workload.make_batch(config.batch_size)
+    accumulation.check_batch(batch, config.batch_size)
+    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
+        batch = pytree.tree_map_only(torch.Tensor, torch.clone, batch)
+    sizes = config.micro_batch_sizes
+    micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
+    return micro_batches, accumulation.weights(workload, micro_batches, sizes)
 
 
 _built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -6,7 +6,8 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,11 @@ class Trace:
         intervals: in the order in which they ran.
         operators: names of the dispatched operators, in order.
         modules: paths of modules.
-        parameters: addresses of the parameters' storages when the first step begins.
+        parameters: path of the parameter by the address of its storage when the first step begins;
+            of tied ones the first path.
         leftover_bytes: allocated in the run and not freed at its end.
+        states: path of the parameter by the address of a tensor of its optimizer state, as the
+            last update left them.
     """
 
     address: npt.NDArray[np.int64]
@@ -99,8 +103,9 @@ class Trace:
     intervals: tuple[Interval, ...]
     operators: tuple[str, ...]
     modules: tuple[str, ...]
-    parameters: frozenset[int]
+    parameters: Mapping[int, str]
     leftover_bytes: int
+    states: Mapping[int, str] = field(default_factory=dict)
 
     def place(self, event: int) -> Place:
         """Return where the event with this index happened."""

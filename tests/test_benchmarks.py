@@ -1,6 +1,7 @@
 """The parts of the benchmarks that are not timing, and one small real comparison of meters."""
 
 import ast
+import dataclasses
 import gc
 import itertools
 import json
@@ -9,7 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import independent, meter, out_of_memory, overhead, report, waiting
+from benchmarks import (
+    accuracy,
+    independent,
+    latency,
+    meter,
+    models,
+    out_of_memory,
+    overhead,
+    peers,
+    report,
+    waiting,
+)
 from memlab import StepConfig, StepResult, measure
 from memlab.step import build_step, set_seed
 from tests.models import IN, OUT, blocks, linear
@@ -201,3 +213,131 @@ def test_numbers_are_written_with_what_they_depend_on(tmp_path, capsys):
 def test_a_fresh_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match="nothing of the kind"):
         report.fresh_python("raise ValueError('nothing of the kind')")
+
+
+def accuracy_row(model, truth, predicted, peer, outcome="ok"):
+    case = accuracy.Case(workload=dataclasses.replace(linear(), name=model), config=StepConfig())
+    told = {"outcome": outcome, "predicted": predicted, "uncertainty %": 2.0, "at": "", "notes": ""}
+    return accuracy._row(case, told, ("independent", truth), peer)
+
+
+def test_errors_are_signed_relative_to_the_truth_and_none_without_one():
+    assert accuracy.signed_error(99, 100) == pytest.approx(-1.0)
+    assert accuracy.signed_error(None, 100) is None
+    assert accuracy.signed_error(99, "it failed") is None
+    assert accuracy.spread([-4.0, 1.0, 2.0]) == pytest.approx(
+        {"median %": 2.0, "p95 %": 3.8, "max %": 4.0}
+    )
+    assert set(accuracy.spread([]).values()) == {None}
+
+
+def test_accuracy_counts_what_neither_side_could_tell_and_judges_the_rest():
+    rows = [
+        accuracy_row("a", 1000, 1001, 900),
+        accuracy_row("a", 1000, 1000, "NotImplementedError: no accumulation. Sorry"),
+        accuracy_row("b", 1000, 1040, 1000),
+        accuracy_row("b", "one sample", None, "fails too", outcome="failed"),
+        accuracy_row("b", "one sample", 500, "fails too"),
+    ]
+    summary = accuracy.summarise(rows)
+    assert [(r["model"], r["cases"], r["within its uncertainty"]) for r in summary] == [
+        ("a", 2, 2), ("b", 1, 0), ("all", 3, 2),
+    ]  # fmt: skip
+    peer = accuracy.beside_peer(rows)[-1]
+    assert (peer["cases"], peer["memlab max %"], peer["MemTracker max %"]) == pytest.approx(
+        (2, 4.0, 10.0)
+    )
+    goals = accuracy.judge(rows)
+    verdicts = [goals[f"{name} (goal {goal})"] for name, goal in accuracy.GOALS.items()]
+    assert verdicts == ["met", "MISSED", "MISSED"]
+    assert (goals["cases that cannot run"], goals["predicted all the same"]) == (2, 1)
+    assert accuracy.silences(rows) == [
+        {"cases": 1, "MemTracker": "NotImplementedError: no accumulation"}
+    ]
+    assert accuracy.worst(rows)[0]["model"] == "b"
+
+
+def test_step_times_are_judged_beyond_the_a_a_error_and_may_be_unknown():
+    rows = [{"error %": 8.0, "A/A %": 4.0}, {"error %": -8.0, "A/A %": -4.0}]
+    assert [row["goal"] for row in accuracy.judge_times(rows)] == ["met", "met"]
+    worse = [{**row, "A/A %": 1.0} for row in rows]
+    assert [row["goal"] for row in accuracy.judge_times(worse)] == ["MISSED", "met"]
+    unknown = [{"error %": None, "A/A %": 1.0}]
+    assert {row["goal"] for row in accuracy.judge_times(unknown)} == {"not predicted"}
+
+
+def test_accuracy_covers_the_goal_in_models_and_configs():
+    cases = accuracy.cases(quick=False)
+    assert len(cases) >= 200
+    assert len({case.workload.name for case in cases}) >= 10
+    assert len({(case.workload.name, case.config) for case in cases}) == len(cases)
+    configs = [case.config for case in cases]
+    assert {1, 2, 3} <= {config.batch_size for config in configs}
+    assert {1, 2, 3, 5} <= {config.accumulation_steps for config in configs}
+    assert {"fp32", "bf16-mixed", "bf16", "fp16-mixed"} <= {str(c.precision) for c in configs}
+    assert "blocks" in {str(config.checkpointing) for config in configs}
+
+
+def test_forks_agree_with_fresh_processes_and_say_what_was_raised():
+    workload, config = linear(), StepConfig(batch_size=16)
+    forks = peers.Forks(libraries=())
+    try:
+        fresh = meter.independent_peak(workload, batch_size=16)["peak_2"]
+        assert peers.independent_peak(forks, workload, config) == fresh
+        assert peers.tracker_peak(forks, workload, config) == pytest.approx(fresh, rel=1e-3)
+        split = StepConfig(batch_size=16, accumulation_steps=2)
+        assert "NotImplementedError" in peers.tracker_peak(forks, workload, split)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            forks(lambda: {"never": 1 // 0})
+        assert forks(lambda: {"still": 1}) == {"still": 1}
+    finally:
+        forks.close()
+
+
+def test_a_case_of_each_truth_is_compared():
+    rows = accuracy.compare(
+        [
+            accuracy.Case(workload=linear(), config=StepConfig(batch_size=16)),
+            accuracy.Case(workload=linear(), config=StepConfig(batch_size=16, optimizer="sgd")),
+        ],
+        libraries=(),
+    )
+    assert [row["truth by"] for row in rows] == ["independent", "measure"]
+    assert all(abs(row["error %"]) < 0.1 for row in rows)
+    assert all(abs(row["its error %"]) < 1 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "encoder", "gru", "tied"])
+def test_a_model_of_the_benchmarks_trains(name):
+    workload = models.WORKLOADS[name]()
+    model = workload.build_model()
+    loss = workload.compute_loss(model, workload.make_batch(2))
+    loss.backward()
+    assert loss.ndim == 0
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_latency_pairs_first_predictions_and_judges_the_median_ratio():
+    rounds = [
+        {"memlab, cpu": [0.3, 0.1], "MemTracker": [1.0, 1.0]},
+        {"memlab, cpu": [0.6, 0.1], "MemTracker": [2.0, 2.0]},
+        {"memlab, cpu": [2.0, 0.1], "MemTracker": [1.0, 1.0]},
+    ]
+    row = latency._cold_row("memlab, cpu", rounds)
+    assert (row["first over MemTracker's"], row["goal"]) == (pytest.approx(0.3), "met")
+    assert latency._slider_row("x", [0.001] * 9 + [1.0], 5.0)["goal"] == "MISSED"
+
+
+def test_both_sides_of_latency_run_in_a_fresh_process():
+    code = """
+from benchmarks import latency
+for function, device in latency.SIDES.values():
+    function(latency.tiny(), device)
+"""
+    assert report.fresh_python(code).returncode == 0
+
+
+def test_the_worker_tells_its_memory():
+    result = latency.memlab.predict(latency.tiny(), StepConfig(), "h200")
+    assert result.outcome == "ok", result.message
+    assert latency.worker_bytes() is None or latency.worker_bytes() > 2**20

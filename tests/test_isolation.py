@@ -46,9 +46,9 @@ def test_the_worker_measures_what_this_process_would():
 
 def test_the_worker_stays_warm():
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    first = _isolation._worker.process.pid
+    first = _isolation.measuring.worker.process.pid
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    assert _isolation._worker.process.pid == first != os.getpid()
+    assert _isolation.measuring.worker.process.pid == first != os.getpid()
 
 
 def segfault():
@@ -141,7 +141,7 @@ def test_two_measurements_take_turns():
 def test_a_run_that_waits_can_be_stopped():
     cancel = threading.Event()
     cancel.set()
-    with _isolation._lock:
+    with _isolation.measuring.lock:
         result = measure(linear(), StepConfig(), "cpu", cancel=cancel)
     assert (result.outcome, result.message) == ("cancelled", "stopped before it began")
 
@@ -182,7 +182,8 @@ def test_repeated_out_of_memory_does_not_grow_the_worker():
     pids = []
     for _ in range(4):
         assert doing(exhaust_memory).outcome == "out_of_memory"
-        pids.append((_isolation._worker.process.pid, resident(_isolation._worker.process.pid)))
+        pid = _isolation.measuring.worker.process.pid
+        pids.append((pid, resident(pid)))
     assert len({pid for pid, _ in pids}) == 1
     assert pids[-1][1] - pids[0][1] < 50 * 2**20
 
@@ -268,7 +269,7 @@ def test_the_worker_ends_with_its_caller():
         from memlab import _isolation, StepConfig, measure
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
-        print(_isolation._worker.process.pid, flush=True)
+        print(_isolation.measuring.worker.process.pid, flush=True)
         os._exit(0)  # as a killed kernel does: nothing is tidied up
         """
     )
@@ -321,7 +322,7 @@ def test_what_on_progress_raises_is_the_callers(isolate):
 
 def test_a_worker_killed_while_idle_is_replaced():
     assert_worker_is_back()
-    os.kill(_isolation._worker.process.pid, 9)
+    os.kill(_isolation.measuring.worker.process.pid, 9)
     assert_worker_is_back()
 
 
@@ -332,13 +333,13 @@ def test_a_forked_child_leaves_the_worker_to_its_parent():
         from memlab import _isolation, StepConfig, measure
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
-        pid = _isolation._worker.process.pid
+        pid = _isolation.measuring.worker.process.pid
         child = os.fork()
         if child == 0:
             sys.exit(0)  # with its exit handlers
         os.waitpid(child, 0)
         result = measure(linear(), StepConfig(), "cpu", repeats=1)
-        print(result.outcome, _isolation._worker.process.pid == pid)
+        print(result.outcome, _isolation.measuring.worker.process.pid == pid)
         """
     )
     done = subprocess.run(
@@ -379,7 +380,7 @@ def test_the_callers_folder_does_not_shadow_pythons_own_modules(tmp_path, monkey
     (tmp_path / "random.py").write_text("raise SystemExit('not the real one')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # one with "." in it is a person's own choice
-    _isolation._replace()
+    _isolation.measuring.replace()
     assert_worker_is_back()
 
 
@@ -438,7 +439,7 @@ def test_the_worker_stays_warm_for_a_script_too(tmp_path):
             pids = set()
             for _ in range(2):
                 measure(linear(), StepConfig(), "cpu", repeats=1)
-                pids.add(_isolation._worker.process.pid)
+                pids.add(_isolation.measuring.worker.process.pid)
             print(len(pids))
             """
         )

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlab.memory.lifetimes import first_crossing, step_memory
+from memlab.result import Holding
 from memlab.trace import CATEGORIES, Category, Interval, Phase, Timeline, Trace
 
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
 
 
-def trace_of(*events, parameters=(), leftover=0):
+def trace_of(*events, parameters=(), states=(), leftover=0):
     """Build a trace from (interval, address, nbytes)."""
     intervals = list(dict.fromkeys(interval for interval, *_ in events))
     count = len(events)
@@ -25,8 +26,9 @@ def trace_of(*events, parameters=(), leftover=0):
         intervals=tuple(intervals),
         operators=tuple(f"op{i}" for i in range(count)),
         modules=(),
-        parameters=frozenset(parameters),
+        parameters={address: f"p{address}" for address in parameters},
         leftover_bytes=leftover,
+        states={address: f"p{address - 5}" for address in states},
     )
 
 
@@ -51,8 +53,31 @@ HAND = trace_of(
     (B1, 5, 1000), (B1, 4, -60),
     (O1, 8, 400), (O1, 8, -400), (O1, 5, -1000),
     (END, 6, -2000), (END, 9, -7), (END, 3, -300), (END, 2, -10), (END, 1, -1000),
-    parameters=[1],
+    parameters=[1], states=[6],
 )  # fmt: skip
+
+
+def held(category, module, operator, phase, nbytes):
+    return Holding(category=category, module=module, operator=operator, phase=phase, num_blocks=1,
+                   nbytes=nbytes)  # fmt: skip
+
+
+def test_holdings_at_the_peak_are_those_counted_by_hand():
+    assert step_memory(HAND, 1).holdings() == (
+        held(Category.OPTIMIZER_STATE, "p1", "op7", Phase.OPTIMIZER, 2000),
+        held(Category.PARAMETERS, "p1", "op0", Phase.BUILD, 1000),
+        held(Category.GRADIENTS, "", "op14", Phase.BACKWARD, 1000),
+        held(Category.TEMPORARIES, "", "op16", Phase.OPTIMIZER, 400),
+        held(Category.INPUTS, "", "op2", Phase.DATA, 300),
+        held(Category.BUFFERS, "", "op1", Phase.BUILD, 10),
+        held(Category.BUFFERS, "", "op3", Phase.FORWARD, 7),
+    )
+
+
+def test_holdings_at_an_instant_are_what_is_live_then():
+    first = step_memory(HAND, 1).holdings(1)
+    assert [h.nbytes for h in first if h.category is Category.ACTIVATIONS] == [60]
+    assert sum(h.nbytes for h in first) == 3317 + 60
 
 
 def test_each_block_gets_the_category_of_its_lifetime():
@@ -103,7 +128,10 @@ def test_rows_sum_to_what_is_allocated_whatever_the_lifetimes(blocks):
         [(kind, i + 1, size) for i, (kind, size) in enumerate(blocks)], key=lambda e: e[0]
     )
     trace = trace_of((OUTSIDE, 10**9, 1), *[(intervals[k], a, n) for k, a, n in events])
-    total = step_memory(trace, 0).timeline.total_bytes
+    memory = step_memory(trace, 0)
+    assert sum(h.nbytes for h in memory.holdings()) == memory.peak_bytes
+    assert sum(h.num_blocks for h in memory.holdings(0)) == 1
+    total = memory.timeline.total_bytes
     assert total.tolist() == [1, *(1 + np.cumsum([n for *_, n in events]))]
 
 

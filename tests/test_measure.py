@@ -35,6 +35,7 @@ def test_a_result_says_what_it_is():
     assert sorted(result.step_seconds_all)[1] == result.step_seconds
     assert result.samples_per_second == pytest.approx(8 / result.step_seconds)
     assert sum(result.peak_by_category.values()) == result.peak_allocated_bytes
+    assert sum(h.nbytes for h in result.peak_holdings) == result.peak_allocated_bytes
     assert result.timeline.total_bytes.max() == result.peak_allocated_bytes
     assert (result.peak_reserved_bytes, result.fits) == (None, None)
     assert math.isfinite(result.loss)

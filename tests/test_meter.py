@@ -146,3 +146,47 @@ def test_inputs_are_the_whole_batch_on_a_cpu_whatever_the_accumulation():
     for steps in (1, 4):
         result = measured(linear(), dataclasses.replace(SGD, accumulation_steps=steps))
         assert result.peak_by_category["inputs"] == 4 * SGD.batch_size * IN
+
+
+def test_the_peak_is_told_by_parameter_module_and_operator():
+    result = measured(linear(), dataclasses.replace(SGD, optimizer="adamw"))
+    weight = 4 * IN * OUT
+    held = {(h.category, h.module): h for h in result.peak_holdings}
+    assert sum(h.nbytes for h in result.peak_holdings) == result.peak_allocated_bytes
+    assert held["parameters", "weight"].nbytes == weight
+    assert held["gradients", "Linear"].operator == "aten::mm"
+    state = [h for h in result.peak_holdings if h.category == "optimizer_state"]
+    assert {h.module for h in state} == {"weight"}
+    assert sum(h.nbytes for h in state) == 2 * weight + 4
+    sizes = [h.nbytes for h in result.peak_holdings]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_tied_weights_are_told_by_their_first_path():
+    model = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    meter = Meter()
+    meter.know(model)
+    assert list(meter.parameters.values()) == ["0.weight"]
+    meter.know_states(model, optimizer)
+    assert meter.states == {}  # before the first update there is none
+    model(torch.randn(2, 5)).sum().backward()
+    optimizer.step()
+    meter.know_states(model, optimizer)
+    assert list(meter.states.values()) == ["0.weight"] * 3  # two averages and the step count
+
+
+def test_asking_for_addresses_allocates_nothing():
+    model = nn.Linear(5, 5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 5)).sum().backward()
+    optimizer.step()
+    meter = Meter()
+
+    def run():
+        meter.know(model)
+        meter.know_states(model, optimizer)
+
+    assert len(record(run, meter, CPU).nbytes) == 0
+    assert len(meter.states) == 6

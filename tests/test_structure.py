@@ -24,10 +24,10 @@ FLOORS = [
     ["config", "workload", "trace", "result"],
     ["workloads/", "techniques/"],
     ["memory/", "step"],
-    ["_sources", "_running", "_measure", "_verify", "_inspect"],
+    ["_sources", "_running", "_measure", "_verify", "_predict", "_inspect"],
     ["worker", "_process", "_isolation"],
-    ["api"],
-    ["_figures", "_timeline_figure", "plots"],
+    ["api", "_holdings", "_remedies", "_explain"],
+    ["_figures", "_timeline_figure", "_peak_map_figure", "plots"],
     ["_panel/"],
 ]
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}

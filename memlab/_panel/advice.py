@@ -18,28 +18,27 @@ from memlab.units import format_bytes
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
 
-def advice_line(shown: Run | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
-    """Return what to do about the shown run; an empty line if it fits.
+def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
+    """Return what to do about the shown step; an empty line if it fits.
 
     Args:
-        shown: the run on screen.
+        shown: measured or predicted, of what is on screen.
         runs: all there are, oldest first.
         limit_bytes: the limit that is on screen.
     """
-    if shown is None or fit_verdict(shown.result, limit_bytes).kind != BAD:
+    if shown is None or fit_verdict(shown, limit_bytes).kind != BAD:
         return Line("")
-    limit = limit_bytes or shown.result.memory_limit_bytes
+    limit = limit_bytes or shown.memory_limit_bytes
     fitting = _nearest_that_fits(shown, runs, limit)
-    hopeless = _standing_line(shown.result, limit)
+    hopeless = _standing_line(shown, limit)
     if fitting is not None:
         line = _fitting_line(shown, fitting)
         text = f"{hopeless.text}: {line.text}" if hopeless else line.text
         return Line(text, remedy=line.remedy, kind=WARN)
-    return hopeless or _next_line(shown.result.config)
+    return hopeless or _next_line(shown.config)
 
 
-def _nearest_that_fits(shown: Run, runs: Sequence[Run], limit: int | None) -> Run | None:
-    here = shown.result
+def _nearest_that_fits(here: StepResult, runs: Sequence[Run], limit: int | None) -> Run | None:
     fitting = [
         run
         for run in reversed(runs)
@@ -62,11 +61,10 @@ def _differing(one: StepConfig, other: StepConfig) -> list[str]:
     return [field for field in FIELDS if getattr(one, field) != getattr(other, field)]
 
 
-def _fitting_line(shown: Run, fitting: Run) -> Line:
+def _fitting_line(shown: StepResult, fitting: Run) -> Line:
     result = fitting.result
     fields = {
-        field: getattr(result.config, field)
-        for field in _differing(result.config, shown.result.config)
+        field: getattr(result.config, field) for field in _differing(result.config, shown.config)
     }
     words = ", ".join(setting_words(field, value) for field, value in fields.items())
     peak = result.peak_reserved_bytes or result.peak_allocated_bytes

@@ -14,9 +14,10 @@ import torch
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import prewarm
 from memlab._panel import cells, choices, snapshot, state, style, texts, verdicts
-from memlab._panel.advice import advice_line
+from memlab._panel.asked import Asked
+from memlab._panel.forecasts import Estimate, Forecasts, Question
 from memlab._panel.job import Job, Latest
-from memlab._panel.pictures import Scene
+from memlab._panel.outlook import Outlook, outlook, with_numbers
 from memlab._panel.runs import Run, RunLog, count_runs
 from memlab._panel.view import View
 from memlab._running import Progress
@@ -24,15 +25,13 @@ from memlab._verify import VerifyReport
 from memlab.api import inspect_workload, to_frame
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
+from memlab.memory import cards
 from memlab.memory.devices import resolve_device
 from memlab.result import Outcome, StepResult
-from memlab.units import parse_bytes
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
-
-OTHER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 
 
 def panel(
@@ -46,7 +45,9 @@ def panel(
 
     Args:
         workload: what is trained; the zoo can be chosen beside it. None begins with "gpt-small".
-        device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU.
+        device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU. Also a card
+            that is not here ("h200", "rtx-4090") or its memory ("24GiB"), for which all is
+            predicted.
         memory_limit: bytes, or text such as "2GiB", to hold the step against.
         config: where the controls begin.
 
@@ -75,7 +76,8 @@ class Panel:
     """A live panel. Show it by making it the last line of a cell.
 
     Attributes:
-        result: the last `StepResult`, or None.
+        result: the `StepResult` of the last run, or None.
+        prediction: the predicted `StepResult` of what is on screen, or None.
         results: a pandas frame of all runs, cleared ones included.
         config: the `StepConfig` on screen.
         workload: the `Workload` on screen.
@@ -94,19 +96,25 @@ class Panel:
         self._log, self._closed = RunLog(), False
         self._saved: cells.Shown | None = None
         self._job: Job | None = None
-        self._saved_told: list[tuple[int, str, bool]] = []
+        self._saved_told: list[tuple[object, ...]] = []
         self._lock = threading.RLock()
+        self._estimate: Estimate | None = None
+        self._looked: Question | None = None  # what the estimate was looked up for
+        self._doing = ""  # what the worker does for a prediction
+        device = cards.resolve(device).name
         self._view = View(
             workload_names=list(self._workloads),
-            devices=choices.devices(),
-            device=str(resolve_device(device)),
-            memory_limit=choices.limit_text(memory_limit),
+            devices=choices.devices(device),
+            device=device,
+            memory_limit=choices.limit_text(memory_limit) or choices.default_limit(device),
             settings=state.from_config(config or StepConfig()),
             log=self._log,
             changed=self._refresh,
             run=self._run_clicked,
             stop=self._stop_clicked,
         )
+        self._asked = Asked(self._view, self._workloads, device)
+        self._forecasts = Forecasts(self._workloads, self._predicted, self._tell_prediction)
         self._find_facts = Latest(self._inspect)
         self._draw = Latest(self._draw_pictures)
         prewarm()
@@ -117,7 +125,7 @@ class Panel:
     @property
     def workload(self) -> Workload:
         """The workload on screen."""
-        return self._workloads[self._view.workload.value]
+        return self._asked.workload
 
     @property
     def config(self) -> StepConfig:
@@ -126,7 +134,7 @@ class Panel:
         Raises:
             ConfigError: they cannot be; the message is the sentence on the page.
         """
-        return state.to_config(self._view.controls.settings())
+        return self._asked.config
 
     @property
     def result(self) -> StepResult | None:
@@ -134,24 +142,28 @@ class Panel:
         return self._log.last.result if self._log.last else None
 
     @property
+    def prediction(self) -> StepResult | None:
+        """What is predicted for the settings on screen; None while nothing is.
+
+        Its message says whether it was interpolated from a prediction of other batch sizes.
+        """
+        question = self._asked.question
+        estimate = self._forecasts.look(question) if question else None
+        limit = self._asked.limit_or_none
+        return verdicts.held_against(estimate.result, limit) if estimate else None
+
+    @property
     def results(self) -> "pd.DataFrame":
         """One row for every run since the panel was made, cleared ones included."""
         return to_frame(run.result for run in self._log.runs)
 
     def code(self) -> str:
-        """Return Python source that measures what is on screen.
+        """Return Python source that measures what is on screen, or predicts it for another card.
 
         Raises:
             ConfigError: the settings on screen cannot be.
         """
-        return state.source(
-            self.workload,
-            self.config,
-            self._view.device.value,
-            self._view.limit.value.strip(),
-            check_gradients=self._view.check.value,
-            namespace=cells.namespace(),
-        )
+        return self._asked.source()
 
     def set(self, **fields: Any) -> None:
         """Set controls from code, as if they were moved by hand.
@@ -165,16 +177,13 @@ class Panel:
         """
         if self._closed:
             raise ConfigError("this panel is closed; make a new one with memlab.panel(...)")
-        known = (*state.FIELDS, *OTHER_FIELDS)
-        for name in fields:
-            if name not in known:
-                raise ConfigError(f"the panel has no control {name!r}; allowed is one of {known}")
+        state.check_names(fields)
         settings = {name: fields[name] for name in state.FIELDS if name in fields}
         if settings:
             config = state.to_config({**self._view.controls.settings(), **settings})
             settings = {k: v for k, v in state.from_config(config).items() if k in settings}
-        others = {name: fields[name] for name in OTHER_FIELDS if name in fields}
-        self._view.set_others(choices.checked(others, list(self._workloads)))
+        others = {name: fields[name] for name in state.HEADER_FIELDS if name in fields}
+        self._asked.set(choices.checked(others, list(self._workloads)))
         self._view.controls.set(settings)
 
     def run(self, **fields: Any) -> StepResult:
@@ -211,6 +220,7 @@ class Panel:
             if self._job:
                 self._job.cancel.set()
         self._find_facts.close()
+        self._forecasts.close()
         self._draw.close()
         self._view.close()
 
@@ -234,13 +244,8 @@ class Panel:
 
     def _still(self) -> dict[str, Any]:
         """Return the last run as a table and a picture."""
-        shown = self._shown()
-        picture = snapshot.as_png(shown, self._log.comparison(shown), self._limit_or_none())
-        still = {
-            "text/plain": repr(self),
-            "text/html": snapshot.as_html(self._log.visible, shown, picture),
-        }
-        return still | ({"image/png": snapshot.as_text(picture)} if picture else {})
+        still = snapshot.still(self._log, self._outlook().last, self._asked.limit_or_none)
+        return {"text/plain": repr(self), **still}
 
     # callbacks
 
@@ -248,24 +253,27 @@ class Panel:
     def _refresh(self) -> None:
         """Say anew what the settings on screen mean, after any change."""
         with self._lock:
-            name, device = self._view.workload.value, self._view.device.value
+            name, device = self._view.workload.value, self._asked.device
+            if self._asked.follow_device():
+                self._view.say("ready" if self._asked.is_here else f"{device} {style.NOT_HERE}")
             if name not in self._facts:
                 self._find_facts(name)
             facts = self._facts.get(name)
             known = facts if isinstance(facts, WorkloadFacts) else None
             settings = self._view.controls.settings()
             wrong = state.problems(settings)
-            limit, limit_wrong = self._view.limit.value.strip(), self._limit_problem()
+            limit = self._view.limit.value.strip()
+            header_wrong = self._asked.device_problem or self._asked.limit_problem
             own_loss = choices.zoo_options(self.workload) is None
             self._view.controls.offer_blocks(known is None or bool(known.blocks))
             self._view.explain(
                 texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
             )
-            about = limit_wrong or (facts if isinstance(facts, str) else None)
+            about = header_wrong or (facts if isinstance(facts, str) else None)
             self._view.show_about(texts.about_line(name, known, about, limit))
-            self._show_ready(not wrong and not limit_wrong)
+            self._show_ready(not wrong and not header_wrong)
             self._view.show_code("" if wrong else self.code())
-            self._show_verdict()
+            self._show_outlook()
         self._draw()
 
     @_guarded
@@ -295,20 +303,20 @@ class Panel:
         """Return the job of what is on screen, or None while another one runs.
 
         Raises:
-            MemlabError: the settings on screen cannot be.
+            MemlabError: the settings on screen cannot be, or the device is not here.
         """
         with self._lock:
             if self._job is not None:
                 return None
-            limit = self._view.limit.value.strip()
             self._job = Job(
                 workload=self.workload,
                 config=self.config,
-                device=self._view.device.value,
-                memory_limit=parse_bytes(limit) if limit else None,
+                device=str(resolve_device(self._asked.device)),
+                memory_limit=self._asked.limit,
                 check_gradients=self._view.check.value,
                 by_cell=by_cell,
             )
+            self._forecasts.hold(True)
             self._show_ready(True)
             self._view.show_progress(0.0)
             return self._job
@@ -317,8 +325,11 @@ class Panel:
         run: list[Run] = []
 
         def measured(result: StepResult) -> None:
+            question = Question(result.workload_name, result.config, result.device)
+            estimate = self._forecasts.look(question)
             with self._lock:
-                run.append(self._log.add(result))
+                prediction = with_numbers(estimate.result if estimate else None)
+                run.append(self._log.add(result, prediction))
             self._show_runs()
 
         def checked(report: VerifyReport) -> None:
@@ -340,6 +351,7 @@ class Panel:
         with self._lock:
             if self._job is job:
                 self._job = None
+        self._forecasts.hold(False)
         self._refresh()
         prewarm()  # a worker that was stopped or has died is no reason for the next run to wait
 
@@ -348,7 +360,8 @@ class Panel:
     def _show_ready(self, ready: bool) -> None:
         job = self._job
         by_cell = job is not None and job.by_cell
-        self._view.show_ready(ready, running=job is not None, by_cell=by_cell)
+        why = "" if self._asked.is_here else f"{self._asked.device} {style.NOT_HERE}"
+        self._view.show_ready(ready and not why, running=job is not None, by_cell=by_cell, why=why)
 
     def _show_runs(self) -> None:
         with self._lock:
@@ -362,53 +375,65 @@ class Panel:
                 verdicts.outcome_verdict(last.result).kind,
             )
             self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
-            self._show_verdict()
+            self._show_outlook()
         self._draw()
 
-    def _show_verdict(self) -> None:
-        shown = self._shown()
-        limit = self._limit_or_none()
-        fit = verdicts.fit_verdict(shown.result if shown else None, limit)
-        if self._limit_problem():
+    def _show_outlook(self) -> None:
+        now, limit = self._outlook(), self._asked.limit_or_none
+        if now.is_pending and now.question not in (None, self._looked):
+            return  # it is about to be looked up; until then what is shown stays, or it would flash
+        fit = now.fit(limit)
+        if self._asked.limit_problem:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is no size")
-        note = ""
-        if shown is not None:
-            name, device = self.workload.name, self._view.device.value
-            config = None if state.problems(self._view.controls.settings()) else self.config
-            note = verdicts.stale_note(shown.result, name, device, config)
-        self._view.show_fit(verdicts.of_last_run(fit) if note else fit)
-        self._view.show_stale(note)
-        about = None if note or self._limit_problem() else shown
-        self._view.show_advice(advice_line(about, self._log.runs, limit))
+        self._view.show_outlook(fit, now.costs())
+        self._view.show_stale(now.note())
+        self._view.show_advice(now.advice(self._log.runs, limit))
 
-    def _shown(self) -> Run | None:
-        """Return the run whose memory is drawn: the last that was not stopped."""
-        runs = [r for r in self._log.runs if r.result.outcome is not Outcome.CANCELLED]
-        return runs[-1] if runs else None
+    def _outlook(self) -> Outlook:
+        return outlook(self._log, self._asked.question, self._estimate, self._doing)
 
     @_guarded
     def _draw_pictures(self, _: Any) -> None:
+        question = self._asked.question
+        estimate = self._forecasts.look(question) if question else None
+        if question and (estimate is None or not estimate.exact):
+            self._forecasts.ask(question)
         with self._lock:
-            shown = self._shown()
-            runs = [run for run in self._log.visible if shown and _comparable(run, shown)]
-            scene = Scene(
-                shown=shown,
-                comparison=self._log.comparison(shown),
-                runs=tuple(runs),
-                limit_bytes=self._limit_or_none(),
-            )
+            self._estimate, self._looked = estimate, question
+            self._show_outlook()
+            now, where = self._outlook(), (self._view.workload.value, self._view.device_name)
+            scene = now.scene(self._log, where, self._asked.limit_or_none)
         self._view.pictures.draw(scene)
-        told = [(run.number, run.name, run.report is not None) for run in self._log.visible]
-        if self._saved and shown and self._saved_told != told:
+        told: list[tuple[object, ...]] = [
+            (run.number, run.name, run.report, run.prediction) for run in self._log.visible
+        ]
+        if self._saved and self._log.visible and self._saved_told != told:
             self._saved_told = told
             self._saved.update(self._still(), raw=True)
 
+    # predictions, told by a thread of their own
+
+    @_guarded
+    def _predicted(self, estimate: Estimate) -> None:
+        """Take what the worker said: also for runs of that setting, which then know their error."""
+        with self._lock:
+            self._doing = ""
+            runs = [run for run in self._log.runs if estimate.question.is_of(run.result)]
+            for run in runs:
+                self._log.change(run.number, prediction=with_numbers(estimate.result))
+            if runs and not self._closed:
+                self._view.table.show()
+        self._draw()
+
+    @_guarded
+    def _tell_prediction(self, text: str) -> None:
+        with self._lock:
+            self._doing = text
+            if not self._closed:
+                self._show_outlook()
+
     def _show_error(self, error: Exception) -> None:
-        kind = type(error).__name__
-        text = f"{kind}: {error}"
-        if not isinstance(error, MemlabError):
-            text += "; this is a fault of memlab, not of your setting: run the cell again"
-        self._view.say(text, verdicts.BAD)
+        self._view.say(texts.error_text(error), verdicts.BAD)
 
     @_guarded
     def _inspect(self, name: str) -> None:
@@ -420,26 +445,3 @@ class Panel:
             self._facts[name] = facts
         if not self._closed:
             self._refresh()
-
-    def _limit_problem(self) -> str | None:
-        try:
-            self._limit()
-        except ConfigError as error:
-            return str(error)
-        return None
-
-    def _limit(self) -> int | None:
-        text = self._view.limit.value.strip()
-        return parse_bytes(text) if text else None
-
-    def _limit_or_none(self) -> int | None:
-        return None if self._limit_problem() else self._limit()
-
-
-def _comparable(run: Run, shown: Run) -> bool:
-    """Whether a run belongs in the charts: not stopped, the same workload on the same device."""
-    here, there = run.result, shown.result
-    return here.outcome is not Outcome.CANCELLED and (here.workload_name, here.device) == (
-        there.workload_name,
-        there.device,
-    )

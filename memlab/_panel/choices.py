@@ -1,4 +1,4 @@
-"""What the header of the panel offers: workloads, devices of this machine, a limit as text."""
+"""What the header of the panel offers: workloads, devices here and cards elsewhere, a limit."""
 
 import dataclasses
 from typing import Any
@@ -6,10 +6,13 @@ from typing import Any
 import torch
 
 from memlab import workloads
-from memlab.errors import ConfigError, WorkloadError
+from memlab.errors import ConfigError, DeviceError, WorkloadError
+from memlab.memory import cards
 from memlab.memory.devices import describe, resolve_device
-from memlab.units import KIB, parse_bytes
+from memlab.units import KIB, format_bytes, parse_bytes
 from memlab.workload import Workload
+
+OTHER, OTHER_TEXT = "other", "another card, by its memory"
 
 
 def offered_workloads(given: Workload | None) -> dict[str, Workload]:
@@ -40,15 +43,46 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
     }
 
 
-def devices() -> list[tuple[str, str]]:
-    """Return what to show and the name of each device of this machine."""
+def devices(chosen: str) -> list[tuple[str, str]]:
+    """Return what to show and the name of each device of this machine, then of cards elsewhere.
+
+    Args:
+        chosen: among them in any case.
+    """
     fastest = resolve_device(None)
     names = []
     if fastest.type != "cpu":
         count = torch.accelerator.device_count()
         names = [f"{fastest.type}:{i}" for i in range(count)]
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
-    return [*shown, ("this machine: cpu", "cpu")]
+    elsewhere = [offered_card(name) for name in cards.names()]
+    shown += [("this machine: cpu", "cpu"), *elsewhere]
+    if chosen not in dict(shown).values():
+        shown.append(offered_card(chosen))
+    return [*shown, (OTHER_TEXT, OTHER)]
+
+
+def offered_card(name: str) -> tuple[str, str]:
+    """Return what to show and the name of a card that is not here."""
+    return f"{name}, predicted", name
+
+
+def is_here(device: str) -> bool:
+    """Return whether this machine has the device, so that it can measure on it."""
+    try:
+        resolve_device(device)
+    except DeviceError:
+        return False
+    return True
+
+
+def default_limit(device: str) -> str:
+    """Return the limit that goes with a device: for a card elsewhere what PyTorch can reserve.
+
+    That is the card's memory without the CUDA context. Devices of this machine have none.
+    """
+    card = None if is_here(device) else cards.resolve(device).card
+    return format_bytes(card.usable_bytes) if card else ""
 
 
 def limit_text(memory_limit: int | str | None) -> str:
@@ -82,7 +116,7 @@ def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]
             f"{workload_names}, or a new memlab.panel(workload)"
         )
     if "device" in fields:
-        found["device"] = str(resolve_device(fields["device"]))
+        found["device"] = cards.resolve(fields["device"]).name
     if "memory_limit" in fields:
         found["memory_limit"] = limit_text(fields["memory_limit"])
     if not isinstance(fields.get("check_gradients", False), bool):

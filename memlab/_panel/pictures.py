@@ -16,6 +16,7 @@ import ipywidgets as widgets
 from memlab import plots
 from memlab._panel.runs import Run, count_runs
 from memlab.config import StepConfig
+from memlab.result import StepResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,8 +30,9 @@ SIZES: dict[str, Size] = {  # inches; the figure's text grows with its box
     "heat_map": (4.0, 2.05),
 }
 WAITING = {
-    "peak": "The peak of the last run, by category.",
-    "timeline": "Press Run to measure one training step: its memory, instant by instant.",
+    "peak": "The peak, by category.",
+    "timeline": "One training step, instant by instant: first as predicted, which takes some "
+    "seconds while a worker starts, then as measured, once you press Run.",
     "step_times": "Time per step, one bar a run.",
     "memory_against_time": "Memory against time, one dot a run.",
     "heat_map": "Peak over the settings tried: a heat map, from the second run on.",
@@ -42,16 +44,40 @@ class Scene:
     """What the pictures show.
 
     Attributes:
-        shown: the run whose memory is drawn; None before the first.
+        predicted: drawn filled, below the line of a run; None where there is no prediction.
+        shown: the run of the same setting; without a prediction the last one, drawn filled.
         comparison: the pinned run drawn beside it.
         runs: those of the table with the same workload and device, oldest first.
         limit_bytes: the limit that is on screen.
+        why: a sentence in place of the memory, where there is neither.
     """
 
+    predicted: StepResult | None
     shown: Run | None
     comparison: Run | None
     runs: tuple[Run, ...]
     limit_bytes: int | None
+    why: str = ""
+
+    @property
+    def filled(self) -> StepResult | None:
+        """The result that is drawn by category."""
+        if self.predicted is not None:
+            return self.predicted
+        return self.shown.result if self.shown else None
+
+    def timeline(self, size: Size) -> "Figure":
+        """Return the memory of the step: predicted by category, measured as a line over it."""
+        assert self.filled is not None
+        compare = self.comparison
+        return plots.timeline(
+            self.filled,
+            limit_bytes=self.limit_bytes,
+            measured=self.shown.result if self.shown and self.predicted is not None else None,
+            compare=compare.result if compare else None,
+            compare_label=compare.label if compare else "",
+            size=size,
+        )
 
 
 class Pictures:
@@ -62,32 +88,33 @@ class Pictures:
         self._drawn: dict[str, Any] = {}
 
     def draw(self, scene: Scene) -> None:
-        """Draw what has changed, the memory of the last run first."""
-        if scene.shown is not None:
-            self._draw_memory(scene, scene.shown)
+        """Draw what has changed, the memory first."""
+        if scene.filled is not None:
+            self._draw_memory(scene, scene.filled)
+        elif scene.why:
+            self._wait("timeline", scene.why)
+            self._wait("peak", WAITING["peak"])
+        if scene.runs:
             self._draw_runs(scene.runs)
-            self._draw_heat_map(scene, scene.shown)
+            self._draw_heat_map(scene, scene.runs[-1])
 
-    def _draw_memory(self, scene: Scene, shown: Run) -> None:
-        result, limit, comparison = shown.result, scene.limit_bytes, scene.comparison
-        compare = comparison.result if comparison else None
-        label = comparison.label if comparison else ""
-        if result.peak_allocated_bytes is None:
-            self._wait("peak", f"{shown.label}: no peak was measured.")
-        else:
-            self._show(
-                "peak",
-                (shown.number, limit),
-                lambda size: plots.peak_bar(result, limit_bytes=limit, size=size),
-                f"peak memory of {shown.label} by category: {result}",
-            )
+    def _draw_memory(self, scene: Scene, filled: StepResult) -> None:
+        limit, run, compare = scene.limit_bytes, scene.shown, scene.comparison
         self._show(
             "timeline",
-            (shown.number, limit, label),
-            lambda size: plots.timeline(
-                result, limit_bytes=limit, compare=compare, compare_label=label, size=size
-            ),
-            f"memory through one step of {shown.label}, {result}",
+            (filled, run and run.number, limit, compare and compare.label),
+            scene.timeline,
+            f"memory through one step, {filled}",
+        )
+        at_peak = run.result if run and run.result.peak_by_category else filled
+        if at_peak.peak_allocated_bytes is None:
+            self._wait("peak", "No peak was measured.")
+            return
+        self._show(
+            "peak",
+            (at_peak, limit),
+            lambda size: plots.peak_bar(at_peak, limit_bytes=limit, size=size),
+            f"peak memory by category: {at_peak}",
         )
 
     def _draw_runs(self, runs: tuple[Run, ...]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memlab._panel import verdicts
 from memlab._panel.state import others
 from memlab._verify import VerifyReport
-from memlab.result import StepResult
+from memlab.result import Outcome, StepResult, signed_percent
 from memlab.units import format_bytes, format_seconds
 
 MOST_SHOWN = 30
@@ -22,6 +22,7 @@ class Run:
     Attributes:
         number: from 1, in the order in which they ended.
         result: what it cost.
+        prediction: of the same step, made without it; None if there is none.
         report: the comparison of gradients, if it was asked for.
         name: given when it was pinned; "" while it is not.
         cleared: whether it was taken off the table.
@@ -29,6 +30,7 @@ class Run:
 
     number: int
     result: StepResult
+    prediction: StepResult | None = None
     report: VerifyReport | None = None
     name: str = ""
     cleared: bool = False
@@ -44,6 +46,17 @@ class Run:
         return f"run {self.number}"
 
     @property
+    def prediction_error(self) -> float | None:
+        """The signed relative error of the predicted peak allocated; None if there is none."""
+        predicted = self.prediction.peak_allocated_bytes if self.prediction else None
+        measured = self.result.peak_allocated_bytes
+        # on a CPU a limit is held against the whole step, on CUDA it ends the step
+        is_whole = self.result.outcome is Outcome.OK or self.result.device == "cpu"
+        if predicted is None or not measured or not is_whole:
+            return None
+        return predicted / measured - 1
+
+    @property
     def own_name(self) -> str:
         """The name that a person gave it, or ""."""
         return "" if self.name == self.default_name else self.name
@@ -56,9 +69,9 @@ class RunLog:
         self.runs: list[Run] = []
         self.compared = 0
 
-    def add(self, result: StepResult) -> Run:
-        """Add a result as the newest run."""
-        run = Run(number=len(self.runs) + 1, result=result)
+    def add(self, result: StepResult, prediction: StepResult | None = None) -> Run:
+        """Add a result as the newest run, with what was predicted for it."""
+        run = Run(number=len(self.runs) + 1, result=result, prediction=prediction)
         self.runs.append(run)
         return run
 
@@ -94,9 +107,14 @@ class RunLog:
         recent = {run.number for run in kept[-MOST_SHOWN:]}
         return [run for run in kept if run.name or run.number in recent]
 
+    @property
+    def compared_run(self) -> Run | None:
+        """The run that pictures compare with."""
+        return self.runs[self.compared - 1] if self.compared else None
+
     def comparison(self, shown: Run | None) -> Run | None:
         """Return the run to draw beside the shown one; None if that is the same or nothing is."""
-        run = self.runs[self.compared - 1] if self.compared else None
+        run = self.compared_run
         return None if shown is None or run is None or run.number == shown.number else run
 
 
@@ -118,8 +136,12 @@ COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
     ("acc.", "accumulation steps", lambda run: str(run.result.config.accumulation_steps)),
     ("precision", "number format", lambda run: str(run.result.config.precision)),
     ("other", "what else differs", lambda run: ", ".join(others(run.result.config)) or NONE),
-    ("peak allocated", "most bytes in live tensors, measured",
+    ("peak predicted", "most bytes in live tensors (allocated), predicted without the run",
+     lambda run: _bytes(run.prediction.peak_allocated_bytes if run.prediction else None)),
+    ("peak measured", "most bytes in live tensors (allocated), measured",
      lambda run: _bytes(run.result.peak_allocated_bytes)),
+    ("error", "of the predicted peak: predicted over measured, less one",
+     lambda run: _or_dash(run.prediction_error, signed_percent)),
     ("reserved", "most bytes that the caching allocator held, measured",
      lambda run: _bytes(run.result.peak_reserved_bytes)),
     ("per step", "median wall time of one optimizer update, measured",
@@ -128,8 +150,14 @@ COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
      lambda run: _or_dash(run.result.samples_per_second, _rate)),
 )  # fmt: skip
 MAY_BE_LONG = {"#", "other"}
-ONLY_IF_DIFFERENT, ONLY_IF_ANY = {"workload", "device"}, {"other", "reserved"}
-NUMBERS = {"budget", "batch", "acc.", "peak allocated", "reserved", "per step", "samples/s"}
+ONLY_IF_DIFFERENT, ONLY_IF_ANY = (
+    {"workload", "device"},
+    {"other", "reserved", "peak predicted", "error"},
+)
+NUMBERS = {
+    "budget", "batch", "acc.", "peak predicted", "peak measured", "error", "reserved", "per step",
+    "samples/s",
+}  # fmt: skip
 
 
 def table_html(runs: Sequence[Run], compared: int = 0) -> str:

@@ -5,11 +5,19 @@ import html
 from collections.abc import Sequence
 
 from memlab import plots
-from memlab._panel.runs import Run, table_html
+from memlab._panel.pictures import Scene
+from memlab._panel.runs import Run, RunLog, table_html
 from memlab._panel.state import describe
 
 EMPTY = "memlab panel: no run yet. With a kernel, run this cell and press Run."
 PICTURE_SIZE = (9.0, 4.0)
+
+
+def still(log: RunLog, shown: Run | None, limit_bytes: int | None) -> dict[str, str]:
+    """Return the table of runs and the picture of one of them, by MIME type."""
+    picture = as_png(shown, log.comparison(shown), limit_bytes)
+    made = {"text/html": as_html(log.visible, shown, picture)}
+    return made | ({"image/png": as_text(picture)} if picture else {})
 
 
 def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> str:
@@ -28,19 +36,17 @@ def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> st
 
 
 def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -> bytes | None:
-    """Return the timeline of the shown run; None before the first."""
+    """Return the timeline of the shown run, over its prediction if there is one."""
     if shown is None:
         return None
-    compare = comparison.result if comparison else None
-    label = comparison.label if comparison else ""
-    figure = plots.timeline(
-        shown.result,
+    scene = Scene(
+        predicted=shown.prediction,
+        shown=shown,
+        comparison=comparison,
+        runs=(),
         limit_bytes=limit_bytes,
-        compare=compare,
-        compare_label=label,
-        size=PICTURE_SIZE,
     )
-    return plots.to_png(figure)
+    return plots.to_png(scene.timeline(PICTURE_SIZE))
 
 
 def as_text(picture: bytes) -> str:

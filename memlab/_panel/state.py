@@ -5,7 +5,7 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlab._panel.choices import zoo_options
@@ -22,6 +22,7 @@ FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing", "optimizer",
     "compile",
 )  # fmt: skip
+HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OFFERED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "optimizer": OPTIMIZERS,
@@ -54,6 +55,18 @@ def from_config(config: StepConfig) -> dict[str, Any]:
                 f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
             )
     return {field: getattr(config, field) for field in FIELDS}
+
+
+def check_names(fields: Iterable[str]) -> None:
+    """Check that every field has a control.
+
+    Raises:
+        ConfigError: one has none; the message says which there are.
+    """
+    known = (*FIELDS, *HEADER_FIELDS)
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"the panel has no control {name!r}; allowed is one of {known}")
 
 
 def problems(settings: Settings) -> dict[str, str]:
@@ -118,16 +131,18 @@ def source(
     device: str,
     memory_limit: str,
     *,
+    here: bool = True,
     check_gradients: bool = False,
     namespace: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return Python source that measures this config.
+    """Return Python source that measures this config, or predicts it for a card elsewhere.
 
     Args:
         workload: of the zoo, or a person's own.
         config: how it is trained.
         device: where.
         memory_limit: as it was typed; "" for none.
+        here: whether that device is in this machine.
         check_gradients: whether the code also compares the gradients.
         namespace: the names of the notebook, in which a person's own workload is looked up.
     """
@@ -138,15 +153,16 @@ def source(
             shown.append(f"{field.name}={_literal(value)}")
     limit = f", memory_limit={memory_limit!r}" if memory_limit else ""
     name, line = workload_source(workload, namespace or {})
+    ask = "measure" if here else "predict"
     lines = [
         "import memlab",
         "",
         line,
         f"config = memlab.StepConfig({', '.join(shown)})",
-        f"result = memlab.measure({name}, config, device={device!r}{limit})",
+        f"result = memlab.{ask}({name}, config, device={device!r}{limit})",
         "print(result)",
     ]
-    if check_gradients:
+    if check_gradients and here:
         lines += [f"report = memlab.verify({name}, config, device={device!r})", "print(report)"]
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ width of the panel, not of the window.
 """
 
 RUN_BY_CELL = "a cell is running it: interrupt the kernel to stop it"
+NOT_HERE = "is not in this machine, so Run is off: what is shown for it is predicted"
 GONE = "The kernel was restarted or has died: run this cell again to get a working panel."
 
 CSS = """
@@ -108,10 +109,14 @@ CSS = """
   border-top: 1px solid var(--memlab-line); }
 .memlab-panel .memlab-run-row .jupyter-button { width: 84px; margin: 0; }
 .memlab-panel .memlab-run-row .widget-checkbox { width: auto; margin: 0; }
-.memlab-panel .memlab-run-row .widget-hprogress { flex: 1 1 120px; width: auto; min-width: 80px;
-  max-width: 300px; margin: 0; height: 14px; }
-.memlab-panel .memlab-fit { flex: 1 1 260px; text-align: right; font-weight: 600;
-  min-height: 20px; }
+.memlab-panel .memlab-run-row .widget-hprogress { flex: 1 1 100px; width: auto; min-width: 80px;
+  max-width: 140px; margin: 0; height: 14px; }
+.memlab-panel .memlab-outlook { flex: 1 1 500px; min-width: 0; height: 40px; overflow: hidden;
+  text-align: right; }
+.memlab-panel .memlab-outlook .widget-html-content { overflow: hidden; }
+.memlab-panel .memlab-fit { font-weight: 600; height: 20px; overflow: hidden; }
+.memlab-panel .memlab-costs { height: 20px; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; color: var(--memlab-quiet); font-variant-numeric: tabular-nums; }
 .memlab-panel .memlab-status { height: 38px; overflow: hidden; margin-top: 4px; }
 .memlab-panel .memlab-note { position: absolute; z-index: 6; top: 48%; left: 50%;
   width: max-content; max-width: 86%; transform: translate(-50%, -50%);
@@ -174,9 +179,9 @@ CSS = """
   .memlab-panel .memlab-row .memlab-explanation { grid-column: 2 / 5; grid-row: 2;
     min-height: 37px; }
   .memlab-panel .memlab-status { height: 56px; }
-  .memlab-panel table.memlab-runs { font-size: 11px; }
-  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 3px;
-    line-height: 13px; }
+  .memlab-panel table.memlab-runs { font-size: 10px; }
+  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 2px;
+    line-height: 12px; }
   .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs .memlab-verdict {
     white-space: normal; }
   .memlab-panel table.memlab-runs td:nth-last-child(-n + 2) { white-space: normal; }

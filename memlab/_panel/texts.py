@@ -12,6 +12,7 @@ from memlab._inspect import WorkloadFacts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
 from memlab.config import Precision, StepConfig
+from memlab.errors import MemlabError
 from memlab.units import MIB, format_bytes, parse_bytes
 
 
@@ -216,3 +217,11 @@ def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit:
 def _count(number: int, noun: str) -> str:
     plural = {"micro-batch": "micro-batches"}.get(noun, f"{noun}s")
     return f"{number} {noun if number == 1 else plural}"
+
+
+def error_text(error: Exception) -> str:
+    """Return what an error that nobody else would see says on the page."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemlabError):
+        return text
+    return f"{text}; this is a fault of memlab, not of your setting: run the cell again"

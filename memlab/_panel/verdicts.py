@@ -3,6 +3,7 @@
 What the controls mean is in `texts.py`.
 """
 
+import dataclasses
 import html
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from memlab._inspect import WorkloadFacts
 from memlab._panel.state import FIELDS, describe
 from memlab._verify import VerifyReport
 from memlab.config import StepConfig
-from memlab.result import Outcome, StepResult
+from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.units import format_bytes
 
 OUTCOME_WORDS = {
@@ -76,11 +77,14 @@ def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_los
 
 
 def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
-    """Say whether the measured peak stays within the limit that is on screen."""
+    """Say whether the peak stays within the limit that is on screen.
+
+    Allocated bytes are held against it on a CPU, reserved ones on CUDA. A predicted peak is too
+    close to say where the limit lies within its uncertainty.
+    """
     if result is None:
         return Verdict(OPEN, "not measured yet")
-    peak = result.peak_reserved_bytes or result.peak_allocated_bytes
-    kind = "reserved" if result.peak_reserved_bytes else "allocated"
+    peak, kind = held_bytes(result)
     if result.outcome is Outcome.OUT_OF_MEMORY and (peak is None or not result.memory_limit_bytes):
         ran_under = result.memory_limit_bytes
         what = f"the limit of {format_bytes(ran_under)}" if ran_under else "this machine"
@@ -88,16 +92,41 @@ def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
     if peak is None:
         return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
     if limit_bytes is None:
-        return Verdict(OPEN, f"no limit set; peak {format_bytes(peak)} {kind}")
+        return Verdict(OPEN, f"no limit set; peak {format_bytes(peak)} {kind}, {result.source}")
+    share = f"{_of(peak, limit_bytes)} ({format_percent(peak / limit_bytes)}), {result.source}"
+    spread = (result.uncertainty or {}).get(f"peak_{kind}_bytes", 0.0)
+    detail = f"peak {kind} bytes, {result.source} for {result.device}"
     fits = peak <= limit_bytes
     if result.memory_limit_bytes == limit_bytes and result.fits is not None:
         fits = result.fits
-    share = (
-        f"{format_bytes(peak)} of {format_bytes(limit_bytes)} ({100 * peak / limit_bytes:.0f} %)"
-    )
+    if spread and abs(peak - limit_bytes) <= spread * peak:
+        about = f" ± {format_percent(spread)}"
+        return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
     if fits:
-        return Verdict(GOOD, f"fits: {share}", f"peak {kind}, measured on {result.device}")
-    return Verdict(BAD, f"does not fit: {share}", result.message)
+        return Verdict(GOOD, f"fits: {share}", detail)
+    measured = result.source is Source.MEASURED
+    return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)
+
+
+def held_bytes(result: StepResult) -> tuple[int | None, str]:
+    """Return the peak that is held against a limit, and whether it is of allocated bytes."""
+    if result.peak_reserved_bytes is not None:
+        return result.peak_reserved_bytes, "reserved"
+    return result.peak_allocated_bytes, "allocated"
+
+
+def held_against(result: StepResult, limit_bytes: int | None) -> StepResult:
+    """Return the result with this limit, and whether it fits."""
+    peak, _ = held_bytes(result)
+    fits = None if limit_bytes is None or peak is None else peak <= limit_bytes
+    return dataclasses.replace(result, memory_limit_bytes=limit_bytes, fits=fits)
+
+
+def _of(size: int, limit: int) -> str:
+    """Return for instance "1.31 of 2.00 GiB", or both units where they differ."""
+    part, whole = format_bytes(size), format_bytes(limit)
+    unit = f" {whole.split()[-1]}"
+    return f"{part.removesuffix(unit)} of {whole}"
 
 
 def of_last_run(verdict: Verdict) -> Verdict:

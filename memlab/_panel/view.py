@@ -8,6 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel import style
+from memlab._panel.choices import OTHER, offered_card
 from memlab._panel.controls import Controls, Explanation, on_enter
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
@@ -20,6 +21,10 @@ the optimizer. <b>Run</b> (or Enter in a number box) measures it in a process of
 one pass, from every allocation, and time in another, with no meter on.</p>
 <p><b>Allocated</b> is the bytes of live tensors; <b>reserved</b>, on CUDA, is what the caching
 allocator holds. The peak is that of a step in which the optimizer state exists.</p>
+<p>Before that, and for cards that are not here, the same numbers are <b>predicted</b>: the very
+step over tensors without data, in another process. Moving a slider interpolates between what was
+predicted, and an exact prediction follows. ± is the uncertainty. After a run the measured line lies
+over the prediction, and <b>error</b> is predicted over measured, less one.</p>
 <p>At the same batch size, <b>accumulation</b> splits the work and leaves the gradient as it is,
 unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
 <b>compare</b> draws the last run against it. <code>panel.result</code>, <code>panel.results</code>
@@ -61,20 +66,28 @@ class View:
         self.limit = widgets.Text(
             value=memory_limit, description="Limit", placeholder="none", continuous_update=True
         )
-        self.limit.tooltip = "bytes that the step may hold, such as 2 GiB; empty for no limit"
+        self.limit.tooltip = (
+            "bytes that the step may hold, such as 2 GiB; empty for no limit. Held against it are "
+            "allocated bytes on a CPU and reserved ones on CUDA. For a card that is not here it "
+            "begins as what PyTorch can reserve there: its memory without the CUDA context"
+        )
+        self.card = widgets.Text(value="24 GiB", description="Memory", continuous_update=True)
+        self.card.tooltip = "of any CUDA card, such as 24 GiB; its speed is not known"
+        self.card.layout.display = "none"
         on_enter(self.limit, run)
         self.controls = Controls(settings, self._tell, run)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
         self.check.tooltip = "after the run, compare the gradients with those of the fp32 step"
         self.pictures = Pictures()
         self.table = Table(log, changed)
-        for control in (self.workload, self.device, self.limit, self.check):
+        self.device.observe(self._offer_memory, "value")
+        for control in (self.workload, self.device, self.limit, self.card, self.check):
             control.observe(lambda _: self._tell(), "value")
         self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
         self._run_button.button_style = "primary"
         self._progress = widgets.FloatProgress(min=0, max=1)
         self._about, self._advice = Explanation(self._set_header), Explanation(self.controls.set)
-        self._fit, self._note = _html("fit"), _html("note")
+        self._fit, self._costs, self._note = _html("fit"), _html("costs-box"), _html("note")
         self._status, self._json = _html("status"), _html("json")
         self._code_pane, self._help_pane = _html("pane"), _html("pane", HELP)
         self._live = self._lay_out()
@@ -104,7 +117,7 @@ class View:
         code = _toggle("code", "the Python code of what is on screen", self._code_pane)
         about = _toggle("?", "help", self._help_pane)
         return _box(
-            widgets.HBox, "header", self.workload, self.device, self.limit,
+            widgets.HBox, "header", self.workload, self.device, self.limit, self.card,
             _box(widgets.HBox, "toggles", code, about),
         )  # fmt: skip
 
@@ -122,8 +135,17 @@ class View:
     def _run_row(self) -> Any:
         return _box(
             widgets.HBox, "run-row", self._run_button, self._stop_button, self.check,
-            self._progress, self._fit,
+            self._progress, _box(widgets.VBox, "outlook", self._fit, self._costs),
         )  # fmt: skip
+
+    @property
+    def device_name(self) -> str:
+        """The device on screen: of this machine, of a card, or the memory that was typed."""
+        name: str = self.device.value
+        return self.card.value.strip() if name == OTHER else name
+
+    def _offer_memory(self, change: Mapping[str, Any]) -> None:
+        self.card.layout.display = "" if change["new"] == OTHER else "none"
 
     def set_others(self, fields: Mapping[str, Any]) -> None:
         """Set workload, device, memory_limit or check_gradients, without telling of each."""
@@ -136,6 +158,8 @@ class View:
         self._quiet = True
         try:
             for name, value in fields.items():
+                if name == "device" and value not in dict(self.device.options).values():
+                    self.device.options = (*self.device.options, offered_card(value))
                 controls[name].value = value
         finally:
             self._quiet = False
@@ -156,9 +180,10 @@ class View:
         """Show what to do about a step that does not fit."""
         self._advice.show(line)
 
-    def show_ready(self, ready: bool, *, running: bool, by_cell: bool) -> None:
+    def show_ready(self, ready: bool, *, running: bool, by_cell: bool, why: str = "") -> None:
         """Allow what can be pressed now; a press while a cell runs would come after it."""
         self._run_button.disabled = running or not ready
+        self._run_button.tooltip = why or "measure one step (or Enter in a number box)"
         self._stop_button.disabled = by_cell or not running
         self._stop_button.tooltip = style.RUN_BY_CELL if by_cell else "stop the run"
 
@@ -172,12 +197,13 @@ class View:
         title = html.escape(text)
         _write(self._status, f'<div role="status" aria-live="polite" title="{title}">{shown}</div>')
 
-    def show_fit(self, verdict: Verdict) -> None:
-        """Show whether the step fits the limit."""
+    def show_outlook(self, verdict: Verdict, costs: str) -> None:
+        """Show whether the step fits the limit, and below it what it costs, as HTML."""
         _write(self._fit, verdict.html())
+        _write(self._costs, costs)
 
     def show_stale(self, note: str) -> None:
-        """Grey the picture of the last run and say which it was, or neither."""
+        """Grey the picture of another setting and say what it is, or neither."""
         _write(self._note, f"<p>{html.escape(note)}</p>" if note else "")
         (self._live.add_class if note else self._live.remove_class)("memlab-stale")
 

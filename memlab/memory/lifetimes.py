@@ -14,17 +14,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.trace import CATEGORIES, PHASES, Category, Interval, Phase, Place, Timeline, Trace
+from memlab.result import Holding
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline, Trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 COLUMN = {category: i for i, category in enumerate(CATEGORIES)}
-KEPT_AS = {
+BORN_AS = {
+    Phase.DATA: Category.INPUTS,
     Phase.FORWARD: Category.ACTIVATIONS,
     Phase.BACKWARD: Category.GRADIENTS,
     Phase.OPTIMIZER: Category.OPTIMIZER_STATE,
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Blocks:
+    """Every block of a trace: its first and last event, and its category as an index."""
+
+    births: npt.NDArray[np.int64]  # (blocks,)
+    deaths: npt.NDArray[np.int64]  # (blocks,), len(events) of a block that is never freed
+    columns: npt.NDArray[np.int64]  # (blocks,), index into `CATEGORIES`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -34,6 +45,7 @@ class StepMemory:
     timeline: Timeline
     events: npt.NDArray[np.int64]  # (instants,), the first is the state in which the step begins
     trace: Trace
+    blocks: Blocks
 
     @property
     def peak_bytes(self) -> int:
@@ -45,14 +57,38 @@ class StepMemory:
         """Where in the step most bytes are allocated."""
         return self.trace.place(int(self.events[self.timeline.peak_index]))
 
+    def holdings(self, instant: int | None = None) -> tuple[Holding, ...]:
+        """Return what is live at this instant of the timeline, by default at its peak.
+
+        The largest first; the bytes sum to what is allocated then.
+        """
+        at = int(self.events[self.timeline.peak_index if instant is None else instant])
+        live = np.flatnonzero((self.blocks.births <= at) & (at < self.blocks.deaths))
+        found: dict[tuple[Category, str, str, Phase], list[int]] = {}
+        for category, birth in zip(
+            self.blocks.columns[live].tolist(), self.blocks.births[live].tolist(), strict=True
+        ):
+            key = _alike(self.trace, CATEGORIES[category], birth)
+            group = found.setdefault(key, [0, 0])
+            group[0] += 1
+            group[1] += int(self.trace.nbytes[birth])
+        holdings = [
+            Holding(category=category, module=module, operator=operator, phase=phase,
+                    num_blocks=count, nbytes=nbytes)
+            for (category, module, operator, phase), (count, nbytes) in found.items()
+        ]  # fmt: skip
+        return tuple(sorted(holdings, key=lambda holding: -holding.nbytes))
+
 
 def step_memory(trace: Trace, step: int) -> StepMemory:
     """Return the live bytes over one step of the trace; its first row is what stood before it."""
-    column = _columns(trace, step)
+    blocks = _blocks(trace, step)
     in_step = np.array([i.step == step for i in trace.intervals])[trace.interval]
     first, last = np.flatnonzero(in_step)[[0, -1]]
     change = np.zeros((len(trace.nbytes), len(CATEGORIES)), np.int64)
-    change[np.arange(len(change)), column] = trace.nbytes
+    freed = blocks.deaths < len(change)
+    change[blocks.births, blocks.columns] = trace.nbytes[blocks.births]
+    change[blocks.deaths[freed], blocks.columns[freed]] = trace.nbytes[blocks.deaths[freed]]
     live = np.cumsum(change, axis=0)
     events = np.arange(first - 1, last + 1)
     phases = np.array([PHASES.index(i.phase) for i in trace.intervals], np.int8)
@@ -69,6 +105,7 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
         ),
         events=events,
         trace=trace,
+        blocks=blocks,
     )
 
 
@@ -78,53 +115,58 @@ def first_crossing(trace: Trace, limit_bytes: int) -> Place | None:
     return trace.place(int(above[0])) if len(above) else None
 
 
-def _columns(trace: Trace, step: int) -> npt.NDArray[np.int64]:
-    """Return for every event the column of its block's category, as seen in this step."""
+def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str, str, Phase]:
+    """Return what blocks have in common that are told as one `Holding`."""
+    place, address = trace.place(birth), int(trace.address[birth])
+    module = place.module
+    if category is Category.PARAMETERS:
+        module = trace.parameters[address]
+    elif category is Category.OPTIMIZER_STATE:
+        module = trace.states.get(address, module)
+    return category, module, place.operator, place.phase
+
+
+def _blocks(trace: Trace, step: int) -> Blocks:
+    """Return every block with its category, as seen in this step."""
     births, deaths = _births_and_deaths(trace)
-    start = _first_event_of_steps(trace)
-    column = np.zeros(len(trace.nbytes), np.int64)
     never = len(trace.nbytes)
-    for birth, death in zip(births.tolist(), deaths.tolist(), strict=True):
-        born = trace.intervals[trace.interval[birth]]
-        died = trace.intervals[trace.interval[death]] if death < never else None
-        stood = birth < start <= death
-        is_parameter = stood and int(trace.address[birth]) in trace.parameters
-        category = Category.PARAMETERS if is_parameter else _category(born, died, step)
-        column[birth] = COLUMN[category]
-        if death < never:
-            column[death] = COLUMN[category]
-    return column
+    step_of = np.array([i.step for i in trace.intervals])
+    phase_of = np.array([PHASES.index(i.phase) for i in trace.intervals])
+    same = {interval: index for index, interval in enumerate(trace.intervals)}
+    alike = np.array([same[interval] for interval in trace.intervals])  # two may be equal
 
+    born = trace.interval[births]
+    freed = deaths < never
+    died = trace.interval[np.where(freed, deaths, births)]
+    outlived_its_step = ~freed | (step_of[died] != step_of[born])
+    optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
+    left_behind = (step_of[born] < step) & outlived_its_step & ~optimizer
+    stood = (births < _first_event_of_steps(trace)) & (deaths >= _first_event_of_steps(trace))
+    is_parameter = stood & np.isin(trace.address[births], list(trace.parameters))
 
-def _category(born: Interval, died: Interval | None, step: int) -> Category:
-    if died == born:
-        return Category.TEMPORARIES
-    if born.phase is Phase.DATA:
-        return Category.INPUTS
-    outlived_its_step = died is None or died.step != born.step
-    left_behind = born.step < step and outlived_its_step and born.phase is not Phase.OPTIMIZER
-    if born.phase not in KEPT_AS or left_behind:
-        return Category.BUFFERS
-    return KEPT_AS[born.phase]
+    born_as = np.array([COLUMN[BORN_AS.get(phase, Category.BUFFERS)] for phase in PHASES])
+    columns = born_as[phase_of[born]]
+    columns[left_behind & (columns != COLUMN[Category.INPUTS])] = COLUMN[Category.BUFFERS]
+    columns[freed & (alike[died] == alike[born])] = COLUMN[Category.TEMPORARIES]
+    columns[is_parameter] = COLUMN[Category.PARAMETERS]
+    return Blocks(births=births, deaths=deaths, columns=columns)
 
 
 def _births_and_deaths(
     trace: Trace,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the events of each block's allocation and free; one never freed ends after all."""
-    live: dict[int, int] = {}
-    births, deaths = [], []
-    for event, (address, nbytes) in enumerate(
-        zip(trace.address.tolist(), trace.nbytes.tolist(), strict=True)
-    ):
-        if nbytes > 0:
-            live[address] = event
-        else:
-            births.append(live.pop(address))
-            deaths.append(event)
-    births += live.values()
-    deaths += [len(trace.nbytes)] * len(live)
-    return np.array(births, np.int64), np.array(deaths, np.int64)
+    """Return the events of each block's allocation and free; one never freed ends after all.
+
+    In the order of the allocations.
+    """
+    order = np.argsort(trace.address, kind="stable")  # of one address, in order of time
+    is_birth = trace.nbytes[order] > 0
+    (at,) = np.nonzero(is_birth)
+    after = np.minimum(at + 1, len(order) - 1)
+    freed = ~is_birth[after] & (trace.address[order[after]] == trace.address[order[at]])
+    births, deaths = order[at], np.where(freed, order[after], len(order))
+    in_time = np.argsort(births)
+    return births[in_time], deaths[in_time]
 
 
 def _first_event_of_steps(trace: Trace) -> int:

@@ -39,11 +39,14 @@ class Meter:
 
     Attributes:
         intervals: begun so far, in order.
-        parameters: addresses of the parameters' storages, told once the model is built.
+        parameters: path of each parameter by the address of its storage, told once the model is
+            built.
+        states: path of the parameter by the address of a tensor of its optimizer state.
     """
 
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
-    parameters: frozenset[int] = frozenset()
+    parameters: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
     _paths: dict[int, str] = field(default_factory=dict)  # by id: it keeps no module alive
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
@@ -52,8 +55,20 @@ class Meter:
             self.intervals.append(Interval(step=step, phase=phase, micro_batch=micro_batch))
 
     def know(self, model: torch.nn.Module) -> None:
-        """Remember which storages are the model's parameters."""
-        self.parameters = frozenset(p.untyped_storage().data_ptr() for p in model.parameters())
+        """Remember which storages are the model's parameters; of tied ones the first path."""
+        self.parameters = {}
+        for path, parameter in model.named_parameters():
+            self.parameters.setdefault(_address(parameter), path)
+
+    def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Remember which storages hold optimizer state, once an update has made it."""
+        paths = {id(parameter): path for path, parameter in model.named_parameters()}
+        self.states = {
+            _address(tensor): paths.get(id(parameter), "")
+            for parameter, state in optimizer.state.items()
+            for tensor in state.values()
+            if isinstance(tensor, torch.Tensor)
+        }
 
     def place_of(self, error: BaseException) -> Place:
         """Return where the run is, and the innermost module that this error was raised in."""
@@ -89,6 +104,10 @@ class Meter:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace:
@@ -135,6 +154,7 @@ def _trace(roots: list[Any], meter: Meter, device: torch.device) -> Trace:
         modules=tuple(seen.modules),
         parameters=meter.parameters,
         leftover_bytes=leftover,
+        states=meter.states,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser import lab_browser
+from tests.browser import lab_browser, panel_page
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "build" / "ui"
@@ -117,6 +117,12 @@ def page(
     lab_browser.shut_down_sessions(lab)
     assert made.blocked == [], "a request left the machine"
     assert made.errors == [], "an error on the page"
+
+
+@pytest.fixture
+def panel(page: Any, lab: str) -> Any:
+    """The panel of the quick notebook, all cells run."""
+    return panel_page.open_panel(page, lab, "panel.ipynb")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,0 +1,124 @@
+"""What holds a peak, told by repeated block: "h.*.mlp.act" for the same place in every block.
+
+A child of a numbered container counts as repeated if one of its siblings has the same parameters,
+or more of them, by name. So it is read off the parameters' paths alone: modules without parameters
+are seen inside repeated blocks only, and blocks in a container with other names are not.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from memlab.result import Holding
+from memlab.trace import Category
+
+BY_PARAMETER = (Category.PARAMETERS, Category.OPTIMIZER_STATE)  # any operator may have made them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Holdings of one category and operator at the same place of every repeated block.
+
+    Attributes:
+        category: what they are for.
+        pattern: path with "*" for the number of a repeated block.
+        modules: the paths, in the order of their bytes; a single one if nothing repeats.
+        operator: that allocated them; empty for parameters and optimizer state.
+        num_blocks: of memory, in all of them.
+        nbytes: in all of them.
+    """
+
+    category: Category
+    pattern: str
+    modules: tuple[str, ...]
+    operator: str
+    num_blocks: int
+    nbytes: int
+
+    @property
+    def where(self) -> str:
+        """The path, or the pattern where several paths fall under it; empty if not known."""
+        return self.pattern if len(self.modules) > 1 else self.modules[0]
+
+
+def group(holdings: Iterable[Holding]) -> tuple[Group, ...]:
+    """Return the holdings by category, place in the repeated block and operator, largest first."""
+    held = sorted(holdings, key=lambda holding: -holding.nbytes)
+    pattern_of = patterns(held)
+    found: dict[tuple[Category, str, str], list[Holding]] = defaultdict(list)
+    for holding in held:
+        operator = "" if holding.category in BY_PARAMETER else holding.operator
+        found[holding.category, pattern_of(holding.module), operator].append(holding)
+    groups = [
+        Group(
+            category=category,
+            pattern=pattern,
+            modules=tuple(dict.fromkeys(holding.module for holding in members)),
+            operator=operator,
+            num_blocks=sum(holding.num_blocks for holding in members),
+            nbytes=sum(holding.nbytes for holding in members),
+        )
+        for (category, pattern, operator), members in found.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: -group.nbytes))
+
+
+def patterns(holdings: Iterable[Holding]) -> Callable[[str], str]:
+    """Return the function from a path of this model to its pattern."""
+    repeated = repeated_children(h.module for h in holdings if h.category is Category.PARAMETERS)
+
+    def pattern_of(path: str) -> str:
+        parts = path.split(".")
+        return ".".join(
+            "*" if part.isdecimal() and ".".join(parts[: i + 1]) in repeated else part
+            for i, part in enumerate(parts)
+        )
+
+    return pattern_of
+
+
+def repeated_children(parameter_paths: Iterable[str]) -> frozenset[str]:
+    """Return the paths of the repeated blocks of a model, by the paths of its parameters."""
+    names: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in parameter_paths:
+        parts = path.split(".")
+        for i, part in enumerate(parts):
+            if part.isdecimal():
+                names[".".join(parts[:i])][part].add(".".join(parts[i + 1 :]))
+    return frozenset(
+        f"{container}.{child}".lstrip(".")
+        for container, children in names.items()
+        for child in _alike({child: frozenset(own) for child, own in children.items()})
+    )
+
+
+def _alike(children: dict[str, frozenset[str]]) -> list[str]:
+    """Return those children that have modules within and a sibling that is like them."""
+    counts: dict[frozenset[str], int] = defaultdict(int)
+    for own in children.values():
+        counts[own] += 1
+    like = {
+        own: count > 1 or any(own < other or other < own for other in counts)
+        for own, count in counts.items()
+    }
+    return [
+        child for child, own in children.items() if like[own] and any("." in name for name in own)
+    ]
+
+
+def blocks_pattern(holdings: Sequence[Holding]) -> str:
+    """Return the pattern of the repeated blocks that hold most parameters; empty without any.
+
+    Of patterns with equally many, the one of most blocks: as `checkpointing='blocks'` chooses.
+    """
+    pattern_of = patterns(holdings)
+    sizes: dict[str, int] = defaultdict(int)
+    members: dict[str, set[str]] = defaultdict(set)
+    for holding in holdings:
+        if holding.category is Category.PARAMETERS:
+            path, pattern = holding.module.split("."), pattern_of(holding.module).split(".")
+            for end, part in enumerate(pattern, start=1):
+                if part == "*":
+                    sizes[".".join(pattern[:end])] += holding.nbytes
+                    members[".".join(pattern[:end])].add(".".join(path[:end]))
+    return max(sizes, key=lambda name: (sizes[name], len(members[name])), default="")

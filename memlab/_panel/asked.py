@@ -1,0 +1,131 @@
+"""What the page asks for: workload, config, device and limit, and what is wrong with them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memlab._panel import cells, choices, state
+from memlab._panel.forecasts import Question
+from memlab._panel.view import View
+from memlab.config import StepConfig
+from memlab.errors import MemlabError
+from memlab.memory import cards
+from memlab.units import parse_bytes
+from memlab.workload import Workload
+
+
+class Asked:
+    """Reads the controls of a view.
+
+    Args:
+        view: whose controls.
+        workloads: by name.
+        device: that the view began with.
+    """
+
+    def __init__(self, view: View, workloads: Mapping[str, Workload], device: str) -> None:
+        self._view, self._workloads = view, workloads
+        self._followed = device  # the device that the limit goes with
+        self._default_limit = choices.default_limit(device)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload on screen."""
+        return self._workloads[self._view.workload.value]
+
+    @property
+    def config(self) -> StepConfig:
+        """The settings on screen.
+
+        Raises:
+            ConfigError: they cannot be.
+        """
+        return state.to_config(self._view.controls.settings())
+
+    @property
+    def device(self) -> str:
+        """The device on screen, as it was chosen or typed."""
+        return self._view.device_name
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the device is in this machine."""
+        return choices.is_here(self.device)
+
+    @property
+    def question(self) -> Question | None:
+        """What is to be predicted; None while it cannot be."""
+        if self.device_problem or state.problems(self._view.controls.settings()):
+            return None
+        return Question(self.workload.name, self.config, cards.resolve(self.device).name)
+
+    @property
+    def limit(self) -> int | None:
+        """The limit in bytes; None for none.
+
+        Raises:
+            ConfigError: what was typed is no size.
+        """
+        text = self._view.limit.value.strip()
+        return parse_bytes(text) if text else None
+
+    @property
+    def limit_or_none(self) -> int | None:
+        """The limit in bytes; None also while it is no size."""
+        return None if self.limit_problem else self.limit
+
+    @property
+    def limit_problem(self) -> str | None:
+        """Why the limit cannot be."""
+        return _problem(lambda: self.limit)
+
+    @property
+    def device_problem(self) -> str | None:
+        """Why the device cannot be."""
+        return _problem(lambda: cards.resolve(self.device))
+
+    def source(self) -> str:
+        """Return code that measures what is asked for, or predicts it for another card.
+
+        Raises:
+            ConfigError: the settings on screen cannot be.
+        """
+        return state.source(
+            self.workload,
+            self.config,
+            self.device,
+            self._view.limit.value.strip(),
+            here=self.is_here,
+            check_gradients=self._view.check.value,
+            namespace=cells.namespace(),
+        )
+
+    def set(self, fields: Mapping[str, Any]) -> None:
+        """Set workload, device, memory_limit or check_gradients as checked.
+
+        A limit that is given does not follow the device.
+        """
+        if "memory_limit" in fields:
+            self._followed = fields.get("device", self._followed)
+        self._view.set_others(fields)
+
+    def follow_device(self) -> bool:
+        """Put the limit of a newly chosen device in place of that of the former.
+
+        What was typed stays. Returns whether the device is a new one.
+        """
+        if self.device == self._followed or self.device_problem:
+            return False
+        self._followed = self.device
+        if self._view.limit.value.strip() == self._default_limit:
+            self._default_limit = choices.default_limit(self.device)
+            self._view.set_others({"memory_limit": self._default_limit})
+        return True
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    """Return why what is checked cannot be, as a sentence; None if it can."""
+    try:
+        check()
+    except MemlabError as error:
+        return str(error)
+    return None

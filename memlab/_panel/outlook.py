@@ -1,0 +1,192 @@
+"""What the panel says of the setting on screen: badge, costs, note, advice. Pure functions.
+
+A run of that very setting comes first, then its prediction; without either the last run is shown as
+what it is, and while a prediction is on its way the page keeps what it had.
+"""
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memlab._panel import verdicts
+from memlab._panel.advice import advice_line
+from memlab._panel.forecasts import Estimate, Question
+from memlab._panel.pictures import Scene
+from memlab._panel.runs import Run, RunLog
+from memlab._panel.texts import Line
+from memlab._panel.verdicts import OPEN, Verdict
+from memlab.result import Outcome, StepResult, format_percent, signed_percent
+from memlab.units import format_bytes, format_seconds
+
+WRONG = "waiting for settings that can be"
+PREDICTING, STARTING = "predicting", "starting the worker"
+NO_PREDICTION = "No prediction for this setting. Press Run to measure it."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What is known of the setting on screen.
+
+    Attributes:
+        run: the latest measurement of it.
+        estimate: what is predicted for it.
+        last: the last run of any setting that was not stopped.
+        question: the setting; None while it cannot be.
+        doing: what the worker does for a prediction of it; "" if nothing.
+    """
+
+    run: Run | None
+    estimate: Estimate | None
+    last: Run | None
+    question: Question | None
+    doing: str = ""
+
+    @property
+    def predicted(self) -> StepResult | None:
+        """The prediction that has numbers: the one that was made for the run, or the newest."""
+        if self.run is not None and self.run.prediction is not None:
+            return self.run.prediction
+        return self.estimate.result if self.estimate and self.estimate.is_ok else None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether nothing can be said of the setting yet."""
+        return self.run is None and self.estimate is None
+
+    @property
+    def shown(self) -> Run | None:
+        """The run whose memory is drawn: that of this setting; the last where none is predicted.
+
+        None leaves the picture as it is while a prediction is on its way.
+        """
+        is_last_word = self.predicted is None and not self.is_pending
+        return self.last if self.run is None and is_last_word else self.run
+
+    def fit(self, limit_bytes: int | None) -> Verdict:
+        """Return the badge."""
+        if self.run is not None:
+            return verdicts.fit_verdict(self.run.result, limit_bytes)
+        if self.predicted is not None:
+            return verdicts.fit_verdict(self.predicted, limit_bytes)
+        if self.question is not None and self.is_pending:
+            return Verdict(OPEN, PREDICTING)
+        fit = verdicts.fit_verdict(self.last.result if self.last else None, limit_bytes)
+        return verdicts.of_last_run(fit) if self.last else fit
+
+    def note(self) -> str:
+        """Return what lies over the greyed picture; "" where the picture is of this setting."""
+        if self.run is not None or self.predicted is not None:
+            return ""
+        if self.question is None:
+            return WRONG
+        if self.is_pending:
+            return PREDICTING
+        here = self.question
+        if self.last is None:
+            return ""
+        return verdicts.stale_note(self.last.result, here.workload_name, here.device, here.config)
+
+    def scene(self, log: RunLog, where: tuple[str, str], limit_bytes: int | None) -> Scene:
+        """Return what the pictures show.
+
+        Args:
+            log: of the runs.
+            where: the workload and the device on screen, whose runs the charts show.
+            limit_bytes: on screen.
+        """
+        failed = self.estimate is not None and not self.estimate.is_ok
+        shown, compared = self.shown, log.compared_run
+        return Scene(
+            predicted=self.predicted,
+            shown=shown,
+            comparison=None if compared is shown else compared,
+            runs=tuple(
+                run
+                for run in log.visible
+                if (run.result.workload_name, run.result.device) == where
+                and run.result.outcome is not Outcome.CANCELLED
+            ),
+            limit_bytes=limit_bytes,
+            why=NO_PREDICTION if failed else "",
+        )
+
+    def costs(self) -> str:
+        """Return the line below the badge as HTML: every number with what it is."""
+        text = self._costs()
+        return f'<div class="memlab-costs" title="{html.escape(text)}">{html.escape(text)}</div>'
+
+    def _costs(self) -> str:
+        if self.run is not None and self.run.result.outcome is Outcome.OK:
+            said = f"on {self.run.result.device}: measured {_numbers(self.run.result)}"
+            return f"{said}; {_against(self.run, self.predicted)}" if self.predicted else said
+        if self.predicted is not None:
+            exact = self.run is not None or self.estimate is None or self.estimate.exact
+            how = "predicted" if exact else "interpolated"
+            return f"{how} for {self.predicted.device}: {_numbers(self.predicted)}"
+        if self.question is None:
+            return ""
+        if self.estimate is None:
+            once = " (some seconds, once)" if self.doing == STARTING else ""
+            return f"{PREDICTING}: {self.doing}{once}" if self.doing else PREDICTING
+        words = verdicts.OUTCOME_WORDS[self.estimate.result.outcome]
+        return f"no prediction ({words}): {self.estimate.result.message}"
+
+    def advice(self, runs: Sequence[Run], limit_bytes: int | None) -> Line:
+        """Return what to do where this very setting does not fit."""
+        about = self.run.result if self.run else self.predicted
+        return advice_line(about, runs, limit_bytes)
+
+
+def outlook(
+    log: RunLog, question: Question | None, estimate: Estimate | None, doing: str
+) -> Outlook:
+    """Return what is known of the question.
+
+    Args:
+        log: of the runs.
+        question: on screen; None while it cannot be.
+        estimate: of this question or an older one.
+        doing: what the worker does.
+    """
+    runs = [run for run in log.runs if run.result.outcome is not Outcome.CANCELLED]
+    same = [run for run in runs if question is not None and question.is_of(run.result)]
+    return Outlook(
+        run=same[-1] if same else None,
+        estimate=estimate if estimate and estimate.question == question else None,
+        last=runs[-1] if runs else None,
+        question=question,
+        doing=doing,
+    )
+
+
+def with_numbers(predicted: StepResult | None) -> StepResult | None:
+    """Return the prediction, or None if it has no numbers to compare a run with."""
+    return predicted if predicted is not None and predicted.outcome is Outcome.OK else None
+
+
+def _numbers(result: StepResult) -> str:
+    """Return peak and time of a result, each with what it is and how sure."""
+    peak, kind = verdicts.held_bytes(result)
+    said = []
+    if peak is not None:
+        said.append(f"{format_bytes(peak)}{_spread(result, f'peak_{kind}_bytes')} {kind}")
+    if result.step_seconds is not None:
+        about = "about " if result.uncertainty else ""
+        time = format_seconds(result.step_seconds)
+        said.append(f"{about}{time}{_spread(result, 'step_seconds')} a step")
+    return ", ".join(said)
+
+
+def _spread(result: StepResult, field: str) -> str:
+    width = (result.uncertainty or {}).get(field)
+    return f" ± {format_percent(width)}" if width else ""
+
+
+def _against(run: Run, predicted: StepResult) -> str:
+    error = dataclasses.replace(run, prediction=predicted).prediction_error
+    peak = format_bytes(predicted.peak_allocated_bytes or 0)
+    off = "" if error is None else f" ({signed_percent(error)})"
+    time = predicted.step_seconds
+    seconds = "" if time is None else f", {format_seconds(time)}"
+    return f"predicted {peak}{off}{seconds}"

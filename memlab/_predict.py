@@ -1,0 +1,323 @@
+"""A predicted `StepResult`: the very step of `build_step`, over fake tensors, in this process.
+
+Operators are recorded, not run. On a CPU each distinct operator is then run once alone on real
+memory, to learn what its kernel allocates and how long it takes; the model never is. For a CUDA
+card the kernels' own memory follows rules read in PyTorch's source, reserved memory a replay of the
+caching allocator, and time the card's datasheet. Left out: compiled steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from memlab._measure import preserved_random_state
+from memlab._running import Progress, Report, explain
+from memlab._version import __version__
+from memlab.config import Precision, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.memory import stand_in
+from memlab.memory.assembly import sizes_of
+from memlab.memory.cards import Target
+from memlab.memory.devices import describe
+from memlab.memory.faking import made_fake
+from memlab.memory.forecast import Forecast, forecast_of
+from memlab.memory.lifetimes import step_memory
+from memlab.memory.program import MOST_RECORDED, Program, program_of
+from memlab.memory.recording import Recording
+from memlab.memory.targets import Kernels, kernels_of, recording_for, seconds_of_intervals
+from memlab.memory.tracker import Tracker, record_fake
+from memlab.memory.values import for_real
+from memlab.result import Outcome, Source, StepResult
+from memlab.step import build_step
+from memlab.techniques.compilation import is_compiled
+from memlab.trace import Phase
+from memlab.units import MIB, format_bytes, format_seconds
+from memlab.workload import Workload
+
+# relative half-widths, from the 95th percentiles that benchmarks/accuracy.py finds
+CPU_MEMORY, CPU_TIME = 0.001, 0.25
+CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
+ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
+ASSUMED_BRANCH = 1.0  # more where that value decides what is run
+BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prediction:
+    """What a prediction found: its result, and the arithmetic that gives other batch sizes.
+
+    `forecast` is None where there is none: the outcome is not ok.
+    """
+
+    result: StepResult
+    forecast: Forecast | None
+
+
+def predict_in_process(
+    workload: Workload,
+    config: StepConfig,
+    target: Target,
+    *,
+    seed: int,
+    memory_limit: int | None,
+    report: Report,
+) -> Prediction:
+    """Return what the step would cost on the target; never raises for the step.
+
+    Args:
+        workload: what is trained.
+        config: how.
+        target: a CPU, or a CUDA card that need not be there.
+        seed: set before the model, the batch and each step.
+        memory_limit: bytes that the result is held against: allocated on a CPU, reserved on CUDA.
+        report: called as the prediction goes on; what it raises ends it.
+    """
+    facts: dict[str, Any] = {
+        "source": Source.PREDICTED,
+        "device": target.name,
+        "versions": _versions(target),
+        "config": config,
+        "workload_name": workload.name,
+        "memory_limit_bytes": memory_limit,
+    }
+    tracker = None
+    try:
+        _check(config, target)
+        stand_in.device()  # autograd counts the devices at the first backward of a process
+        with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
+            tracker = Tracker(device.type)
+            report(Progress(text=f"recording {workload.name} on fake tensors", fraction=0.1))
+            program = recorded(workload, config, device, seed, tracker)
+        text = "running new operators alone"
+        kernels = kernels_of(
+            program.recording, target, lambda share: report(Progress(text=text, fraction=share))
+        )
+        forecast = _forecast(program, kernels, target)
+        facts |= _facts(forecast, config, target, kernels, memory_limit)
+    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+        place = "building the step" if tracker is None else tracker.place()
+        outcome, message = explain(_in_other_words(error, place), place)
+        result = StepResult(**{**facts, "outcome": outcome, "message": message})
+        return Prediction(result=result, forecast=None)
+    result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts, target))
+    return Prediction(result=result, forecast=forecast)
+
+
+def _in_other_words(error: BaseException, place: object) -> BaseException:
+    """Return an error that only a fake tensor can raise as what it means."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    is_numpy = "not supported for tensor subclasses" in text
+    if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return UnsupportedError(
+            f"{place}: the model reads values of a tensor ({text}), which a prediction does not "
+            "have; read them in make_batch, or use memlab.measure"
+        )
+    return error
+
+
+def _check(config: StepConfig, target: Target) -> None:
+    """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
+    if is_compiled(config):
+        raise UnsupportedError(
+            "predict knows eager steps only: what a compiled step keeps is decided while it "
+            "compiles; use memlab.measure, or compile=False and memory_budget=1.0"
+        )
+    card = target.card
+    wants_bf16 = config.precision in (Precision.BF16, Precision.BF16_MIXED)
+    if wants_bf16 and card is not None and card.compute_capability and not card.has_bf16:
+        raise UnsupportedError(
+            f"precision={str(config.precision)!r}: {card.title} has no bfloat16 arithmetic; "
+            "use 'fp16-mixed'"
+        )
+
+
+def _forecast(program: Program, kernels: Kernels, target: Target) -> Forecast:
+    own = sizes_of(program.recording, program.layout, kernels.effects)
+    seconds = seconds_of_intervals(program.recording, kernels)
+    light = program.without_signatures()
+    return forecast_of(light, own, seconds, is_cuda=target.kind == "cuda")
+
+
+def _facts(
+    forecast: Forecast,
+    config: StepConfig,
+    target: Target,
+    kernels: Kernels,
+    memory_limit: int | None,
+) -> dict[str, Any]:
+    sizes = config.micro_batch_sizes
+    trace, reserved = forecast.trace(sizes)
+    memory = step_memory(trace, 1)
+    allocated = memory.peak_bytes
+    seconds = forecast.step_seconds(sizes)
+    held = allocated if reserved is None else reserved
+    recording = forecast.program.recording
+    return {
+        "timeline": memory.timeline,
+        "peak_allocated_bytes": allocated,
+        "peak_reserved_bytes": reserved,
+        "peak_by_category": memory.timeline.peak_by_category,
+        "peak_place": memory.peak_place,
+        "peak_holdings": memory.holdings(),
+        "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
+        "step_seconds": seconds,
+        "samples_per_second": config.batch_size / seconds if seconds else None,
+        "fits": None if memory_limit is None else held <= memory_limit,
+        "uncertainty": _uncertainty(allocated, kernels, recording, target),
+        "notes": (*kernels.notes, *recording.assumptions),
+    }
+
+
+def _uncertainty(
+    allocated: int, kernels: Kernels, recording: Recording, target: Target
+) -> dict[str, float]:
+    """Return the relative half-widths of the predicted numbers."""
+    unsure = kernels.unsure_bytes / allocated
+    if recording.assumptions:
+        unsure += ASSUMED_BRANCH if recording.branched else ASSUMED
+    if target.kind == "cpu":
+        return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": CPU_TIME}
+    return {
+        "peak_allocated_bytes": CUDA_MEMORY + unsure,
+        "peak_reserved_bytes": CUDA_RESERVED + unsure,
+        "step_seconds": CUDA_TIME,
+    }
+
+
+def _summary(facts: dict[str, Any], target: Target) -> str:
+    unsure = facts["uncertainty"]["peak_allocated_bytes"]
+    text = (
+        f"predicted peak {format_bytes(facts['peak_allocated_bytes'])} allocated "
+        f"(± {unsure:.1%}) in {facts['peak_place']}"
+    )
+    if facts["step_seconds"] is not None:
+        text += f", about {format_seconds(facts['step_seconds'])} a step"
+    return text
+
+
+def _versions(target: Target) -> dict[str, str]:
+    found = {
+        "memlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if target.kind == "cpu":
+        threads = str(torch.get_num_threads())
+        return found | {"device_name": describe(torch.device("cpu")), "threads": threads}
+    return found | ({"device_name": target.card.title} if target.card else {})
+
+
+def recorded(
+    workload: Workload, config: StepConfig, device: torch.device, seed: int, tracker: Tracker
+) -> Program:
+    """Return the program of a step: recorded over this config's micro-batches and others.
+
+    Where single samples stand beside larger micro-batches, or the two sizes run other operators,
+    this very config is recorded alone.
+    """
+    sizes = config.micro_batch_sizes
+    size, least = sizes[0], sizes[-1]
+    other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
+    if other == 1 < size:
+        return _recorded(workload, config, device, seed, tracker, config)
+    count = min(len(sizes), MOST_RECORDED)
+    this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
+    that = dataclasses.replace(this, batch_size=other * count)
+    program = _recorded(workload, this, device, seed, tracker, that)
+    if program.differs and (other != size or count != len(sizes)):
+        tracker = Tracker(tracker.device_type)
+        return _recorded(workload, config, device, seed, tracker, config)
+    return program
+
+
+def _recorded(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    tracker: Tracker,
+    first: StepConfig,
+) -> Program:
+    """Return the program of a run whose first step is over another batch than its second."""
+
+    def run(mode: FakeTensorMode) -> None:
+        fake = over_fakes(workload, mode, tracker)
+        step = build_step(fake, first, device, seed=seed, mark=partial(tracker.mark, -1))
+        tracker.know(step.model)
+        if step.scaler is not None:  # it makes its scale at the first call: no part of any step
+            tracker.mark(-1, Phase.BUILD, 0)
+            step.scaler.scale(torch.zeros((), device=device))
+        with tracker.modules(step.model):
+            step(partial(tracker.mark, 0))
+            tracker.know_states(step.model, step.optimizer)
+            step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
+            step(partial(tracker.mark, 1))
+        tracker.mark(-1, Phase.TEARDOWN, 0)
+
+    recording = record_fake(run, tracker)
+    return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
+
+
+def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Workload:
+    """Return the workload with a model and batches of fake tensors.
+
+    A batch is data, which may come from anywhere, so it is made for real; a large one in two
+    samples, and given its number of samples afterwards. A model that cannot be built of fake
+    tensors is built for real, and its tensors are replaced.
+    """
+    made_before: list[list[torch.Size]] = []
+
+    def make_batch(n: int) -> Any:
+        made = min(n, 2)
+        with for_real():
+            with preserved_random_state(torch.device("cpu")):
+                batch = workload.make_batch(made)
+            if sum(t.nbytes for t in _tensors(batch)) * n <= BATCH_BYTES * made:
+                batch, made = workload.make_batch(n), n
+        made_before.append([t.shape[1:] for t in _tensors(batch)])
+        tracker.recording.is_ragged |= made_before[0] != made_before[-1]
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            like = mode.from_tensor(tensor)
+            if made < n and tensor.ndim and tensor.shape[0] == made:
+                return like.new_empty((n, *tensor.shape[1:]))
+            if not tensor.is_floating_point():
+                tracker.values.learn(like, tensor)
+            return like
+
+        return pytree.tree_map_only(torch.Tensor, fake, batch)
+
+    def build_model() -> torch.nn.Module:
+        state = torch.get_rng_state()
+        try:
+            return workload.build_model()
+        except Exception as error:  # of any kind: fake tensors refuse in many ways
+            torch.set_rng_state(state)
+            with for_real():
+                model = workload.build_model()
+            tracker.recording.assumptions.append(
+                f"The model was built for real: its build raised {type(error).__name__} on fake "
+                "tensors."
+            )
+            return made_fake(model, mode) if isinstance(model, torch.nn.Module) else model
+
+    # weights of micro-batches change no size, and counting loss terms would read values
+    return dataclasses.replace(
+        workload, build_model=build_model, make_batch=make_batch, num_loss_terms=None
+    )
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,305 @@
+"""`calibrate`: what operators allocate and how long they take, found by running each alone.
+
+Kernel workspace adds up operator by operator, so that a model need not run for its memory and time
+to be known. Memory comes from one profile over all operators that are not in the store yet, time
+from runs without any profile. Left out: what depends on values in tensors, memory that libraries
+take behind the allocator, and what an operator that cannot run alone costs (the reason is told).
+"""
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlab.memory.cost_store import OperatorCost, Store
+from memlab.memory.meter import Meter, record
+from memlab.memory.operators import Signature, signature_of
+from memlab.memory.standalone import (
+    Call,
+    as_in_training,
+    bytes_and_operations,
+    is_view,
+    on_meta,
+    prepare,
+    smaller,
+    tensors_in,
+)
+from memlab.trace import Phase
+from memlab.units import KIB, MIB, format_bytes
+
+CPU = torch.device("cpu")
+MAX_OPERATIONS = 10**11  # of one run; about two seconds on two cores
+SHARES = (0.5, 0.25)  # of what can be run, for an operator that is too large: a line needs two
+MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would be half the mean
+BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
+# In a step a tensor of this size or more has left the second-level cache before it is used again,
+# and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
+# models best with 256 and 512 KiB (AMD EPYC, 1 MiB of L2 a core).
+COLD_BYTES = 512 * KIB
+EVICT_BYTES = 64 * MIB  # larger than last-level caches of most processors, a core's share of all
+
+
+class Calibration(dict[Signature, OperatorCost | None]):
+    """Cost by signature, None for what cannot be run alone; `reasons` says why, by signature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: dict[Signature, str] = {}
+
+
+def calibrate(
+    signatures: Iterable[Signature],
+    *,
+    timed: bool,
+    store: Store | None,
+    max_bytes: int,
+    on_progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Return what each operator costs on this machine's CPU with the present number of threads.
+
+    Args:
+        signatures: of the operators; each is run once, however often it is given.
+        timed: also measure seconds; a stored cost without them is measured again.
+        store: asked first, and told what is new; None to keep nothing.
+        max_bytes: that one operator's arguments and results may take. A larger one is run on two
+            smaller leading dimensions, and its cost is marked `extrapolated`.
+        on_progress: called with the fraction that is done; what it raises ends the calibration.
+    """
+    wanted = list(dict.fromkeys(signatures))
+    known = {} if store is None else store.read(wanted)
+    missing = [s for s in wanted if s not in known or (timed and known[s].seconds is None)]
+    plans = {signature: _plan(signature, max_bytes) for signature in missing}
+    parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
+    with as_in_training():
+        ran = _run(parts, timed, on_progress)
+    result = Calibration()
+    for signature, plan in plans.items():
+        outcome = _outcome(signature, plan, ran, max_bytes)
+        if isinstance(outcome, OperatorCost):
+            known[signature] = outcome
+        else:
+            result.reasons[signature] = outcome
+    if store is not None:
+        store.write({signature: known[signature] for signature in missing if signature in known})
+    result.update({signature: known.get(signature) for signature in wanted})
+    return result
+
+
+def _plan(signature: Signature, max_bytes: int) -> list[tuple[Signature, float]]:
+    """Return what to run for an operator, each with its share of the whole; empty if nothing."""
+    try:
+        if is_view(on_meta(signature).func):
+            return [(signature, 1.0)]
+        size, operations = bytes_and_operations(signature)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return [(signature, 1.0)]  # running it will tell what is wrong with it
+    if size <= max_bytes and operations <= MAX_OPERATIONS:
+        return [(signature, 1.0)]
+    possible = min(1.0, max_bytes / max(size, 1), MAX_OPERATIONS / max(operations, 1))
+    parts = [part for share in SHARES if (part := smaller(signature, possible * share))]
+    two = len(parts) == len(SHARES) and parts[0][0] != parts[1][0]
+    fits = two and bytes_and_operations(parts[0][0])[0] <= max_bytes
+    return parts if fits else []
+
+
+def _too_large(signature: Signature, max_bytes: int) -> str:
+    size, operations = bytes_and_operations(signature)
+    return (
+        f"{signature[0]} takes {format_bytes(size)} and {operations:.1e} operations; allowed is "
+        f"{format_bytes(max_bytes)} and {MAX_OPERATIONS:.0e}, and it has no smaller form to run"
+    )
+
+
+def _outcome(
+    signature: Signature,
+    plan: list[tuple[Signature, float]],
+    ran: dict[Signature, OperatorCost | str],
+    max_bytes: int,
+) -> OperatorCost | str:
+    """Return the cost of an operator from the parts of it that ran, or why there is none."""
+    if not plan:
+        return _too_large(signature, max_bytes)
+    costs = []
+    for part, _ in plan:
+        cost = ran[part]
+        if isinstance(cost, str):
+            return cost if len(plan) == 1 else f"{_too_large(signature, max_bytes)} ({cost})"
+        costs.append(cost)
+    return costs[0] if len(plan) == 1 else _extrapolated(costs, [share for _, share in plan])
+
+
+def _run(
+    signatures: list[Signature], timed: bool, report: Callable[[float], None] | None
+) -> dict[Signature, OperatorCost | str]:
+    """Return what each operator cost or why it did not run."""
+    makers: dict[Signature, Callable[[], Call]] = {}
+    seconds: dict[Signature, float | None] = {}
+    found: dict[Signature, OperatorCost | str] = {}
+    evict = torch.zeros(EVICT_BYTES // 4) if timed else None
+    for index, signature in enumerate(signatures):
+        try:
+            makers[signature] = prepare(signature)
+            seconds[signature] = (
+                None if evict is None else statistics.median(_times(makers[signature], evict))
+            )
+        except Exception as error:  # of any operator there is, so that no kind can be named
+            makers.pop(signature, None)
+            found[signature] = f"{type(error).__name__}: {error}".splitlines()[0]
+        if report is not None:
+            report((index + 1) / len(signatures))
+    del evict
+    for signature, cost in _meter(makers).items():
+        found[signature] = replace(cost, seconds=seconds[signature])
+    return found
+
+
+def _meter(makers: dict[Signature, Callable[[], Call]]) -> dict[Signature, OperatorCost]:
+    """Return the bytes of each call, from one profile over all of them."""
+    if not makers:
+        return {}
+    meter = Meter()
+    addresses: list[list[int]] = []
+
+    def run() -> None:
+        for index, make in enumerate(makers.values()):
+            call = make()
+            meter.mark(index, Phase.FORWARD, 0)
+            outputs = call()
+            meter.mark(-1, Phase.FORWARD, 0)
+            addresses.append([t.untyped_storage().data_ptr() for t in tensors_in(outputs)])
+            del outputs, call
+
+    trace = record(run, meter, CPU)
+    index_of = np.array([interval.step for interval in trace.intervals])[trace.interval]
+    events: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for index, address, nbytes in zip(
+        index_of.tolist(), trace.address.tolist(), trace.nbytes.tolist(), strict=True
+    ):
+        events[index].append((address, nbytes))
+    return {
+        signature: _bytes(events[index], addresses[index]) for index, signature in enumerate(makers)
+    }
+
+
+def _bytes(events: list[tuple[int, int]], outputs: list[int]) -> OperatorCost:
+    """Return the bytes of one call from its allocations and frees, and its outputs' addresses."""
+    live: dict[int, int] = {}
+    peak = 0
+    for address, nbytes in events:
+        if nbytes > 0:
+            live[address] = nbytes
+            peak = max(peak, sum(live.values()))
+        else:
+            live.pop(
+                address, None
+            )  # an argument's memory may be freed, by an operator that resizes
+    output_bytes = tuple(live.pop(address, 0) for address in outputs)
+    return OperatorCost(output_bytes=output_bytes, peak_bytes=peak, kept_bytes=sum(live.values()))
+
+
+def _times(make: Callable[[], Call], evict: torch.Tensor) -> list[float]:
+    """Return the times of a few calls, each on arguments made anew."""
+    seconds: list[float] = []
+    while len(seconds) < MAX_RUNS:
+        call = make()
+        if any(t.nbytes >= COLD_BYTES for t in call.tensors if not t.is_meta):
+            evict.add_(1)
+        start = time.perf_counter()
+        outputs = call()
+        del outputs  # what a step allocates it also frees
+        seconds.append(time.perf_counter() - start)
+        spent = statistics.median(seconds) * len(seconds)
+        if spent > BUDGET_SECONDS and len(seconds) >= MIN_RUNS:
+            break
+    return seconds
+
+
+def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCost:
+    """Return the cost of the whole on the line through the costs of two shares of it."""
+    (big, small), (x, y) = costs, shares
+
+    def at_whole(large: float, little: float) -> float:
+        return max(large, large + (large - little) / (x - y) * (1.0 - x))
+
+    seconds = None
+    if big.seconds is not None and small.seconds is not None:
+        seconds = at_whole(big.seconds, small.seconds)
+    return OperatorCost(
+        output_bytes=tuple(
+            round(at_whole(*pair))
+            for pair in zip(big.output_bytes, small.output_bytes, strict=True)
+        ),
+        peak_bytes=round(at_whole(big.peak_bytes, small.peak_bytes)),
+        kept_bytes=round(at_whole(big.kept_bytes, small.kept_bytes)),
+        seconds=seconds,
+        extrapolated=True,
+    )
+
+
+def overhead_seconds(store: Store | None) -> float:
+    """Return what each operator of a training step takes besides its kernel, in seconds.
+
+    That is autograd, modules and optimizer around it, less the Python call that an operator alone
+    is timed with: within a few microseconds of zero, and of either sign. Found from a step whose
+    tensors are tiny, less its operators alone, over their number; each at its fastest.
+    """
+    known = {} if store is None else store.read([OVERHEAD])
+    if OVERHEAD in known and (seconds := known[OVERHEAD].seconds) is not None:
+        return seconds
+    # no layer that oneDNN runs: waiting for its threads takes milliseconds on a busy machine
+    with torch.random.fork_rng(devices=[]):
+        model = torch.nn.Sequential(*(layer() for layer in (_tiny, torch.nn.ReLU) * TINY_LAYERS))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.ones(TINY, TINY)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with _Signatures() as seen:
+        step()
+    counts = Counter(s for s in seen.signatures if not s[0].startswith("profiler."))
+    unused = torch.empty(0)  # nothing this small is ever evicted
+    with as_in_training():
+        # the fastest of each: on a busy machine medians differ by more than what is looked for
+        alone = sum(min(_times(prepare(s), unused)) * count for s, count in counts.items())
+    fastest = min(_elapsed(step) for _ in range(TINY_STEPS))
+    seconds = (fastest - alone) / counts.total()
+    if store is not None:
+        store.write({OVERHEAD: replace(NOTHING, seconds=seconds)})
+    return seconds
+
+
+OVERHEAD: Signature = ("memlab.overhead.default", (), ())
+NOTHING = OperatorCost(output_bytes=(), peak_bytes=0)
+TINY, TINY_LAYERS, TINY_STEPS = 4, 8, 30
+
+
+def _tiny() -> torch.nn.Module:
+    return torch.nn.Linear(TINY, TINY)
+
+
+def _elapsed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+class _Signatures(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.signatures: list[Signature] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.signatures.append(signature_of(func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,172 @@
+"""`Store`: what operators cost on this machine, kept on disk between processes.
+
+One SQLite file; a row a signature and circumstances (torch, processor, threads, switches). Several
+processes may share it. A file that cannot be read or written is left alone: the store then lasts as
+long as the process, and `problem` says why. Nothing is ever deleted from it.
+"""
+
+import functools
+import json
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from memlab.memory.devices import describe
+from memlab.memory.operators import Signature, to_text
+
+FILE = "operators-1.sqlite3"  # the number changes with what a row means
+WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
+BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorCost:
+    """What one operator costs, run alone on real memory.
+
+    Attributes:
+        output_bytes: of each output tensor, in flattening order: bytes of the storage that the
+            operator brought into being; 0 where it is an argument's or an earlier output's.
+        peak_bytes: most bytes allocated inside the operator and alive at once, outputs included.
+        kept_bytes: allocated inside, alive afterwards and in no output, such as a library's cache.
+        seconds: median time of one call, without autograd and Python around it; None if not timed.
+        extrapolated: from the same operator at smaller sizes.
+    """
+
+    output_bytes: tuple[int, ...]
+    peak_bytes: int
+    kept_bytes: int = 0
+    seconds: float | None = None
+    extrapolated: bool = False
+
+
+def cache_folder() -> Path:
+    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules."""
+    if own := os.environ.get("MEMLAB_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "memlab"
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData" / "Local") / "memlab"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "memlab"
+    return Path.home() / ".cache" / "memlab"
+
+
+def circumstances() -> str:
+    """Return all besides the signature that an operator's cost on a CPU depends on, as text."""
+    return json.dumps(
+        {
+            "torch": torch.__version__,
+            "processor": _processor(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+            "mkldnn": torch.backends.mkldnn.enabled,
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "flush_denormal": torch.ones(()).mul(1e-40).item() == 0.0,
+        }
+    )
+
+
+@functools.cache
+def _processor() -> str:
+    return f"{platform.machine()} {describe(torch.device('cpu'))} x{os.cpu_count()}"
+
+
+class Store:
+    """Costs by signature, for the circumstances of each call.
+
+    Attributes:
+        problem: a sentence on why nothing is kept on disk; None while something is.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.path = (cache_folder() if folder is None else folder) / FILE
+        self.problem: str | None = None
+        self._memory: dict[tuple[str, str], OperatorCost] = {}
+
+    def read(self, signatures: Iterable[Signature]) -> dict[Signature, OperatorCost]:
+        """Return the costs that are known under the present circumstances."""
+        here = circumstances()
+        by_text = {to_text(signature): signature for signature in signatures}
+        missing = [text for text in by_text if (here, text) not in self._memory]
+        for text, cost in self._rows(here, missing):
+            self._memory[here, text] = cost
+        known = {sig: self._memory.get((here, text)) for text, sig in by_text.items()}
+        return {signature: cost for signature, cost in known.items() if cost is not None}
+
+    def write(self, costs: Mapping[Signature, OperatorCost]) -> None:
+        """Keep these costs under the present circumstances, in one transaction."""
+        here = circumstances()
+        texts = {to_text(signature): cost for signature, cost in costs.items()}
+        self._memory |= {(here, text): cost for text, cost in texts.items()}
+        rows = [(here, text, _line(cost)) for text, cost in texts.items()]
+        self._query("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", rows)
+
+    def _rows(self, here: str, texts: list[str]) -> list[tuple[str, OperatorCost]]:
+        found = []
+        for start in range(0, len(texts), BATCH):
+            part = texts[start : start + BATCH]
+            marks = ", ".join("?" * len(part))
+            query = "SELECT operator, cost FROM cost WHERE circumstances = ?"
+            found += self._query(f"{query} AND operator IN ({marks})", [(here, *part)])
+        try:
+            return [(text, _cost(line)) for text, line in found]
+        except (ValueError, TypeError) as error:
+            self._give_up(error)
+            return []
+
+    def _query(self, query: str, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
+        """Run the query on each row and return what it finds; nothing if the file will not do."""
+        if self.problem is not None or not rows:
+            return []
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # opened for each batch: a connection may cross neither threads nor forks
+            connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+            try:
+                with connection:
+                    connection.execute(
+                        "CREATE TABLE IF NOT EXISTS cost (circumstances TEXT, operator TEXT, "
+                        "cost TEXT, PRIMARY KEY (circumstances, operator)) WITHOUT ROWID"
+                    )
+                    if query.startswith("SELECT"):
+                        return [row for each in rows for row in connection.execute(query, each)]
+                    connection.executemany(query, rows)
+                    return []
+            finally:
+                connection.close()
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+            return []
+
+    def _give_up(self, error: Exception) -> None:
+        self.problem = (
+            f"Calibrations are not kept: {self.path} cannot be used ({error}); delete it, or set "
+            "MEMLAB_CACHE to a folder that can be written."
+        )
+
+
+def _line(cost: OperatorCost) -> str:
+    seconds = cost.seconds
+    return json.dumps(
+        [cost.output_bytes, cost.peak_bytes, cost.kept_bytes, seconds, cost.extrapolated]
+    )
+
+
+def _cost(line: str) -> OperatorCost:
+    outputs, peak, kept, seconds, extrapolated = json.loads(line)
+    return OperatorCost(
+        output_bytes=tuple(outputs),
+        peak_bytes=peak,
+        kept_bytes=kept,
+        seconds=seconds,
+        extrapolated=extrapolated,
+    )

@@ -1,0 +1,150 @@
+"""`Forecast`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
+
+It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. At the two
+recorded micro-batch sizes it is exact; elsewhere every size is taken as affine in the micro-batch
+size, which workspace inside kernels is not, so such a timeline is interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memlab.memory.allocator import replay
+from memlab.memory.lifetimes import step_memory
+from memlab.memory.program import MOST_RECORDED, Part, Program
+from memlab.trace import CATEGORIES, PHASES, Timeline, Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
+
+STEP = 1  # the recorded step that begins with optimizer state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Forecast:
+    """A program with its sizes and times.
+
+    Attributes:
+        program: the recorded run.
+        own: int64, (blocks,), bytes of every block as recorded.
+        columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
+        seconds: float64, (intervals,), of every recorded interval; None if times are not known.
+        is_cuda: whether a caching allocator serves the blocks.
+    """
+
+    program: Program
+    own: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64] | None
+    is_cuda: bool
+
+    def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
+        """Return whether the timeline of these micro-batches can be told from this run."""
+        program, count = self.program, len(micro_batch_sizes)
+        if tuple(micro_batch_sizes) == program.sizes:
+            return True
+        if len(set(program.sizes)) > 1:
+            return False
+        recorded, wanted = {program.size, program.other_size}, set(micro_batch_sizes)
+        repeats = program.num_recorded == MOST_RECORDED and count > MOST_RECORDED
+        if not repeats and count != program.num_recorded:
+            return False
+        if program.differs:
+            return False
+        return wanted <= recorded or (len(recorded) == 2 and 1 not in wanted | recorded)
+
+    def is_exact(self, micro_batch_sizes: Sequence[int]) -> bool:
+        """Return whether these micro-batch sizes were recorded, not interpolated."""
+        return set(micro_batch_sizes) <= {*self.program.sizes, self.program.other_size}
+
+    def trace(self, micro_batch_sizes: Sequence[int]) -> tuple[Trace, int | None]:
+        """Return the trace of a whole run, and the most bytes reserved during `STEP`.
+
+        On CUDA sizes are those of the blocks that the caching allocator gives out; as `measure`
+        does, its cached segments are given back before each step.
+        """
+        trace = self.program.trace(self.own, micro_batch_sizes)
+        if not self.is_cuda:
+            return trace, None
+        steps = np.array([interval.step for interval in trace.intervals])[trace.interval]
+        starts = [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
+        last = int(np.flatnonzero(steps == STEP)[-1])
+        held = replay(trace.address, trace.nbytes, flush_before=starts)
+        given = np.diff(held.allocated_bytes, prepend=0)
+        reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
+        return replace(trace, nbytes=given), reserved
+
+    def timeline(self, micro_batch_sizes: Sequence[int]) -> Timeline:
+        """Return the timeline of a step with these micro-batches, which `covers` must allow.
+
+        On CUDA without what the caching allocator adds to large blocks.
+        """
+        every = self.program.parts(len(micro_batch_sizes))
+        first = next(i for i, part in enumerate(every) if part.interval.step == STEP)
+        parts = [part for part in every if part.interval.step == STEP]
+        standing = self._by_category(every[:first], micro_batch_sizes)[0].sum(axis=0)
+        change, order, part_of = self._by_category(parts, micro_batch_sizes)
+        live = standing + np.cumsum(change, axis=0)
+        rows = np.concatenate([[False], change.any(axis=1)])
+        rows[0] = True
+        counts = self.program.operator_counts(order, part_of, parts)
+        phases = np.array([PHASES.index(part.interval.phase) for part in parts], np.int8)
+        micro = np.array([part.interval.micro_batch for part in parts], np.int32)
+        padded = np.concatenate([part_of[:1], part_of])
+        return Timeline(
+            bytes_by_category=np.concatenate([standing[None], live])[rows],
+            phase=phases[padded][rows],
+            micro_batch=micro[padded][rows],
+            operator=np.concatenate([[0], counts]).astype(np.int32)[rows],
+        )
+
+    def step_seconds(self, micro_batch_sizes: Sequence[int]) -> float | None:
+        """Return the time of a step with these micro-batches; None if times are not known."""
+        if self.seconds is None:
+            return None
+        program, total = self.program, 0.0
+        for part in program.parts(len(micro_batch_sizes)):
+            if part.interval.step != STEP:
+                continue
+            seconds = self.seconds[part.recorded]
+            partner = program.partners.get(part.recorded)
+            if partner is not None and program.size != program.other_size:
+                here = micro_batch_sizes[part.interval.micro_batch]
+                share = (here - program.size) / (program.other_size - program.size)
+                seconds += (self.seconds[partner] - seconds) * share
+            total += float(seconds)
+        return max(total, 0.0)
+
+    def _by_category(
+        self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the change that each row makes, (rows, categories); the rows; their parts."""
+        program = self.program
+        order, part_of = program.rows_of(parts)
+        sizes = program.bytes_of(self.own, order, part_of, parts, micro_batch_sizes)
+        signed = np.where(program.layout.is_birth[order], sizes, -sizes)
+        change = np.zeros((len(order), len(CATEGORIES)), np.int64)
+        change[np.arange(len(order)), self.columns[order]] = signed
+        return change, order, part_of
+
+
+def forecast_of(
+    program: Program,
+    own: npt.NDArray[np.int64],
+    seconds: npt.NDArray[np.float64] | None,
+    *,
+    is_cuda: bool,
+) -> Forecast:
+    """Return the forecast of a program whose blocks have these bytes."""
+    sizes = [program.size] * program.num_recorded
+    trace = program.trace(np.ones_like(own), sizes)  # every row is there, none has zero bytes
+    blocks = step_memory(trace, STEP).blocks
+    columns = np.zeros(len(trace.nbytes), np.int64)
+    columns[blocks.births] = blocks.columns
+    freed = blocks.deaths < len(columns)
+    columns[blocks.deaths[freed]] = blocks.columns[freed]
+    return Forecast(program=program, own=own, columns=columns, seconds=seconds, is_cuda=is_cuda)

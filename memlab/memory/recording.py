@@ -1,0 +1,77 @@
+"""`Recording`: what a run over fake tensors did: operators, storages, births and deaths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memlab.memory.operators import Signature, TensorSpec
+from memlab.trace import Interval, Phase
+
+OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
+
+
+@dataclass(slots=True, eq=False)
+class Operator:
+    """One dispatched operator.
+
+    Attributes:
+        name: as the profiler calls it, for instance "aten::addmm".
+        signature: None where no kernel runs (a view).
+        outputs: the tensors that it returned; none of a view.
+        module: index of the module at work, -1 where none is known.
+        interval: index of the interval that it ran in.
+    """
+
+    name: str
+    signature: Signature | None
+    outputs: tuple[TensorSpec, ...]
+    module: int
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A storage: the operator that brought it into being, as which output, and its bytes."""
+
+    operator: int
+    output: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A block's birth or its death, after `operator` operators, in an interval."""
+
+    block: int
+    is_birth: bool
+    operator: int
+    interval: int
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """What a run would do, in order.
+
+    Attributes:
+        operators: every dispatched one.
+        blocks: every storage on the device.
+        events: births and deaths.
+        intervals: in the order in which they ran.
+        modules: path to index.
+        parameters: block to path.
+        states: block of the optimizer's state to the path of its parameter.
+        assumptions: sentences: what was assumed where the run depends on values.
+        is_ragged: whether batches of different numbers of samples differ in more than that.
+        branched: whether one of them decides what is run at all.
+    """
+
+    operators: list[Operator] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
+    modules: dict[str, int] = field(default_factory=dict)
+    parameters: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    assumptions: list[str] = field(default_factory=list)
+    is_ragged: bool = False
+    branched: bool = False

@@ -1,0 +1,95 @@
+"""A stand-in for CUDA on machines without a card: tensors that dispatch as CUDA's would.
+
+Fake `cuda` tensors abort a process that has no GPU, so fake tensors live on PyTorch's device for
+backends written in Python instead. There dropout takes the fused kernel with its bool mask and
+optimizers their foreach implementation, as on CUDA. What is chosen by the name of the device is
+registered here: autocast's lists, the kernel of scaled dot-product attention, and cuDNN's RNN.
+Registering is for the whole process and for good; a process that measures on a card must not.
+
+Left out: what a model itself does if `device.type == "cuda"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from memlab.memory import stand_in_autocast, stand_in_kernels
+
+NAME = "cudalike"
+
+
+class _Module:
+    """What torch asks a device's module for."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Draw nothing: no value is ever computed."""
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.empty(16, dtype=torch.uint8)  # Philox: seed and offset
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Draw nothing: no value is ever computed."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def device(self, device: Any = None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+@functools.cache
+def device() -> torch.device:
+    """Return the device that stands in for CUDA, registered at the first call."""
+    registered = (
+        _Module(),
+        backend_registration._DummyPrivateUse1Hook(),
+        backend_registration._DummyDeviceGuard(),
+    )
+    backend_registration._setup_privateuseone_for_python_backend(NAME, *registered)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
+    for name in stand_in_kernels.MODES:
+        kernel = stand_in_kernels.recurrent(name)
+        library.impl(f"{name}.input", kernel, "AutogradPrivateUse1")
+        library.impl(f"{name}.input", kernel, stand_in_autocast.KEY)
+    library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
+    # torch keeps no reference of its own
+    _KEPT.extend((*registered, library, *stand_in_autocast.register()))
+    return torch.device(NAME, 0)
+
+
+_KEPT: list[Any] = []
+
+
+@contextlib.contextmanager
+def as_cuda() -> Iterator[torch.device]:
+    """Give the device, with all that must be CUDA's way while a run is recorded on it."""
+    only_lift = torch._C._only_lift_cpu_tensors()
+    # torch.tensor(..., device=...) then moves by an operator that fake tensors see
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with stand_in_autocast.cache(), stand_in_kernels.cudnn_memory_format():
+            yield device()
+    finally:
+        torch._C._set_only_lift_cpu_tensors(only_lift)

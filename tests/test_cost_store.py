@@ -1,0 +1,143 @@
+"""The store of operator costs: kept between processes, and never in the way."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab.memory import cost_store
+from memlab.memory.cost_store import OperatorCost, Store, cache_folder
+from memlab.memory.operators import TensorSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+sizes = st.integers(0, 2**60)
+costs = st.builds(
+    OperatorCost,
+    output_bytes=st.lists(sizes, max_size=3).map(tuple),
+    peak_bytes=sizes,
+    kept_bytes=sizes,
+    seconds=st.none() | st.floats(0, 1e6),
+    extrapolated=st.booleans(),
+)
+
+
+def operator(number: int):
+    return ("aten.relu.default", (TensorSpec(torch.float32, (number, 7), (7, 1)),), ())
+
+
+COST = OperatorCost(output_bytes=(28, 0), peak_bytes=64, seconds=1.25e-6)
+
+
+@given(costs)
+def test_a_cost_is_read_as_it_was_written(cost):
+    assert cost_store._cost(cost_store._line(cost)) == cost
+
+
+def test_another_store_on_the_file_reads_what_one_has_written(tmp_path):
+    Store(tmp_path / "new").write({operator(1): COST})
+    other = Store(tmp_path / "new")
+    assert other.read([operator(1), operator(2)]) == {operator(1): COST}
+    assert other.problem is None
+
+
+def test_other_circumstances_know_nothing(tmp_path):
+    Store(tmp_path).write({operator(1): COST})
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        assert Store(tmp_path).read([operator(1)]) == {}
+    finally:
+        torch.set_num_threads(before)
+    assert Store(tmp_path).read([operator(1)]) == {operator(1): COST}
+
+
+def test_a_later_cost_replaces_an_earlier_one(tmp_path):
+    store = Store(tmp_path)
+    store.write({operator(1): OperatorCost(output_bytes=(), peak_bytes=1)})
+    store.write({operator(1): COST})
+    assert store.read([operator(1)]) == Store(tmp_path).read([operator(1)]) == {operator(1): COST}
+
+
+def test_more_operators_than_a_query_takes(tmp_path):
+    many = {operator(i): OperatorCost(output_bytes=(i,), peak_bytes=i) for i in range(1200)}
+    Store(tmp_path).write(many)
+    assert Store(tmp_path).read(many) == many
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(b"this is no database" * 100)
+
+
+def spoil_a_row(path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE cost SET cost = '[1, 2'")
+
+
+@pytest.mark.parametrize("damage", [spoil, spoil_a_row])
+def test_a_damaged_file_leaves_a_store_in_memory_and_a_sentence(tmp_path, damage):
+    Store(tmp_path).write({operator(1): COST})
+    damage(tmp_path / cost_store.FILE)
+    store = Store(tmp_path)
+    assert store.read([operator(1)]) == {}
+    assert str(store.path) in store.problem
+    assert "MEMLAB_CACHE" in store.problem
+    store.write({operator(2): COST})
+    assert store.read([operator(2)]) == {operator(2): COST}
+
+
+def test_a_folder_that_cannot_be_made_leaves_a_store_in_memory(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    store = Store(tmp_path / "file" / "below")
+    store.write({operator(1): COST})
+    assert store.problem is not None
+    assert store.read([operator(1)]) == {operator(1): COST}
+
+
+def test_a_read_only_file_is_read_and_then_left_alone(tmp_path):
+    Store(tmp_path).write({operator(1): COST})
+    (tmp_path / cost_store.FILE).chmod(0o444)
+    store = Store(tmp_path)
+    assert store.read([operator(1)]) == {operator(1): COST}
+    store.write({operator(2): COST})  # who runs as root may write all the same
+    assert store.read([operator(1), operator(2)]) == {operator(1): COST, operator(2): COST}
+
+
+def test_processes_write_at_once_and_nothing_is_lost(tmp_path):
+    code = f"""
+import sys, torch; from pathlib import Path
+from tests.test_cost_store import COST, Store, operator
+torch.set_num_threads({torch.get_num_threads()})
+for i in range(20):
+    Store(Path({str(tmp_path)!r})).write({{operator(100 * int(sys.argv[1]) + i): COST}})
+"""
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(number)], cwd=ROOT) for number in range(3)
+    ]
+    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+    wanted = [operator(100 * number + i) for number in range(3) for i in range(20)]
+    assert len(Store(tmp_path).read(wanted)) == 60
+
+
+def test_the_folder_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("MEMLAB_CACHE", "/a/b")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert cache_folder() == Path("/a/b")
+    monkeypatch.delenv("MEMLAB_CACHE")
+    assert cache_folder() == Path("/c/memlab")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder().name in ("memlab", "Cache")
+    assert Path.home() in cache_folder().parents
+
+
+def test_reading_asks_the_file_once(tmp_path):
+    Store(tmp_path).write({operator(1): COST})
+    store = Store(tmp_path)
+    store.read([operator(1)])
+    store.path.unlink()
+    assert store.read([operator(1)]) == {operator(1): COST}

@@ -1,0 +1,170 @@
+"""What CUDA kernels take beyond their outputs, counted by hand."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memlab.memory import cards, stand_in
+from memlab.memory.assembly import Effect
+from memlab.memory.cuda_kernels import effects
+from memlab.memory.recording import Recording
+from memlab.memory.tracker import Tracker, record_fake
+from memlab.trace import Phase
+from memlab.units import KIB, MIB
+
+RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
+
+
+def step(make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]]) -> Recording:
+    """Return the recording of a forward and a backward."""
+    with stand_in.as_cuda() as device:
+        tracker = Tracker(device.type)
+
+        def run(_: FakeTensorMode) -> None:
+            model, x = make(device)
+            tracker.mark(0, Phase.FORWARD, 0)
+            out = model(x)
+            tracker.mark(0, Phase.BACKWARD, 0)
+            out.sum().backward()
+
+        return record_fake(run, tracker)
+
+
+def effects_of(recording: Recording, name: str, card: cards.Card | None) -> list[Effect | None]:
+    found = effects(recording, card)
+    return [e for o, e in zip(recording.operators, found, strict=True) if o.name == name]
+
+
+def linear(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(device)
+    return model, torch.zeros(4, 8, device=device)
+
+
+@pytest.mark.parametrize(("card", "size"), [(RTX_3060, 8320 * KIB), (H100, 32 * MIB)])
+def test_cublas_keeps_a_workspace_for_each_thread(card: cards.Card, size: int) -> None:
+    kept = [effect.kept_bytes for effect in effects(step(linear), card) if effect is not None]
+    assert kept == [size, size]
+
+
+def test_a_model_without_products_has_no_workspace() -> None:
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return nn.LayerNorm(8).to(device), torch.zeros(4, 8, device=device)
+
+    assert not any(effect and effect.kept_bytes for effect in effects(step(make), H100))
+
+
+def convolution(
+    channels: int, out: int, kernel: int, size: int = 16, n: int = 2, last: bool = False,
+    **options: int,
+) -> Callable[[torch.device], tuple[nn.Module, torch.Tensor]]:  # fmt: skip
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        form = torch.channels_last if last else torch.contiguous_format
+        model = nn.Conv2d(channels, out, kernel, bias=False, **options).to(device)
+        x = torch.zeros(n, channels, size, size, device=device)
+        return model, x.to(memory_format=form).requires_grad_()
+
+    return make
+
+
+def workspaces(recording: Recording, card: cards.Card | None) -> tuple[int, int]:
+    """Return that of the forward and that of the backward convolution."""
+    found = [
+        effects_of(recording, name, card)[0]
+        for name in ("aten::convolution", "aten::convolution_backward")
+    ]
+    forward, backward = (0 if effect is None else effect.workspace_bytes for effect in found)
+    return forward, backward
+
+
+def test_a_dense_convolution_is_copied_forward() -> None:
+    recording = step(convolution(8, 32, 3, padding=1))
+    copies = 4 * (2 * 8 * 16 * 16 + 2 * 32 * 16 * 16 + 32 * 8 * 9)
+    assert workspaces(recording, RTX_3060) == (copies, 0)
+    assert workspaces(recording, None) == (copies, 0)
+    assert workspaces(recording, T4) == (0, 0)  # it has no TF32
+
+
+def test_a_grouped_convolution_is_copied_backward() -> None:
+    recording = step(convolution(8, 32, 3, padding=1, groups=2))
+    copies = 4 * (2 * 8 * 16 * 16 + 2 * 32 * 16 * 16 + 32 * 4 * 9)
+    assert workspaces(recording, RTX_3060) == (0, copies)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        convolution(8, 32, 1),
+        convolution(8, 8, 3, groups=8),
+        convolution(8, 32, 3, last=True),
+    ],
+    ids=["1x1", "depthwise", "channels last"],
+)
+def test_products_depthwise_and_channels_last_take_nothing(
+    make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]],
+) -> None:
+    assert workspaces(step(make), RTX_3060) == (0, 0)
+
+
+def test_the_first_layer_takes_patches_below_a_size_on_one_architecture() -> None:
+    small = step(convolution(3, 32, 3, size=86, n=300, stride=2, padding=1))
+    assert workspaces(small, RTX_3060) == (0, 9 * 300 * 32 * 43 * 43 * 4)
+    assert workspaces(small, cards.find("rtx-4060")) == (0, 0)
+    large = step(convolution(3, 32, 3, size=86, n=400, stride=2, padding=1))
+    assert workspaces(large, RTX_3060) == (0, 0)
+
+
+def test_layer_norm_copies_what_is_not_contiguous() -> None:
+    class Permuted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.transpose(1, 2))
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return Permuted().to(device), torch.zeros(4, 8, 16, device=device, requires_grad=True)
+
+    [effect] = effects_of(step(make), "aten::native_layer_norm", H100)
+    assert effect == Effect(workspace_bytes=4 * 8 * 16 * 4)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(3072, 0), (4000, (400 + 100) * 64 * 4 + 4000 * 32)])
+def test_many_indices_of_an_embedding_are_sorted(tokens: int, size: int) -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(100, 40)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.embedding(x)
+            return out
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return Embedded().to(device), torch.zeros(tokens, dtype=torch.long, device=device)
+
+    [effect] = effects_of(step(make), "aten::embedding_dense_backward", H100)
+    assert (0 if effect is None else effect.workspace_bytes) == size
+
+
+def test_an_lstm_keeps_gates_cells_and_their_tanh() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 16, num_layers=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.lstm(x)[0]
+            return out
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return Last().to(device), torch.zeros(10, 4, 8, device=device)
+
+    [effect] = effects_of(step(make), "aten::_cudnn_rnn", H100)
+    assert effect is not None
+    assert effect.output_bytes == (
+        10 * 4 * 16 * 4, 2 * 4 * 16 * 4, 2 * 4 * 16 * 4, 10 * 4 * 2 * 16 * 6 * 4, 0,
+    )  # fmt: skip

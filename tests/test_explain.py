@@ -1,0 +1,288 @@
+"""What holds a peak, told by repeated block, and what would lower it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memlab
+from memlab import MemlabError, StepConfig, explain, measure, workloads
+from memlab._holdings import blocks_pattern, group, repeated_children
+from memlab.result import Holding, Outcome, Source, StepResult, format_percent
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+from tests.models import blocks, linear
+
+MIB = 2**20
+LAYERS = [
+    f"h.{i}.{name}"
+    for i in range(12)
+    for name in ("ln.weight", "mlp.fc.weight", "mlp.fc.bias", "mlp.proj.weight")
+]
+
+
+def holding(category, module, nbytes, operator="aten::mm", num_blocks=1):
+    return Holding(
+        category=category, module=module, operator=operator, phase=Phase.FORWARD,
+        num_blocks=num_blocks, nbytes=nbytes,
+    )  # fmt: skip
+
+
+def transformer(**changes):
+    """Return a hand-made result: 12 blocks whose activations are live when backward begins."""
+    held = [holding(Category.PARAMETERS, path, MIB, operator="") for path in LAYERS]
+    held += [holding(Category.OPTIMIZER_STATE, p, 2 * MIB, num_blocks=2) for p in LAYERS]
+    held += [holding(Category.ACTIVATIONS, f"h.{i}.mlp.act", 16 * MIB) for i in range(12)]
+    held += [holding(Category.ACTIVATIONS, "head", 8 * MIB)]
+    return result_of(held, **changes)
+
+
+def result_of(held, **changes):
+    """Return a result that holds this in the middle of its step, and before it what stands."""
+    table = np.zeros((4, len(CATEGORIES)), np.int64)
+    for h in held:
+        last = 2 if h.category is Category.ACTIVATIONS else 4
+        first = 1 if h.category is Category.ACTIVATIONS else 0
+        table[first:last, CATEGORIES.index(h.category)] += h.nbytes
+    timeline = Timeline(
+        bytes_by_category=table,
+        phase=np.array([PHASES.index(p) for p in ("forward", "forward", "backward", "optimizer")],
+                       np.int8),
+        micro_batch=np.zeros(4, np.int32),
+        operator=np.arange(4, dtype=np.int32),
+    )  # fmt: skip
+    result = StepResult(
+        outcome=Outcome.OK,
+        message="done",
+        source=Source.MEASURED,
+        device="cpu",
+        config=StepConfig(),
+        workload_name="hand-made",
+        timeline=timeline,
+        peak_allocated_bytes=int(timeline.total_bytes.max()),
+        peak_by_category=timeline.peak_by_category,
+        peak_holdings=tuple(held),
+        peak_place=Place(phase=Phase.BACKWARD, micro_batch=0, module="head"),
+    )
+    return replace(result, **changes)
+
+
+def remedies(result):
+    return {remedy.name: remedy for remedy in explain(result).remedies}
+
+
+def test_equal_places_of_repeated_blocks_are_one_row():
+    explanation = explain(transformer())
+    first = explanation.rows[0]
+    assert (first.where, first.num_modules, first.nbytes) == ("h.*.mlp.act", 12, 12 * 16 * MIB)
+    assert first.fraction == pytest.approx(192 / (192 + 8 + 48 + 96))
+    assert explanation.saved == (first, explanation.rows[-1])
+    assert explanation.rows[-1].where == "head"
+    assert "h.*.mlp.act (12 modules)" in str(explanation)
+    assert "192 MiB" in str(explanation)
+
+
+def test_rows_sum_to_the_peak_and_so_do_categories():
+    explanation = explain(transformer())
+    assert sum(row.nbytes for row in explanation.rows) == explanation.peak_bytes
+    assert sum(explanation.by_category.values()) == explanation.peak_bytes
+
+
+def test_layers_of_a_plain_sequential_are_no_blocks():
+    assert repeated_children(["0.weight", "2.weight", "4.weight"]) == set()
+    assert repeated_children(["0.fc.weight", "1.fc.weight", "2.weight"]) == {"0", "1"}
+    # a block that only lacks the shortcut of its sibling is its like; another kind is not
+    paths = ["s.0.conv.weight", "s.0.short.weight", "s.1.conv.weight", "s.2.attn.weight"]
+    assert repeated_children(paths) == {"s.0", "s.1"}
+    assert repeated_children(["lstm.weight_ih_l0", "decoder.weight"]) == set()
+
+
+def test_a_place_that_is_live_in_one_block_alone_keeps_its_number():
+    held = [holding(Category.PARAMETERS, path, 1) for path in LAYERS]
+    groups = group([*held, holding(Category.TEMPORARIES, "h.3.mlp.act", 5)])
+    assert [g.where for g in groups if g.category is Category.TEMPORARIES] == ["h.3.mlp.act"]
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
+def test_blocks_are_those_that_checkpointing_finds(name):
+    from memlab.techniques.checkpointing import find_blocks
+
+    model = workloads.get(name).build_model()
+    held = [holding(Category.PARAMETERS, path, p.nbytes) for path, p in model.named_parameters()]
+    found, pattern = find_blocks(model), blocks_pattern(held)
+    assert bool(found) == bool(pattern)
+    for path in found:
+        parts = zip(path.split("."), pattern.split("."), strict=True)
+        assert all(own == part or (part == "*" and own.isdecimal()) for own, part in parts)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CATEGORIES), st.sampled_from([*LAYERS, "", "0.1"]),
+                          st.integers(1, 2**40)), min_size=1))  # fmt: skip
+def test_grouping_keeps_every_byte(entries):
+    held = [holding(category, module, size) for category, module, size in entries]
+    groups = group(held)
+    for category in CATEGORIES:
+        own = [h.nbytes for h in held if h.category is category]
+        assert sum(g.nbytes for g in groups if g.category is category) == sum(own)
+    assert [g.nbytes for g in groups] == sorted((g.nbytes for g in groups), reverse=True)
+
+
+def test_estimates_are_those_counted_by_hand():
+    found = remedies(transformer())
+    # 48 MiB of parameters and 96 of state stand; 192 in blocks and 8 outside are saved
+    assert found["optimizer='sgd-momentum'"].freed_bytes == 48 * MIB
+    assert found["accumulation_steps=2"].freed_bytes == 100 * MIB
+    assert found["checkpointing='blocks'"].freed_bytes == pytest.approx(11 * 16 * MIB, abs=2)
+    assert found["precision='bf16'"].freed_bytes == (48 + 96 + 200) * MIB // 2
+    assert found["precision='bf16-mixed'"].freed_bytes is None
+    assert found["accumulation_steps=2"].config == StepConfig(accumulation_steps=2)
+
+
+def test_accumulation_counts_the_gradients_that_then_stand():
+    gradients = np.array([0, 0, 48, 48]) * MIB
+    result = transformer()
+    table = result.timeline.bytes_by_category.copy()
+    table[:, CATEGORIES.index(Category.GRADIENTS)] = gradients
+    result = replace(result, timeline=replace(result.timeline, bytes_by_category=table))
+    # after: 144 + 48 of gradients + 100 of activations, where 344 were; the newborn ones come apart
+    assert (
+        remedies(result)["accumulation_steps=2"].freed_bytes == 344 * MIB - (144 + 48 + 100) * MIB
+    )
+
+
+def test_a_remedy_is_named_at_the_rows_that_it_frees_alone():
+    explanation = explain(transformer())
+    freed_by = {(row.category, row.where): row.freed_by for row in explanation.rows}
+    assert "checkpointing='blocks'" in freed_by[Category.ACTIVATIONS, "h.*.mlp.act"]
+    assert "checkpointing='blocks'" not in freed_by[Category.ACTIVATIONS, "head"]
+    assert "accumulation_steps=2" in freed_by[Category.ACTIVATIONS, "head"]
+    state = freed_by[Category.OPTIMIZER_STATE, "h.*.mlp.fc.weight"]
+    assert state == ("precision='bf16'", "optimizer='sgd-momentum'")
+
+
+def test_nothing_is_offered_that_is_on_or_cannot_be():
+    everything = StepConfig(batch_size=2, accumulation_steps=2, checkpointing="blocks",
+                            precision="bf16", optimizer="sgd")  # fmt: skip
+    assert remedies(transformer(config=everything)) == {}
+    weight = holding(Category.PARAMETERS, "lstm.weight_ih_l0", MIB)
+    saved = holding(Category.ACTIVATIONS, "lstm", 9 * MIB, "aten::mkldnn_rnn_layer")
+    lstm = result_of([weight, saved])
+    assert "checkpointing='blocks'" not in remedies(lstm)
+    assert not any("memory_budget" in name for name in remedies(lstm))
+    assert remedies(lstm)["precision='bf16'"].freed_bytes is None  # workspace does not halve
+
+
+def test_a_card_without_bf16_is_offered_fp16():
+    for device, mixed in (("t4", "fp16-mixed"), ("h200", "bf16-mixed"), ("l4", "bf16-mixed")):
+        names = set(remedies(transformer(device=device)))
+        assert f"precision='{mixed}'" in names, device
+        assert ("precision='bf16'" in names) == (mixed == "bf16-mixed")
+    named = transformer(device="cuda:0", versions={"device_name": "NVIDIA GeForce RTX 2080 Ti"})
+    assert "precision='fp16-mixed'" in remedies(named)
+
+
+def test_only_what_acts_at_the_peak_is_offered():
+    held = [holding(Category.PARAMETERS, "0.weight", 90 * MIB, ""),
+            holding(Category.TEMPORARIES, "", 50 * MIB)]  # fmt: skip
+    result = result_of(held)
+    table = result.timeline.bytes_by_category.copy()
+    table[:3, CATEGORIES.index(Category.TEMPORARIES)] = 0  # the peak is in the optimizer
+    table[1, CATEGORIES.index(Category.ACTIVATIONS)] = 40 * MIB
+    result = replace(result, timeline=replace(result.timeline, bytes_by_category=table))
+    assert set(remedies(result)) == {"precision='bf16'"}
+
+
+@pytest.mark.parametrize("config", [
+    StepConfig(batch_size=64),
+    StepConfig(batch_size=64, optimizer="sgd", precision="bf16-mixed"),
+    StepConfig(batch_size=64, accumulation_steps=2, checkpointing="blocks"),
+], ids=str)  # fmt: skip
+def test_every_remedy_of_a_real_result_runs_and_frees(config):
+    workload = blocks(width=128, depth=4)
+    result = here(workload, config)
+    found = explain(result).remedies
+    assert found
+    for remedy in found:
+        after = here(workload, remedy.config)
+        assert after.outcome == "ok", (remedy.name, after.message)
+        freed = result.peak_allocated_bytes - after.peak_allocated_bytes
+        if remedy.freed_bytes is not None:
+            assert freed == pytest.approx(remedy.freed_bytes, rel=0.4), remedy.name
+
+
+def here(workload, config=None, **options):
+    return measure(workload, config or StepConfig(), "cpu", repeats=1, isolate=False, **options)
+
+
+def test_a_run_out_of_memory_is_explained():
+    result = here(linear(), memory_limit="200KiB")
+    explanation = explain(result)
+    assert result.outcome == "out_of_memory"
+    assert explanation.rows
+    assert "over the limit of 200 KiB" in explanation.message
+
+
+def test_a_recorded_result_is_explained_like_the_measured_one():
+    result = here(linear())
+    recorded = StepResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert str(explain(recorded)) == str(explain(result))
+
+
+def test_why_there_is_nothing_to_explain():
+    result = here(linear(), StepConfig(precision="fp16"))
+    text = str(explain(result))
+    assert "Nothing to explain: no memory was measured, the outcome is unsupported" in text
+    assert "fp16-mixed" in text
+    untold = transformer(peak_by_category=None, peak_holdings=(), notes=("No breakdown: why.",))
+    assert "has no breakdown: No breakdown: why." in explain(untold).message
+    older = explain(transformer(peak_holdings=()))
+    assert "not traced" in older.message
+    assert older.rows == ()
+    assert older.by_category["activations"] == 200 * MIB
+
+
+@pytest.mark.parametrize("wrong", [None, {"peak": 3}, StepConfig()])
+def test_a_wrong_type_is_refused_by_name(wrong):
+    with pytest.raises(MemlabError, match=f"one StepResult, not {type(wrong).__name__}"):
+        explain(wrong)
+
+
+def test_tables_hold_the_rows_and_escape_names():
+    odd = [holding(Category.ACTIVATIONS, "<b>", MIB), holding(Category.PARAMETERS, "w", MIB)]
+    explanation = explain(result_of(odd))
+    page = explanation._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b><" not in page
+    frame = explain(transformer()).to_frame()
+    assert frame["nbytes"].sum() == transformer().peak_allocated_bytes
+    assert frame.loc[0, "where"] == "h.*.mlp.act"
+    assert list(explain(here(linear(), StepConfig(precision="fp16"))).to_frame().columns)
+
+
+def test_predicted_numbers_say_how_sure_they_are():
+    sure = {"peak_allocated_bytes": 0.0125, "step_seconds": 0.15}
+    predicted = transformer(source=Source.PREDICTED, step_seconds=0.2, uncertainty=sure)
+    assert "peak 344 MiB allocated +-1.2 %" in str(predicted)
+    assert "200 ms a step +-15 %" in str(predicted)
+    assert "+-1.2 %" in predicted._repr_html_()
+    assert "not predicted" in predicted._repr_html_()
+    assert "+-" not in str(transformer())
+    assert StepResult.from_dict(predicted.to_dict()).uncertainty == sure
+    assert memlab.to_frame([predicted]).loc[0, "peak_allocated_bytes"] == 344 * MIB
+
+
+def test_percents_have_one_or_two_digits():
+    assert [format_percent(f) for f in (0, 0.0005, 0.01, 0.099, 0.5, 1.5)] == [
+        "0 %", "0.05 %", "1 %", "9.9 %", "50 %", "150 %",
+    ]  # fmt: skip
+
+
+def test_a_record_without_holdings_is_still_read():
+    data = transformer().to_dict()
+    del data["peak_holdings"], data["uncertainty"]
+    again = StepResult.from_dict(data)
+    assert (again.peak_holdings, again.uncertainty) == ((), None)
+    full = transformer()
+    assert StepResult.from_dict(full.to_dict()).peak_holdings == full.peak_holdings

@@ -1,0 +1,401 @@
+"""Live prediction in the panel: what is told at once, what the worker is asked, what is shown."""
+
+import dataclasses
+import threading
+import time
+
+import pytest
+
+import memlab
+from memlab import MemlabError, Outcome, StepConfig, api
+from memlab._panel import choices, forecasts, outlook, verdicts
+from memlab._panel.forecasts import Estimate, Forecasts, Question
+from memlab._panel.runs import RunLog, table_html
+from memlab._predict import Prediction
+from memlab.memory import cards
+from memlab.result import Source
+from tests.panel_parts import find, make_result, make_workload, until
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def base():
+    """A real prediction of the tiny workload at batch size 8."""
+    return api.predict_with_forecast(make_workload(), StepConfig(batch_size=8), "cpu")
+
+
+@pytest.fixture
+def panel():
+    made = memlab.panel(make_workload(), device="cpu", config=StepConfig(batch_size=8))
+    yield made
+    made.close()
+
+
+def question(batch_size=8, steps=1, **changes):
+    config = StepConfig(batch_size=batch_size, accumulation_steps=steps)
+    return Question(**{"workload_name": "tiny", "config": config, "device": "cpu", **changes})
+
+
+def predicted(peak=MIB, **changes):
+    changes = {"source": Source.PREDICTED, "uncertainty": {"peak_allocated_bytes": 0.1}, **changes}
+    return make_result(peak=peak, **changes)
+
+
+def worker(monkeypatch, answer):
+    """Let `answer(config, cancel)` give the result in place of the worker; return the calls."""
+    calls = []
+
+    def stand_in(workload, config, device, *, on_progress, cancel):
+        calls.append(config.batch_size)
+        return Prediction(result=answer(config, cancel), forecast=None)
+
+    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    return calls
+
+
+@pytest.fixture
+def made():
+    """Forecasts of the tiny workload, and what arrived."""
+    arrived = []
+    found = Forecasts({"tiny": make_workload()}, arrived.append, lambda text: None)
+    yield found, arrived
+    found.close()
+
+
+# arithmetic
+
+
+def test_interpolating_gives_what_the_worker_would_have_said(base):
+    config = StepConfig(batch_size=32)
+    told = forecasts.interpolated(base, config)
+    asked = api.predict_with_forecast(make_workload(), config, "cpu").result
+    assert told.config == asked.config == config
+    assert told.peak_allocated_bytes == asked.peak_allocated_bytes
+    assert told.peak_by_category == asked.peak_by_category
+    assert (told.timeline.total_bytes == asked.timeline.total_bytes).all()
+    assert sum(h.nbytes for h in told.peak_holdings) == told.peak_allocated_bytes
+    assert told.uncertainty["peak_allocated_bytes"] > asked.uncertainty["peak_allocated_bytes"]
+
+
+def test_what_was_recorded_is_not_called_interpolated(base):
+    other = base.forecast.program.other_size
+    told = forecasts.interpolated(base, StepConfig(batch_size=other))
+    assert "interpolated" not in told.message
+    assert told.uncertainty == base.result.uncertainty
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "vit-digits"])
+@pytest.mark.slow
+def test_the_uncertainty_of_interpolation_holds(name):
+    workload = memlab.workloads.get(name)
+    for device in ("cpu", "h200"):
+        base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+        for batch_size in (5, 32):
+            config = StepConfig(batch_size=batch_size)
+            told = forecasts.interpolated(base, config)
+            asked = api.predict(workload, config, device)
+            kind = verdicts.held_bytes(told)[1]
+            field = f"peak_{kind}_bytes"
+            off = getattr(told, field) / getattr(asked, field) - 1
+            assert abs(off) <= told.uncertainty[field], (device, batch_size, off)
+
+
+# what is asked of the worker
+
+
+def test_a_question_is_answered_once_and_kept(monkeypatch, made):
+    found, arrived = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    assert found.look(question()) is None
+    found.ask(question())
+    assert found.wait(5)
+    found.ask(question())
+    assert found.wait(5)
+    assert calls == [8]
+    assert [e.exact for e in arrived] == [True]
+    assert found.look(question()).result is arrived[0].result
+
+
+def test_only_the_newest_question_waits_and_none_is_killed(monkeypatch, made):
+    found, _ = made
+    go = threading.Event()
+    cancelled = []
+
+    def slow(config, cancel):
+        go.wait(5)
+        cancelled.append(cancel.is_set())
+        return predicted(config=config)
+
+    calls = worker(monkeypatch, slow)
+    found.ask(question(1))
+    until(lambda: calls == [1])
+    for batch_size in range(2, 9):
+        found.ask(question(batch_size))
+    go.set()
+    assert found.wait(5)
+    assert calls == [1, 8]
+    assert cancelled == [False, False]
+    assert found.look(question(1)) is not None
+
+
+def test_a_slider_that_moves_asks_once_it_stands(monkeypatch, made):
+    found, _ = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    for batch_size in range(1, 6):
+        found.ask(question(batch_size))
+        time.sleep(forecasts.SETTLE_SECONDS / 5)
+    assert found.wait(5)
+    assert calls == [5]
+
+
+def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made):
+    found, arrived = made
+    monkeypatch.setattr(forecasts, "PATIENCE_SECONDS", 0.05)
+
+    def endless(config, cancel):
+        while config.batch_size == 1 and not cancel.is_set():
+            time.sleep(0.01)
+        return predicted(
+            config=config,
+            outcome=Outcome.CANCELLED if cancel.is_set() else Outcome.OK,
+        )
+
+    calls = worker(monkeypatch, endless)
+    found.ask(question(1))
+    until(lambda: calls == [1])
+    time.sleep(0.1)
+    assert calls == [1], "nothing else is wanted, so it goes on"
+    found.ask(question(2))
+    assert found.wait(5)
+    assert [e.question.config.batch_size for e in arrived] == [2]
+    assert found.look(question(1)) is None, "it may be asked again"
+
+
+def test_no_prediction_begins_while_a_measurement_runs(monkeypatch, made):
+    found, _ = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    found.hold(True)
+    found.ask(question())
+    time.sleep(2 * forecasts.SETTLE_SECONDS)
+    assert calls == []
+    found.hold(False)
+    assert found.wait(5)
+    assert calls == [8]
+
+
+def test_whatever_the_worker_raises_is_an_outcome(monkeypatch, made):
+    found, arrived = made
+
+    def broken(config, cancel):
+        raise RuntimeError("the reason")
+
+    worker(monkeypatch, broken)
+    found.ask(question())
+    assert found.wait(5)
+    assert arrived[0].result.outcome is Outcome.FAILED
+    assert "RuntimeError: the reason" in arrived[0].result.message
+
+
+def test_the_thread_ends_with_the_panel(monkeypatch):
+    worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    found = Forecasts({"tiny": make_workload()}, lambda estimate: None, lambda text: None)
+    found.ask(question())
+    assert found.wait(5)
+    found.close()
+    found._thread.join(5)
+    assert not found._thread.is_alive()
+    found.ask(question(2))
+    assert found.wait(1)
+
+
+# what is said
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "begin"),
+    [
+        (200 * MIB, verdicts.GOOD, "fits: 100 of 200 MiB (50 %), predicted"),
+        (80 * MIB, verdicts.BAD, "does not fit: 100 of 80.0 MiB (125 %), predicted"),
+        (95 * MIB, verdicts.WARN, "too close to say: 100 of 95.0 MiB (105 %), predicted ± 10 %"),
+        (109 * MIB, verdicts.WARN, "too close to say: 100 of 109 MiB (92 %), predicted ± 10 %"),
+    ],
+)
+def test_the_badge_of_a_prediction(limit, kind, begin):
+    found = verdicts.fit_verdict(predicted(100 * MIB), limit)
+    assert (found.kind, found.text) == (kind, begin)
+
+
+def test_on_cuda_reserved_bytes_are_held_against_the_limit():
+    result = predicted(100 * MIB, peak_reserved_bytes=150 * MIB, device="h200")
+    found = verdicts.fit_verdict(result, 120 * MIB)
+    assert found.kind == verdicts.BAD
+    assert "reserved bytes, predicted for h200" in found.detail
+    assert "150 MiB reserved" in outlook_of(estimate=estimate(result)).costs()
+
+
+def estimate(result, *, exact=True):
+    asked = Question(result.workload_name, result.config, result.device)
+    return Estimate(question=asked, result=result, exact=exact)
+
+
+def outlook_of(*results, estimate=None, now=None, doing=""):
+    log = RunLog()
+    for result in results:
+        log.add(result)
+    asked = now or (estimate.question if estimate else question())
+    return outlook.outlook(log, asked, estimate, doing)
+
+
+def test_an_interpolated_prediction_says_so_and_every_number_its_uncertainty():
+    result = predicted(2**30, uncertainty={"peak_allocated_bytes": 0.013, "step_seconds": 0.25})
+    said = outlook_of(estimate=estimate(result, exact=False)).costs()
+    expected = "interpolated for cpu: 1.00 GiB ± 1.3 % allocated, about 500 ms ± 25 % a step"
+    assert expected in said
+    assert "predicted for cpu" in outlook_of(estimate=estimate(result)).costs()
+
+
+def test_a_prediction_on_its_way_greys_what_there_is():
+    now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
+    assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")
+    assert now.note() == "predicting"
+    assert "starting the worker (some seconds, once)" in now.costs()
+    assert now.shown is None, "the picture stays"
+
+
+def test_what_cannot_be_predicted_is_a_quiet_sentence_and_the_last_run_stays():
+    refused = predicted(outcome=Outcome.UNSUPPORTED, message="eager steps only")
+    last = make_result(config=StepConfig(batch_size=2), peak=MIB)
+    now = outlook_of(last, estimate=estimate(refused))
+    assert "no prediction (unsupported): eager steps only" in now.costs()
+    assert now.fit(2 * MIB).text == "last run: fits: 1.00 of 2.00 MiB (50 %), measured"
+    assert now.note() == "last run: batch 2; press Run for what is set now"
+    assert now.shown.result is last
+
+
+def test_a_run_of_this_very_setting_comes_before_its_prediction():
+    now = outlook_of(
+        make_result(peak=100 * MIB),
+        make_result(peak=MIB, config=StepConfig(batch_size=2)),
+        estimate=estimate(predicted(99 * MIB)),
+    )
+    assert now.run.number == 1
+    assert "measured" in now.fit(200 * MIB).text
+    assert "predicted 99.0 MiB (-1.00 %)" in now.costs()
+    assert now.note() == ""
+
+
+def test_the_table_has_the_signed_error_of_what_was_predicted():
+    log = RunLog()
+    log.add(make_result(peak=100 * MIB), predicted(101 * MIB))
+    shown = table_html(log.visible)
+    assert "101 MiB" in shown
+    assert "+1.00 %" in shown
+    assert "peak predicted" not in table_html([dataclasses.replace(log.last, prediction=None)])
+
+
+# cards
+
+
+def test_the_limit_follows_the_card_unless_one_was_typed(panel):
+    panel.set(device="rtx-4090")
+    usable = cards.find("rtx-4090").usable_bytes
+    assert panel._asked.limit == pytest.approx(usable, rel=0.01)
+    panel.set(device="t4")
+    assert panel._asked.limit == pytest.approx(cards.find("t4").usable_bytes, rel=0.01)
+    panel.set(device="cpu")
+    assert panel._asked.limit is None
+    panel.set(memory_limit="2 GiB")
+    panel.set(device="h200")
+    assert panel._view.limit.value == "2 GiB"
+    panel.set(device="cpu", memory_limit=None)
+    panel.set(device="h200", memory_limit=None)
+    assert panel._asked.limit is None
+
+
+def test_a_card_that_is_not_here_cannot_be_run_and_says_why(panel):
+    panel.set(device="h200")
+    assert panel._view._run_button.disabled
+    assert "h200 is not in this machine" in find(panel, "memlab-status").value
+    with pytest.raises(MemlabError, match="is not in this machine"):
+        panel.run()
+    assert "memlab.predict(" in panel.code()
+    panel.set(device="cpu")
+    assert not panel._view._run_button.disabled
+    assert "memlab.measure(" in panel.code()
+
+
+def test_the_memory_of_any_card_can_be_typed(panel):
+    panel._view.device.value = choices.OTHER
+    panel._view.card.value = "abc"
+    assert "is no card that memlab knows" in find(panel, "memlab-about").value
+    assert panel._view._run_button.disabled
+    panel._view.card.value = "12 GiB"
+    assert panel._asked.question.device == cards.find("12GiB").name
+    assert 11 * 2**30 < panel._asked.limit < 12 * 2**30
+
+
+def test_a_panel_can_begin_with_a_card():
+    made = memlab.panel(make_workload(), device="24GiB")
+    try:
+        assert made._asked.question.device == "24GiB"
+    finally:
+        made.close()
+
+
+# the whole
+
+
+def settled(panel):
+    until(lambda: panel._estimate is not None and panel._estimate.exact, 60)
+    assert panel._draw.wait(30)
+    return panel._estimate
+
+
+def test_moving_a_slider_redraws_the_prediction_at_once_and_then_exactly(panel):
+    settled(panel)
+    picture = panel._view.pictures.boxes["timeline"]
+    before = picture.value
+    panel.set(batch_size=64)
+    assert panel._draw.wait(30)
+    assert picture.value != before
+    assert "memlab-stale" not in panel._view._live._dom_classes
+    assert panel.prediction.config.batch_size == 64
+    assert settled(panel).question.config.batch_size == 64
+
+
+def test_a_run_lies_over_its_prediction_with_the_error(panel):
+    settled(panel)
+    result = panel.run()
+    settled(panel)
+    run = panel._log.last
+    assert run.prediction.peak_allocated_bytes == panel.prediction.peak_allocated_bytes
+    assert abs(run.prediction_error) < 0.05
+    picture = panel._view.pictures.boxes["timeline"].value
+    assert "measured peak" in picture
+    assert "prediction error" in picture
+    assert panel.result is result
+    assert panel.prediction.source == "predicted"
+
+
+def test_a_run_before_its_prediction_gets_the_error_later(panel):
+    panel.run(batch_size=4)
+    settled(panel)
+    assert panel._log.last.prediction_error is not None
+    assert "peak predicted" in find(panel, "memlab-table").value
+
+
+def test_a_compiled_step_says_that_it_is_not_predicted_and_runs(panel):
+    panel.set(compile=True)
+    settled(panel)
+    assert "no prediction (unsupported)" in panel._view._costs.value
+    assert panel.prediction.outcome is Outcome.UNSUPPORTED
+    assert not panel._view._run_button.disabled
+
+
+def test_the_prediction_knows_the_limit_on_screen(panel):
+    settled(panel)
+    panel.set(memory_limit="1 KiB")
+    assert panel.prediction.fits is False
+    assert panel.prediction.memory_limit_bytes == 1024
+    assert "does not fit" in find(panel, "memlab-fit").value

@@ -1,0 +1,244 @@
+"""What the panel says, without its widgets: settings, verdicts, advice, the table of runs."""
+
+import numpy as np
+import pytest
+
+from memlab import Outcome, StepConfig
+from memlab._panel import advice, pictures, snapshot, state, texts, verdicts
+from memlab._panel.runs import RunLog, table_html
+from memlab.trace import CATEGORIES, Timeline
+from tests.panel_parts import make_facts, make_result, settings
+
+# settings
+
+
+def test_a_budget_below_one_is_planned_by_the_compile_engine():
+    assert state.to_config(settings(memory_budget=0.5)).budget_engine == "compile"
+    assert state.to_config(settings(memory_budget=1.0)).budget_engine == "eager"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("batch_size", 0, "batch_size=0 is below 1"),
+        ("batch_size", "abc", "batch_size='abc' is no whole number"),
+        ("memory_budget", 1.5, "memory_budget=1.5 is outside"),
+        ("memory_budget", "", "memory_budget='' is no number"),
+        ("accumulation_steps", -3, "accumulation_steps=-3 is below 1"),
+    ],
+)
+def test_a_wrong_number_is_named_at_its_control_with_a_remedy(field, value, said):
+    now = settings(**{field: value})
+    wrong = state.problems(now)
+    assert list(wrong) == [field]
+    line = texts.lines(now, wrong, None, device="cpu", name="tiny", own_loss=False)[field]
+    assert said in line.text
+    label, remedy = line.remedy
+    assert not state.problems({**now, **remedy})
+    assert label == f"set to {remedy[field]:g}"
+
+
+def test_accumulation_above_the_batch_offers_the_largest_power_of_two_within_it():
+    now = settings(batch_size=12, accumulation_steps=32)
+    lines = texts.lines(now, state.problems(now), None, device="cpu", name="t", own_loss=False)
+    assert lines["accumulation_steps"].remedy == ("set to 8", {"accumulation_steps": 8})
+    assert "12 samples" in lines["accumulation_steps"].text
+
+
+# texts
+
+
+def verdict(facts, **config):
+    return verdicts.gradient_verdict(
+        StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, own_loss=False
+    )
+
+
+def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
+    assert verdict(make_facts()).kind == verdicts.GOOD
+    assert verdict(None).text == "gradient: not known yet"
+    mixing = verdict(make_facts(sample_mixing_modules=("layer1.0.bn1",)))
+    assert mixing.text == "gradient differs: BatchNorm in layer1.0.bn1 sees 8 samples, not 32"
+    drawing = verdict(make_facts(random_modules=("drop",)))
+    assert "drop draws new random numbers in each micro-batch" in drawing.text
+    undivided = verdict(make_facts(random_modules=("drop",)), accumulation_steps=1)
+    assert undivided.text == "gradient: unchanged"
+
+
+def test_a_budget_says_its_share_its_engine_and_what_it_cannot():
+    half = settings(memory_budget=0.5)
+    assert "50 %" in texts.budget_line(half, make_facts()).text
+    assert "torch.compile's partitioner" in texts.budget_line(half, None).text
+    recurrent = texts.budget_line(half, make_facts(recurrent_modules=("lstm",)))
+    assert "cannot put lstm, a recurrent module, in one graph" in recurrent.text
+    assert recurrent.remedy == ("set to 1", {"memory_budget": 1.0})
+    drawing = texts.budget_line(half, make_facts(random_modules=("drop",)))
+    assert "drop draws random numbers" in drawing.text
+    assert "plain step" in texts.budget_line(settings(), make_facts(random_modules=("d",))).text
+
+
+def test_uneven_micro_batches_are_counted():
+    line = texts.accumulation_line(
+        settings(batch_size=6, accumulation_steps=4), None, own_loss=False
+    )
+    assert line.text.startswith("2 micro-batches of 2 and 2 of 1")
+
+
+@pytest.mark.parametrize(
+    ("peak", "limit", "kind", "text"),
+    [
+        (2**20, 2**21, verdicts.GOOD, "fits: 1.00 of 2.00 MiB (50 %), measured"),
+        (2**21, 2**20, verdicts.BAD, "does not fit: 2.00 of 1.00 MiB (200 %), measured"),
+        (2**20, None, verdicts.OPEN, "no limit set; peak 1.00 MiB allocated, measured"),
+    ],
+)
+def test_fits_is_said_in_words(peak, limit, kind, text):
+    found = verdicts.fit_verdict(make_result(peak=peak), limit)
+    assert (found.kind, found.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("ran_under", "text"),
+    [(None, "does not fit this machine"), (2**20, "does not fit the limit of 1.00 MiB")],
+)
+def test_out_of_memory_without_a_peak_does_not_fit(ran_under, text):
+    result = make_result(Outcome.OUT_OF_MEMORY, peak=None, memory_limit_bytes=ran_under)
+    for on_screen in (None, 2**30):
+        found = verdicts.fit_verdict(result, on_screen)
+        assert (found.kind, found.text) == (verdicts.BAD, text)
+
+
+def config(batch=16, steps=1, **changes):
+    return StepConfig(batch_size=batch, accumulation_steps=steps, **changes)
+
+
+def logged(*results):
+    log = RunLog()
+    for result in results:
+        log.add(result)
+    return log.runs
+
+
+def test_what_does_not_fit_offers_the_nearest_measured_run_that_does():
+    runs = logged(
+        make_result(config=config(steps=8), peak=80 * 2**20),
+        make_result(config=config(steps=4), peak=90 * 2**20),
+        make_result(config=config(batch=8, optimizer="sgd"), peak=2**20),
+        make_result(config=config(steps=2), peak=2**20, device="cuda:0"),
+        make_result(config=config(steps=2), peak=150 * 2**20),
+        make_result(config=config(), peak=160 * 2**20, memory_limit_bytes=2**20, fits=False),
+    )
+    line = advice.advice_line(runs[-1].result, runs, 100 * 2**20)
+    assert line.text == "accumulation 4 fits: 90.0 MiB allocated, measured in run 2"
+    assert line.remedy == ("use run 2", {"accumulation_steps": 4})
+    assert advice.advice_line(runs[-1].result, runs, 200 * 2**20).text == ""
+    machine = make_result(Outcome.OUT_OF_MEMORY, peak=None, config=config())
+    runs = logged(*(run.result for run in runs[:-1]), machine)
+    assert advice.advice_line(runs[-1].result, runs, None).text.startswith("accumulation 2 fits")
+
+
+@pytest.mark.parametrize(
+    ("now", "remedy"),
+    [
+        (config(16, 4), ("try accumulation 8", {"accumulation_steps": 8})),
+        (config(12, 8), ("try accumulation 12", {"accumulation_steps": 12})),
+        (config(16, 16), ("try batch 8", {"batch_size": 8, "accumulation_steps": 8})),
+        (config(1, 1), None),
+    ],
+    ids=str,
+)
+def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
+    (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, config=now))
+    line = advice.advice_line(run.result, [run], 2**10)
+    assert line.remedy == remedy
+    assert "_" not in line.text
+
+
+def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
+    rows = np.array([[600 if str(c) == "parameters" else 10 for c in CATEGORIES]])
+    zeros = np.zeros(1, np.int32)
+    timeline = Timeline(
+        bytes_by_category=rows, phase=zeros.astype(np.int8), micro_batch=zeros, operator=zeros
+    )
+    (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, timeline=timeline))
+    said = advice.advice_line(run.result, [run], 629).text
+    assert said.startswith("a smaller model, optimizer or precision is needed")
+    assert "630 B" in said
+    assert advice.advice_line(run.result, [run], 630).remedy[0] == "try accumulation 2"
+
+
+def test_the_heat_map_takes_only_runs_that_agree_in_all_but_its_axes():
+    runs = logged(
+        make_result(config=config(8, 1)),
+        make_result(config=config(8, 2)),
+        make_result(config=config(16, 1, precision="bf16")),
+        make_result(config=config(16, 4)),
+    )
+    rows, columns, shown = pictures._on_axes(tuple(runs), runs[-1])
+    assert {rows, columns} == {"batch_size", "accumulation_steps"}
+    assert [run.number for run in shown] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("typed", ["200", "1.5", "1048575"])
+def test_a_small_limit_without_a_unit_is_asked_about(typed):
+    line = texts.about_line("tiny", make_facts(), None, typed)
+    assert line.remedy == (f"did you mean {typed} MiB?", {"memory_limit": f"{typed} MiB"})
+    for meant in ("200 KiB", "2000000", ""):
+        assert texts.about_line("tiny", make_facts(), None, meant).remedy is None
+
+
+def test_a_stale_picture_names_only_what_differs():
+    result = make_result(config=StepConfig(batch_size=4))
+    assert verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
+    note = verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
+    assert note == "last run: batch 4; press Run for what is set now"
+
+
+def test_no_text_of_a_person_becomes_markup():
+    evil = "<script>x</script>"
+    assert evil not in table_html([RunLog().add(make_result(message=evil, workload_name=evil))])
+    assert evil not in texts.Line(evil).html()
+    run = RunLog().add(make_result(workload_name=evil, message=evil))
+    assert evil not in snapshot.as_html([run], run, None)
+
+
+# runs
+
+
+def test_clear_keeps_pinned_runs_the_last_one_and_every_result():
+    log = RunLog()
+    for _ in range(4):
+        log.add(make_result())
+    log.pin(2, "good")
+    log.clear()
+    assert [run.number for run in log.visible] == [2, 4]
+    assert log.comparison(log.last).number == 2
+    assert len(log.runs) == 4
+
+
+def test_a_pinned_run_stays_on_a_full_table():
+    log = RunLog()
+    log.add(make_result())
+    log.pin(1, "first")
+    for _ in range(40):
+        log.add(make_result())
+    assert [run.number for run in log.visible][:2] == [1, 12]
+
+
+def test_unpinning_ends_the_comparison():
+    log = RunLog()
+    log.add(make_result())
+    log.add(make_result())
+    log.pin(1, "a")
+    log.pin(1, "")
+    assert log.comparison(log.last) is None
+
+
+def test_columns_that_say_nothing_are_left_out():
+    log = RunLog()
+    log.add(make_result())
+    assert "workload" not in table_html(log.visible)
+    assert "reserved" not in table_html(log.visible)
+    log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
+    assert ">workload<" in table_html(log.visible)
+    assert "4.00 MiB" in table_html(log.visible)

@@ -1,0 +1,108 @@
+"""A program told for another batch is what a recording of that batch would be."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlab import StepConfig
+from memlab._predict import recorded
+from memlab.memory.assembly import sizes_of
+from memlab.memory.forecast import forecast_of
+from memlab.memory.lifetimes import step_memory
+from memlab.memory.tracker import Tracker
+from tests.models import blocks
+
+CPU = torch.device("cpu")
+
+
+def forecast(config: StepConfig, workload=None):
+    program = recorded(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
+    own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
+    seconds = np.arange(len(program.recording.intervals), dtype=float)
+    return forecast_of(program, own, seconds, is_cuda=False)
+
+
+BASE = {
+    count: forecast(StepConfig(batch_size=6 * count, accumulation_steps=count))
+    for count in (1, 2, 3)
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(2, 40), count=st.integers(1, 7))
+def test_any_batch_is_as_if_recorded(batch, count):
+    count = min(count, batch // 2)
+    config = StepConfig(batch_size=batch, accumulation_steps=count)
+    sizes = config.micro_batch_sizes
+    told, exact = BASE[min(count, 3)], forecast(config)
+    assert told.covers(sizes)
+    ours, theirs = told.timeline(sizes), exact.timeline(sizes)
+    assert ours.total_bytes.max() == theirs.total_bytes.max()
+    assert np.array_equal(ours.bytes_by_category, theirs.bytes_by_category)
+    assert np.array_equal(ours.operator, theirs.operator)
+    assert np.array_equal(ours.micro_batch, theirs.micro_batch)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_the_timeline_is_that_of_the_trace(count):
+    """Two ways to the same numbers: block by block, and by sums."""
+    told = BASE[min(count, 3)]
+    sizes = [5] * count
+    memory = step_memory(told.trace(sizes)[0], 1)
+    assert np.array_equal(memory.timeline.total_bytes, told.timeline(sizes).total_bytes)
+    assert np.array_equal(memory.timeline.phase, told.timeline(sizes).phase)
+    assert sum(h.nbytes for h in memory.holdings()) == memory.peak_bytes
+
+
+def test_every_block_of_a_repeated_micro_batch_is_freed():
+    trace, reserved = BASE[3].trace([4] * 9)
+    assert trace.nbytes.sum() == 0
+    assert reserved is None
+
+
+def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
+    config = StepConfig(batch_size=3, accumulation_steps=2)
+    told = forecast(config, blocks())
+    assert told.program.num_recorded == 2
+    assert told.covers(config.micro_batch_sizes)
+    assert not told.covers([4, 4])
+
+
+def test_a_batch_of_one_is_told_by_a_recording_of_one_alone():
+    assert not BASE[1].covers([1])
+    one = forecast(StepConfig(batch_size=1), blocks())
+    assert one.covers([1])
+    assert not one.covers([2])
+
+
+def test_time_is_that_of_the_intervals_of_one_step():
+    told = BASE[3]
+    three, five = told.step_seconds([6] * 3), told.step_seconds([6] * 5)
+    middle = [
+        told.seconds[i]
+        for i, interval in enumerate(told.program.recording.intervals)
+        if interval.step == 1 and interval.micro_batch == 1
+    ]
+    assert five == pytest.approx(three + 2 * sum(middle))
+
+
+class Differs(torch.nn.Module):
+    """Runs another operator from eight samples on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.layer(x.sin() if len(x) >= 8 else x)
+
+
+def test_a_model_that_does_other_things_over_other_batches_is_recorded_alone():
+    import dataclasses
+
+    workload = dataclasses.replace(blocks(), build_model=Differs)
+    told = forecast(StepConfig(batch_size=8), workload)
+    assert told.covers([8])
+    assert not told.covers([9])

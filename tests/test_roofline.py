@@ -1,0 +1,278 @@
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memlab.memory import cards, roofline
+from memlab.memory.operators import TensorSpec, signature_of
+from memlab.memory.roofline import Call
+
+aten = torch.ops.aten
+H100, T4, A100 = (cards.find(name) for name in ("h100", "t4", "a100-80"))
+
+
+def spec(tensor):
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        outputs = tuple(spec(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        self.calls.append(Call(signature_of(func, args, kwargs or {}), outputs))
+        return result
+
+
+def record(function):
+    with Recorder() as recorder:
+        function()
+    return recorder.calls
+
+
+def call(func, *args, **kwargs):
+    """Return the record of one operator on meta tensors."""
+    (only,) = record(lambda: func(*args, **kwargs))
+    return only
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def flops(recorded):
+    return roofline.flops_of(recorded.signature, recorded.outputs)
+
+
+def num_bytes(recorded):
+    return roofline.bytes_of(recorded.signature, recorded.outputs)
+
+
+def bound(recorded, card=H100, **options):
+    return roofline.seconds(recorded.signature, recorded.outputs, card, **options)
+
+
+def total_flops(function):
+    return sum(map(flops, record(function)))
+
+
+def test_a_linear_layer_counts_as_by_hand():
+    layer, x = torch.nn.Linear(7, 5, device="meta"), meta(3, 7)
+    once = 2 * 3 * 7 * 5
+    assert total_flops(lambda: layer(x)) == once
+    # backward: the weight's gradient alone, since the input needs none
+    assert total_flops(lambda: layer(x).sum().backward()) == 2 * once
+    x.requires_grad_()
+    assert total_flops(lambda: layer(x).sum().backward()) == 3 * once
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_convolution_counts_as_by_hand_in_every_number_of_groups(groups):
+    layer = torch.nn.Conv2d(4, 8, 3, padding=1, stride=2, groups=groups, device="meta")
+    x = meta(2, 4, 10, 10)
+    once = 2 * 2 * (5 * 5) * 8 * (4 // groups) * 9  # samples, positions, out, in, kernel
+    assert total_flops(lambda: layer(x)) == once
+    assert total_flops(lambda: layer(x).sum().backward()) == 2 * once
+    x.requires_grad_()
+    assert total_flops(lambda: layer(x).sum().backward()) == 3 * once
+
+
+def test_a_transposed_convolution_counts_input_positions():
+    layer = torch.nn.ConvTranspose2d(4, 8, 2, stride=2, device="meta")
+    x = meta(2, 4, 5, 5).requires_grad_()
+    once = 2 * 2 * (5 * 5) * 4 * 8 * 4
+    assert total_flops(lambda: layer(x).sum().backward()) == 3 * once
+
+
+def test_attention_counts_two_products_forward_and_five_backward():
+    q = k = v = meta(2, 4, 6, 8)
+    pair = 2 * (2 * 4) * 6 * 6 * 8  # one product of (6, 8) by (8, 6) for each head
+    attention = aten._scaled_dot_product_flash_attention_for_cpu
+    forward = call(attention.default, q, k, v)
+    assert flops(forward) == 2 * pair
+    log_sum = meta(2, 6, 4)
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    assert flops(call(backward, q, q, k, v, q, log_sum, 0.0, False)) == 5 * pair
+    causal = call(attention.default, q, k, v, 0.0, True)
+    assert flops(causal) == 2 * pair * 21 // 36  # 1 + 2 + ... + 6 of 36 pairs
+
+
+def test_cuda_attention_with_fewer_key_heads_counts_every_query_head():
+    q, k = meta(2, 4, 6, 8, dtype=torch.bfloat16), meta(2, 2, 6, 8, dtype=torch.bfloat16)
+    func = aten._scaled_dot_product_flash_attention.default
+    signature = signature_of(func, (q, k, k, 0.0, True), {})
+    assert roofline.flops_of(signature, (spec(q),)) == 2 * 2 * 8 * 6 * 6 * 8 * 21 // 36
+
+
+def test_a_fused_rnn_counts_each_weight_once_a_token():
+    x, hidden = meta(5, 3, 4), meta(1, 3, 6)
+    weights = [meta(24, 4), meta(24, 6), meta(24), meta(24)]
+    once = 2 * 15 * 24 * (4 + 6)
+    layer = (aten.mkldnn_rnn_layer.default, (x, *weights, hidden, hidden, False, [], 2, 6, 1))
+    signature = signature_of(layer[0], (*layer[1], True, False, False, True), {})
+    assert roofline.flops_of(signature, (spec(meta(5, 3, 6)),)) == once
+    rest = (2, 6, 0, 1, False, 0.0, True, False, [], None)
+    signature = signature_of(
+        aten._cudnn_rnn.default, (x, weights, 4, None, hidden, hidden, *rest), {}
+    )
+    assert roofline.flops_of(signature, (spec(meta(5, 3, 6)),)) == once
+    for mask, times in ((True, 2), (False, 1)):
+        gradients = (x, weights, 4, meta(10), hidden, hidden, meta(5, 3, 6), meta(5, 3, 6))
+        gradients += (None, None, *rest, meta(7), [True, False, False, mask])
+        signature = signature_of(aten._cudnn_rnn_backward.default, gradients, {})
+        assert roofline.flops_of(signature, (spec(x),)) == times * once
+
+
+def test_every_fused_attention_names_its_arguments_as_counted():
+    kinds = ("flash", "efficient", "cudnn")
+    packets = [
+        f"_scaled_dot_product_{kind}_attention{end}" for kind in kinds for end in ("", "_backward")
+    ]
+    packets = [getattr(aten, name) for name in packets]
+    for packet in packets:
+        names = {argument.name for argument in packet.default._schema.arguments}
+        assert {"query", "key", "value"} <= names, packet
+
+
+def test_pointwise_and_reductions_are_bytes_alone():
+    x = meta(10, 20)
+    add = call(aten.add.Tensor, x, meta(10, 20))
+    assert (flops(add), num_bytes(add)) == (0, 3 * 800)
+    assert num_bytes(call(aten.sum.default, x)) == 800 + 4
+    assert num_bytes(call(aten.relu_.default, x)) == 2 * 800
+    assert num_bytes(call(aten._to_copy.default, x, dtype=torch.bfloat16)) == 800 + 400
+
+
+def test_expanded_dimensions_count_once_and_views_nothing():
+    row = meta(1, 20)
+    assert num_bytes(call(aten.add.Tensor, meta(10, 20), row.expand(10, 20))) == 800 + 80 + 800
+    for view in (
+        call(aten.view.default, row, [20]),
+        call(aten.t.default, row),
+        call(aten._unsafe_view.default, row, [20]),
+        call(aten.empty_like.default, row),
+    ):
+        assert (flops(view), num_bytes(view), bound(view)) == (0, 0, 0.0)
+
+
+def test_what_is_overwritten_or_asked_for_its_shape_is_not_read():
+    x = meta(10, 20)
+    assert num_bytes(call(aten.zeros_like.default, x)) == 800
+    assert num_bytes(call(aten.copy_.default, x, meta(10, 20))) == 2 * 800
+    assert num_bytes(call(aten.zero_.default, x)) == 800
+    assert num_bytes(call(aten.mul.out, x, meta(10, 20), out=meta(10, 20))) == 3 * 800
+
+
+def test_a_lookup_reads_its_rows_and_not_the_table():
+    table, index = meta(50_000, 4), meta(3, dtype=torch.int64)
+    looked_up = num_bytes(call(aten.embedding.default, table, index))
+    assert looked_up < 400
+    assert looked_up >= 2 * 3 * 4 * 4 + 3 * 8
+
+
+def test_a_fused_optimizer_reads_four_and_writes_three():
+    many = [[meta(1000) for _ in range(2)] for _ in range(4)]
+    steps = [meta() for _ in range(2)]
+    options = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    options |= {"amsgrad": False, "maximize": False}
+    signature = signature_of(aten._fused_adamw_.default, (*many, [], steps), options)
+    assert roofline.bytes_of(signature, ()) == 7 * 8000 + 8
+
+
+def test_no_gemm_beats_the_speed_of_light():
+    a = meta(4096, 4096, dtype=torch.bfloat16)
+    product = call(aten.mm.default, a, a)
+    assert bound(product) >= 138.9e-6
+    assert bound(product) == pytest.approx(2 * 4096**3 / 989.4e12)
+    assert bound(product, A100) == pytest.approx(2 * 4096**3 / 312e12)
+
+
+def test_a_thin_product_waits_for_memory():
+    x, w = meta(1, 4096, dtype=torch.bfloat16), meta(4096, 4096, dtype=torch.bfloat16)
+    product = call(aten.mm.default, x, w)
+    assert bound(product) == pytest.approx((4096**2 + 2 * 4096) * 2 / 3.35e12)
+
+
+def test_fp32_products_take_tf32_units_only_when_told_and_convolutions_always():
+    a = meta(4096, 4096)
+    product = call(aten.mm.default, a, a)
+    assert bound(product) == pytest.approx(2 * 4096**3 / 66.9e12)
+    assert bound(product, tf32_matmul=True) == pytest.approx(2 * 4096**3 / 494.7e12)
+    assert bound(product, T4, tf32_matmul=True) == pytest.approx(2 * 4096**3 / 8.1e12)
+    layer, x = torch.nn.Conv2d(256, 256, 3, padding=1, device="meta"), meta(32, 256, 56, 56)
+    (convolution,) = (c for c in record(lambda: layer(x)) if flops(c))
+    assert bound(convolution) == pytest.approx(flops(convolution) / 494.7e12)
+    assert bound(convolution, tf32_matmul=True) == bound(convolution)
+    assert bound(convolution, T4) == pytest.approx(flops(convolution) / 8.1e12)
+
+
+def test_bf16_on_a_card_without_it_runs_at_fp32():
+    a = meta(4096, 4096, dtype=torch.bfloat16)
+    assert bound(call(aten.mm.default, a, a), T4) == pytest.approx(2 * 4096**3 / 8.1e12)
+    a = a.to(torch.float16)
+    assert bound(call(aten.mm.default, a, a), T4) == pytest.approx(2 * 4096**3 / 65e12)
+
+
+def test_a_card_of_unknown_speed_has_no_times():
+    recorded = call(aten.relu.default, meta(10))
+    assert bound(recorded, cards.find("24GiB")) is None
+    assert roofline.step_time([recorded], cards.find("24GiB")) is None
+
+
+def test_an_operator_of_another_process_counts_its_tensors():
+    x = TensorSpec(torch.float32, (10,), (1,))
+    assert roofline.bytes_of(("elsewhere.op.default", (x, (x,)), ()), (x,)) == 3 * 40
+
+
+@given(
+    m=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    k=st.integers(1, 5000),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    name=st.sampled_from(cards.names()),
+    tf32=st.booleans(),
+)
+def test_the_estimate_is_never_below_the_bound(m, n, k, dtype, name, tf32):
+    card = cards.find(name)
+    product = call(aten.mm.default, meta(m, k, dtype=dtype), meta(k, n, dtype=dtype))
+    times = roofline.step_time([product, product], card, tf32_matmul=tf32)
+    assert 0 < times.lower_bound_seconds <= times.estimate_seconds
+    assert times.lower_bound_seconds == 2 * bound(product, card, tf32_matmul=tf32)
+    fastest = max(
+        p for p in (card.fp32_flops_per_second, card.tf32_flops_per_second,
+                    card.fp16_flops_per_second) if p
+    )  # fmt: skip
+    assert times.lower_bound_seconds >= 2 * 2 * m * n * k / fastest
+    moved = (m * k + k * n + m * n) * dtype.itemsize
+    assert times.lower_bound_seconds >= 2 * moved / card.memory_bytes_per_second
+
+
+def test_small_operators_cost_their_launches():
+    small = call(aten.relu.default, meta(10))
+    view = call(aten.t.default, meta(3, 4))
+    times = roofline.step_time([small, view, small._replace(num_kernels=3)], H100)
+    assert times.estimate_seconds == pytest.approx(4 * roofline.LAUNCH_SECONDS)
+
+
+def block(x, weights):
+    for weight in weights:
+        x = x + torch.relu(x @ weight) * 0.5
+    return x.sum()
+
+
+def test_three_thousand_operators_take_less_than_30_ms():
+    weights = [meta(64, 64).requires_grad_() for _ in range(300)]
+    calls = record(lambda: block(meta(16, 64), weights).backward())
+    assert len(calls) > 3000
+    roofline.work_of.cache_clear()
+    begin = time.perf_counter()
+    times = roofline.step_time(calls[:3000], H100)
+    assert time.perf_counter() - begin < 0.03
+    assert times.estimate_seconds > 0

@@ -1,0 +1,200 @@
+"""What the device that stands in for CUDA dispatches: the operators and formats of CUDA."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from memlab.memory import stand_in
+from memlab.memory.recording import Recording
+from memlab.memory.tracker import Tracker, record_fake
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with stand_in.as_cuda() as found:
+        yield found
+
+
+def recorded(device: torch.device, run: Callable[[], object]) -> Recording:
+    tracker = Tracker(device.type)
+
+    def go(_: FakeTensorMode) -> None:
+        run()
+
+    return record_fake(go, tracker)
+
+
+def names(recording: Recording) -> list[str]:
+    return [operator.name for operator in recording.operators]
+
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_autocast_lowers_products_and_keeps_sums_and_norms_in_fp32(
+    device: torch.device, low: torch.dtype
+) -> None:
+    found: dict[str, torch.dtype] = {}
+
+    def run() -> None:
+        linear = nn.Linear(8, 8).to(device)
+        norm = nn.LayerNorm(8).to(device)
+        x = torch.zeros(4, 8, device=device)
+        labels = torch.zeros(4, dtype=torch.long, device=device)
+        with torch.autocast(device.type, low):
+            y = linear(x)
+            found["linear"] = y.dtype
+            found["conv2d"] = functional.conv2d(
+                torch.zeros(1, 1, 4, 4, device=device), torch.zeros(1, 1, 3, 3, device=device)
+            ).dtype
+            found["relu"] = functional.relu(y).dtype
+            found["softmax"] = y.softmax(-1).dtype
+            found["layer_norm"] = norm(y).dtype
+            found["cross_entropy"] = functional.cross_entropy(y, labels).dtype
+            found["sum"] = y.sum().dtype
+            found["pow"] = y.pow(2).dtype
+            found["mixed add"] = (y + x).dtype
+
+    recorded(device, run)
+    lowered = {"linear", "conv2d", "relu"}
+    assert found == {name: low if name in lowered else torch.float32 for name in found}
+
+
+def test_a_weight_is_cast_once_in_each_forward(device: torch.device) -> None:
+    def run() -> None:
+        linear = nn.Linear(8, 8, bias=False).to(device)
+        x = torch.zeros(4, 8, device=device, dtype=torch.float16)
+        for _ in range(2):
+            with torch.autocast(device.type, torch.float16):
+                linear(linear(x))
+
+    recording = recorded(device, run)
+    casts = [
+        operator
+        for operator in recording.operators
+        if operator.name == "aten::_to_copy" and operator.outputs[0].dtype is torch.float16
+    ]
+    assert len(casts) == 2
+
+
+def attention_kernel(
+    device: torch.device, dtype: torch.dtype, heads: int = 4, masked: bool = False
+) -> str:
+    def run() -> None:
+        query = torch.zeros(2, 4, 16, 64, device=device, dtype=dtype, requires_grad=True)
+        key = torch.zeros(2, heads, 16, 64, device=device, dtype=dtype)
+        mask = torch.ones(16, 16, dtype=torch.bool, device=device) if masked else None
+        functional.scaled_dot_product_attention(
+            query, key, key, attn_mask=mask, enable_gqa=heads != 4
+        ).sum().backward()
+
+    for name in names(recorded(device, run)):
+        for kind in ("flash", "efficient"):
+            if name == f"aten::_scaled_dot_product_{kind}_attention":
+                return kind
+    return "math"
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_half_attention_is_flash_and_efficient_with_a_mask(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    assert attention_kernel(device, dtype) == "flash"
+    assert attention_kernel(device, dtype, heads=2) == "flash"
+    assert attention_kernel(device, dtype, masked=True) == "efficient"
+
+
+def test_fp32_attention_is_efficient_and_math_for_grouped_queries(device: torch.device) -> None:
+    assert attention_kernel(device, torch.float32) == "efficient"
+    assert attention_kernel(device, torch.float32, masked=True) == "efficient"
+    assert attention_kernel(device, torch.float32, heads=2) == "math"
+
+
+def test_dropout_is_fused_and_its_mask_has_one_byte_a_value(device: torch.device) -> None:
+    def run() -> None:
+        x = torch.zeros(64, 64, device=device, requires_grad=True)
+        functional.dropout(x, 0.1).sum().backward()
+
+    recording = recorded(device, run)
+    [dropout] = [o for o in recording.operators if o.name == "aten::native_dropout"]
+    assert [output.dtype for output in dropout.outputs] == [torch.float32, torch.bool]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("low", [None, torch.float16])
+def test_an_rnn_is_one_kernel_forward_and_one_backward(
+    device: torch.device, kind: type[nn.RNNBase], low: torch.dtype | None
+) -> None:
+    gradients: list[tuple[int, ...]] = []
+
+    def run() -> None:
+        model = kind(8, 16, num_layers=2, batch_first=True, bidirectional=True).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with torch.autocast(device.type, low or torch.float16, enabled=low is not None):
+            out, _ = model(torch.zeros(4, 10, 8, device=device))
+        assert out.dtype is (low or torch.float32)
+        out.float().sum().backward()
+        gradients.extend(tuple(p.grad.shape) for p in model.parameters())
+        assert gradients == [tuple(p.shape) for p in model.parameters()]
+        optimizer.step()
+
+    found = names(recorded(device, run))
+    assert found.count("aten::_cudnn_rnn") == found.count("aten::_cudnn_rnn_backward") == 1
+
+
+def test_convolutions_keep_channels_last(device: torch.device) -> None:
+    seen: list[bool] = []
+
+    def run() -> None:
+        conv = nn.Conv2d(8, 8, 3).to(device)
+        x = torch.zeros(2, 8, 8, 8, device=device)
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            out = conv(given)
+            seen.append(out.is_contiguous(memory_format=torch.channels_last))
+
+    recorded(device, run)
+    assert seen == [False, True]
+
+
+def test_a_tensor_of_values_can_be_made_on_the_device(device: torch.device) -> None:
+    found: list[torch.Tensor] = []
+    recorded(device, lambda: found.append(torch.tensor([1.0, 2.0], device=device)))
+    assert found[0].device.type == stand_in.NAME
+    assert found[0].shape == (2,)
+
+
+def test_loss_scaling_updates_and_optimizers_are_foreach(device: torch.device) -> None:
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler(device.type)
+        with torch.autocast(device.type, torch.float16):
+            loss = model(torch.zeros(4, 8, device=device)).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert len(optimizer.state) == 4
+
+    found = names(recorded(device, run))
+    assert "aten::_foreach_addcdiv_" in found
+    assert "aten::_amp_update_scale_" in found
+
+
+def test_every_switch_is_back_after_a_recording() -> None:
+    before = (
+        torch.clear_autocast_cache,
+        torch._C._only_lift_cpu_tensors(),
+        torch._C._conv_determine_backend_memory_format,
+    )
+    with stand_in.as_cuda():
+        assert torch._C._only_lift_cpu_tensors()
+    assert before == (
+        torch.clear_autocast_cache,
+        torch._C._only_lift_cpu_tensors(),
+        torch._C._conv_determine_backend_memory_format,
+    )

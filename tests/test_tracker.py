@@ -1,0 +1,210 @@
+"""The tracker against hand counts, and against the meter of the real allocator."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from memlab import StepConfig, Workload
+from memlab._predict import recorded
+from memlab.errors import UnsupportedError
+from memlab.memory.assembly import sizes_of, trace_of
+from memlab.memory.lifetimes import step_memory
+from memlab.memory.meter import Meter, record
+from memlab.memory.recording import Recording
+from memlab.memory.tracker import Tracker, record_fake
+from memlab.step import build_step
+from memlab.trace import Phase
+
+CPU = torch.device("cpu")
+N, D = 4, 8
+
+
+def run_fake(run) -> Recording:
+    tracker = Tracker("cpu")
+
+    def marked(mode):
+        tracker.mark(0, Phase.FORWARD, 0)
+        run()
+
+    return record_fake(marked, tracker)
+
+
+def live_bytes(recording: Recording) -> list[int]:
+    live, seen = 0, []
+    for event in recording.events:
+        live += recording.blocks[event.block].nbytes * (1 if event.is_birth else -1)
+        seen.append(live)
+    return seen
+
+
+def test_linear_by_hand():
+    """Weight, bias, input and output: then all are freed."""
+
+    def run():
+        layer = torch.nn.Linear(D, 2)
+        x = torch.empty(N, D)
+        layer(x)
+
+    live = live_bytes(run_fake(run))
+    assert max(live) == 4 * (D * 2 + 2 + N * D + N * 2)
+    assert live[-1] == 0
+
+
+def test_views_hold_no_memory_and_kernels_are_those_that_run():
+    recording = run_fake(lambda: torch.empty(N, D).view(D, N).t().relu())
+    assert [o.name for o in recording.operators if o.signature is None] == ["aten::view", "aten::t"]
+    assert max(live_bytes(recording)) == 2 * 4 * N * D
+
+
+def test_nothing_is_computed():
+    """A terabyte fits."""
+    live = live_bytes(run_fake(lambda: torch.empty(2**38).exp_()))
+    assert max(live) == 4 * 2**38
+
+
+def real_and_fake(workload: Workload, config: StepConfig):
+    meter = Meter()
+
+    def run():
+        step = build_step(workload, config, CPU, mark=partial(meter.mark, -1))
+        meter.know(step.model)
+        with meter.modules(step.model):
+            step(partial(meter.mark, 0))
+            step(partial(meter.mark, 1))
+        meter.mark(-1, Phase.TEARDOWN, 0)
+
+    program = recorded(workload, config, CPU, 0, Tracker("cpu"))
+    own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
+    return record(run, meter, CPU), program.trace(own, config.micro_batch_sizes)
+
+
+class Branches(torch.nn.Module):
+    """Gradients of `h` come from three branches, one of them shared with another tensor's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(D, 512), torch.nn.Linear(512, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).sin()
+        return self.second(h * 2 + (h * h).exp()) + self.second(h + h.cos())
+
+
+def branches() -> Workload:
+    return Workload(
+        name="branches",
+        build_model=Branches,
+        make_batch=lambda n: torch.randn(n, D),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
+@pytest.mark.parametrize("config", [StepConfig(), StepConfig(accumulation_steps=3, batch_size=7)])
+def test_gradients_are_summed_in_place_as_autograd_does(config):
+    real, fake = real_and_fake(branches(), config)
+    count = real.operators.count("aten::add_")
+    assert count > 0
+    assert fake.operators.count("aten::add_") == count
+    inside_kernels = step_memory(real, 1).peak_bytes - step_memory(fake, 1).peak_bytes
+    assert 0 <= inside_kernels <= 16  # scalars that a kernel makes tensors of
+
+
+def test_parameters_and_state_are_known_by_path():
+    _, fake = real_and_fake(branches(), StepConfig())
+    assert set(fake.parameters.values()) == {
+        "first.weight", "first.bias", "second.weight", "second.bias"
+    }  # fmt: skip
+    assert set(fake.states.values()) == set(fake.parameters.values())
+    memory = step_memory(fake, 1)
+    assert memory.timeline.peak_by_category["parameters"] == 4 * (512 * D + 512 + 512 * D + D)
+
+
+def test_backward_operators_belong_to_the_module_of_the_forward_ones():
+    _, fake = real_and_fake(branches(), StepConfig())
+    backward = {
+        fake.place(i).module
+        for i in range(len(fake.nbytes))
+        if fake.intervals[fake.interval[i]].phase is Phase.BACKWARD and fake.nbytes[i] > 0
+    }
+    assert {"first", "second"} <= backward
+
+
+def test_values_of_constants_and_data_are_known():
+    def run():
+        positions = torch.arange(6)
+        assert (positions.diff() == 1).all().item() is True
+        assert positions[positions > 2].shape == (3,)
+
+    assert not run_fake(run).assumptions
+
+
+def test_what_depends_on_an_unknown_value_is_assumed_and_said():
+    def run():
+        x = torch.randn(5, 3)
+        if (x > 0).any():
+            pass
+        assert x[x > 0].shape == (15,)
+
+    said = run_fake(run).assumptions
+    assert len(said) == 2
+    assert "assumed False" in said[0]
+    assert "mask is full" in said[1]
+
+
+def test_in_place_write_of_an_unknown_value_makes_views_unknown():
+    def run():
+        x = torch.zeros(4)
+        view = x[:2]
+        view.copy_(torch.randn(2))
+        x.sum().item()
+
+    assert run_fake(run).assumptions
+
+
+def test_an_operator_without_a_fake_kernel_is_named():
+    with torch.library._scoped_library("memlab_test", "DEF") as library:
+        library.define("opaque(Tensor x) -> Tensor")
+        library.impl("opaque", lambda x: x.clone(), "CPU")
+        with pytest.raises(UnsupportedError, match=r"memlab_test.opaque.*register_fake"):
+            run_fake(lambda: torch.ops.memlab_test.opaque(torch.empty(2)))
+
+
+def test_a_resized_storage_is_counted_at_its_new_size():
+    def run():
+        x = torch.empty(4)
+        x.resize_(400)
+
+    assert max(live_bytes(run_fake(run))) == 1600
+
+
+def test_effects_overrule_fake_sizes():
+    from memlab.memory.assembly import Effect
+
+    recording = run_fake(lambda: torch.empty(D).relu())
+    effects = [None, Effect(output_bytes=(100,), workspace_bytes=7, kept_bytes=3)]
+    trace = trace_of(recording, effects)
+    assert sorted(trace.nbytes.tolist()) == [-100, -32, -7, 3, 7, 32, 100]
+
+
+def test_repeated_operators_return_what_they_returned():
+    """Foreach operators return lists, norms tuples; values stay known, writes stay seen."""
+
+    def run():
+        for _ in range(3):
+            pair = [torch.randn(3), torch.randn(3)]
+            doubled = torch._foreach_mul(pair, 2.0)
+            assert isinstance(doubled, list | tuple)
+            assert len(doubled) == 2
+            out, mean, rstd = torch.native_layer_norm(torch.randn(2, 4), (4,), None, None, 1e-5)
+            assert (out.shape, mean.shape, rstd.shape) == ((2, 4), (2, 1), (2, 1))
+            assert torch.ones(3).mul(2).sum().item() == 6.0
+            assert out.add_(1) is out
+
+    recording = run_fake(run)
+    assert not recording.assumptions
+    third = len(recording.operators) // 3
+    assert [o.name for o in recording.operators[:third]] * 3 == [
+        o.name for o in recording.operators
+    ]
+    assert live_bytes(recording)[-1] == 0
