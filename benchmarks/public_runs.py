@@ -48,9 +48,20 @@ class PublicRun:
 
 
 def use_packages(folder: Path) -> None:
-    """Import transformers and torchvision from this folder, where they are there."""
+    """Import transformers and torchvision from this folder, where they are there.
+
+    torchvision's wheel is built for one torch. Its models are plain Python, and load beside any
+    other once the operator that its compiled part would bring has a schema.
+    """
     sys.path.insert(0, str(folder.resolve()))
-    warnings.filterwarnings("ignore", message="Failed to load image Python extension")
+    if (folder / "torchvision").is_dir():
+        warnings.filterwarnings("ignore", message="Failed to load image Python extension")
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)  # torch keeps no reference of its own
+
+
+_KEPT: list[Any] = []
 
 
 def _convnets() -> dict[str, Build]:
@@ -130,21 +141,11 @@ LANGUAGE_MODELS: dict[str, Build] = {
 
 @cache
 def convnets() -> dict[str, Build]:
-    """Return torchvision's models by name; none where torchvision cannot be imported.
-
-    Its wheel is built for one torch. Its models are plain Python, and load beside any other once
-    the operator that its compiled part would bring has a schema.
-    """
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
+    """Return torchvision's models by name; none where torchvision cannot be imported."""
     try:
         return _convnets()
-    except ImportError:
+    except (ImportError, RuntimeError):  # absent, or built for another torch
         return {}
-
-
-_KEPT: list[Any] = []
 
 
 def record(run: PublicRun) -> Recording:

@@ -1,7 +1,17 @@
 """Options that all tests share; what only browser tests need is in tests/browser/conftest.py."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests learn of operators under load must not be a person's later predictions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMLAB_CACHE", str(tmp_path_factory.mktemp("calibrations")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

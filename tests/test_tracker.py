@@ -200,6 +200,7 @@ def test_repeated_operators_return_what_they_returned():
             assert (out.shape, mean.shape, rstd.shape) == ((2, 4), (2, 1), (2, 1))
             assert torch.ones(3).mul(2).sum().item() == 6.0
             assert out.add_(1) is out
+            assert out.t_().shape == (4, 2)
 
     recording = run_fake(run)
     assert not recording.assumptions

@@ -38,6 +38,7 @@ MAX_OPERATIONS = 10**11  # of one run; about two seconds on two cores
 SHARES = (0.5, 0.25)  # of what can be run, for an operator that is too large: a line needs two
 MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would be half the mean
 BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
+STEADY = 1.5  # times the least: more than an idle machine spreads
 # In a step a tensor of this size or more has left the second-level cache before it is used again,
 # and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
 # models best with 256 and 512 KiB (AMD EPYC, 1 MiB of L2 a core).
@@ -146,7 +147,7 @@ def _run(
         try:
             makers[signature] = prepare(signature)
             seconds[signature] = (
-                None if evict is None else statistics.median(_times(makers[signature], evict))
+                None if evict is None else _typical(_times(makers[signature], evict))
             )
         except Exception as error:  # of any operator there is, so that no kind can be named
             makers.pop(signature, None)
@@ -218,6 +219,12 @@ def _times(make: Callable[[], Call], evict: torch.Tensor) -> list[float]:
         if spent > BUDGET_SECONDS and len(seconds) >= MIN_RUNS:
             break
     return seconds
+
+
+def _typical(seconds: list[float]) -> float:
+    """Return the median, or the least where runs disagree: then others were using the processor."""
+    median, least = statistics.median(seconds), min(seconds)
+    return median if median <= STEADY * least else least
 
 
 def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCost:

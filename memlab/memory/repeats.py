@@ -50,6 +50,8 @@ class Repeats:
             return
         specs: tuple[TensorSpec, ...] | None = None
         if func._schema.is_mutable:
+            if torch.Tag.inplace_view in func.tags:  # it changes its argument's shape
+                return
             if len(tensors) != 1 or out is not args[0]:
                 return
         else:
