@@ -102,7 +102,10 @@ def predict_in_process(
             program = recorded(workload, config, device, seed, tracker)
         text = "running new operators alone"
         kernels = kernels_of(
-            program.recording, target, lambda share: report(Progress(text=text, fraction=share))
+            program,
+            config.micro_batch_sizes,
+            target,
+            lambda share: report(Progress(text=text, fraction=share)),
         )
         forecast = _forecast(program, kernels, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)

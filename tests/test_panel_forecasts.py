@@ -79,8 +79,7 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    other = base.forecast.program.other_size
-    told = forecasts.interpolated(base, StepConfig(batch_size=other))
+    told = forecasts.interpolated(base, StepConfig(batch_size=base.forecast.program.size))
     assert "interpolated" not in told.message
     assert told.uncertainty == base.result.uncertainty
 

@@ -1,8 +1,8 @@
 """`Forecast`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
 
-It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. At the two
-recorded micro-batch sizes it is exact; elsewhere every size is taken as affine in the micro-batch
-size, which workspace inside kernels is not, so such a timeline is interpolated.
+It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. The step that
+was recorded last is told exactly. Elsewhere every size is taken as affine in the micro-batch size,
+which workspace inside kernels is not: such a timeline is interpolated.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Forecast:
         return wanted <= recorded or (len(recorded) == 2 and 1 not in wanted | recorded)
 
     def is_exact(self, micro_batch_sizes: Sequence[int]) -> bool:
-        """Return whether these micro-batch sizes were recorded, not interpolated."""
-        return set(micro_batch_sizes) <= {*self.program.sizes, self.program.other_size}
+        """Return whether it is a recorded step itself, not told from sizes of two others."""
+        return set(micro_batch_sizes) <= set(self.program.sizes)
 
     def trace(self, micro_batch_sizes: Sequence[int]) -> tuple[Trace, int | None]:
         """Return the trace of a whole run, and the most bytes reserved during `STEP`.
@@ -114,10 +114,12 @@ class Forecast:
             partner = program.partners.get(part.recorded)
             if partner is not None and program.size != program.other_size:
                 here = micro_batch_sizes[part.interval.micro_batch]
-                share = (here - program.size) / (program.other_size - program.size)
-                seconds += (self.seconds[partner] - seconds) * share
+                slope = (self.seconds[partner] - seconds) / (program.other_size - program.size)
+                # timings scatter: no interval gets faster with samples, nor more than in proportion
+                slope = min(max(slope, 0.0), seconds / program.size)
+                seconds += slope * (here - program.size)
             total += float(seconds)
-        return max(total, 0.0)
+        return total
 
     def _by_category(
         self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]

@@ -206,7 +206,7 @@ class Program:
 
     def names_of(self, parts: Sequence[Part]) -> list[str]:
         """Return the names of the operators of these intervals, in order."""
-        operators, slices = self.recording.operators, self._operator_slices()
+        operators, slices = self.recording.operators, self.operator_slices()
         return [
             operator.name for part in parts for operator in operators[slice(*slices[part.recorded])]
         ]
@@ -215,14 +215,15 @@ class Program:
         self, order: npt.NDArray[np.int64], part_of: npt.NDArray[np.int64], parts: Sequence[Part]
     ) -> npt.NDArray[np.int32]:
         """Return how many operators of these intervals had run at each row."""
-        starts, ends = np.array(self._operator_slices()).T
+        starts, ends = np.array(self.operator_slices()).T
         recorded = np.array([part.recorded for part in parts])
         before = np.concatenate([[0], np.cumsum((ends - starts)[recorded])[:-1]])
         shift = (before - starts[recorded])[part_of]
         counts: npt.NDArray[np.int32] = (self.layout.operator[order] + shift).astype(np.int32)
         return counts
 
-    def _operator_slices(self) -> list[tuple[int, int]]:
+    def operator_slices(self) -> list[tuple[int, int]]:
+        """Return where each recorded interval's operators begin and end."""
         interval = np.array([o.interval for o in self.recording.operators])
         return _slices(interval, len(self.recording.intervals))
 

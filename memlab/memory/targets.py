@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from memlab.memory.calibration import Calibration, calibrate, overhead_seconds
 from memlab.memory.cards import Card, Target
 from memlab.memory.cost_store import OperatorCost, Store
 from memlab.memory.devices import available_memory_bytes
+from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording
 from memlab.memory.roofline import Call, step_time
 from memlab.units import GIB
@@ -23,6 +25,7 @@ from memlab.units import GIB
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
+SCALARS_BYTES = 64  # what kernels make of numbers, whatever the size of tensors
 SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
 
 
@@ -54,12 +57,19 @@ def recording_for(target: Target) -> Iterator[torch.device]:
 
 
 def kernels_of(
-    recording: Recording, target: Target, on_progress: Callable[[float], None]
+    program: Program,
+    sizes: Sequence[int],
+    target: Target,
+    on_progress: Callable[[float], None],
 ) -> Kernels:
-    """Return what the kernels of a run do on the target; on a CPU new operators are run alone."""
+    """Return what the kernels of a run do on the target.
+
+    On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
+    is known of them is scaled to the other recorded size.
+    """
     if target.kind == "cuda":
-        return _on_card(recording, target)
-    return _on_cpu(recording, on_progress)
+        return _on_card(program.recording, target)
+    return _on_cpu(program, sizes, on_progress)
 
 
 def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
@@ -91,8 +101,14 @@ def _time_on(operator: Operator, card: Card) -> float:
 _store = Store()
 
 
-def _on_cpu(recording: Recording, on_progress: Callable[[float], None]) -> Kernels:
-    signatures = [o.signature for o in recording.operators if o.signature is not None]
+def _on_cpu(
+    program: Program, sizes: Sequence[int], on_progress: Callable[[float], None]
+) -> Kernels:
+    recording = program.recording
+    steps = {1, 0} if program.other_size in sizes else {1}
+    wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
+    run = [o for o in recording.operators if o.interval in wanted and o.signature]
+    signatures = [o.signature for o in run if o.signature]
     available = available_memory_bytes()
     found = calibrate(
         signatures,
@@ -102,12 +118,44 @@ def _on_cpu(recording: Recording, on_progress: Callable[[float], None]) -> Kerne
         on_progress=on_progress,
     )
     overhead = overhead_seconds(_store)
-    costs = [o.signature and found[o.signature] for o in recording.operators]
+    costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
+    _scale_to_other_size(program, costs)
     return Kernels(
         effects=[None if cost is None else _effect(cost) for cost in costs],
         seconds=np.array([overhead + ((cost.seconds or 0.0) if cost else 0.0) for cost in costs]),
-        unsure_bytes=max(map(_unsure, recording.operators, costs), default=0),
+        unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
         notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
+    )
+
+
+def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> None:
+    """Fill in what is not known of step 0 from the same operators of step 1, in proportion."""
+    if program.differs:
+        return
+    fakes: dict[int, dict[int, int]] = defaultdict(dict)
+    for block in program.recording.blocks:
+        fakes[block.operator][block.output] = block.nbytes
+    share, slices = program.other_size / program.size, program.operator_slices()
+    for one, zero in program.partners.items():
+        for known, other in zip(range(*slices[one]), range(*slices[zero]), strict=True):
+            cost = costs[known]
+            if cost is not None and costs[other] is None:
+                costs[other] = _scaled(cost, share, fakes[known], fakes[other])
+
+
+def _scaled(
+    cost: OperatorCost, share: float, fake: dict[int, int], other: dict[int, int]
+) -> OperatorCost:
+    """Return a cost at a share of the size; outputs that fake tensors show rightly stay theirs."""
+    outputs = tuple(
+        other.get(index, 0) if nbytes == fake.get(index, 0) else round(nbytes * share)
+        for index, nbytes in enumerate(cost.output_bytes)
+    )
+    inside = cost.peak_bytes - sum(cost.output_bytes)
+    return OperatorCost(
+        output_bytes=outputs,
+        peak_bytes=sum(outputs) + (inside if inside <= SCALARS_BYTES else round(inside * share)),
+        seconds=None if cost.seconds is None else cost.seconds * share,
     )
 
 
