@@ -40,7 +40,7 @@ from memlab.memory.targets import Kernels, kernels_of, recording_for, seconds_of
 from memlab.memory.tracker import Tracker, record_fake
 from memlab.memory.values import for_real
 from memlab.result import Outcome, Source, StepResult
-from memlab.step import build_step
+from memlab.step import build_step, set_seed
 from memlab.techniques.compilation import is_compiled
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
@@ -112,6 +112,9 @@ def predict_in_process(
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
+        if outcome is Outcome.OUT_OF_MEMORY:  # of this machine, which says nothing of the step
+            outcome = Outcome.UNSUPPORTED
+            message = f"the prediction itself needs more memory than there is: {message}"
         result = StepResult(**{**facts, "outcome": outcome, "message": message})
         return Prediction(result=result, forecast=None)
     result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts, target))
@@ -177,7 +180,7 @@ def _facts(
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "samples_per_second": config.batch_size / seconds if seconds else None,
-        "fits": None if memory_limit is None else held <= memory_limit,
+        "fits": None if memory_limit is None else forecast.fits(sizes, held, memory_limit),
         "uncertainty": _uncertainty(allocated, kernels, recording, target),
         "notes": (*kernels.notes, *recording.assumptions),
     }
@@ -263,9 +266,11 @@ def _recorded(
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
         with tracker.modules(step.model):
+            set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
+            set_seed(seed)
             step(partial(tracker.mark, 1))
         tracker.mark(-1, Phase.TEARDOWN, 0)
 

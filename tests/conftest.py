@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memlab.memory import stand_in
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -12,6 +14,12 @@ def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMLAB_CACHE", str(tmp_path_factory.mktemp("calibrations")))
         yield
+
+
+def pytest_configure() -> None:
+    # autograd counts the devices at the first backward of a process; a card must stay the only one
+    if not torch.cuda.is_available():
+        stand_in.device()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -75,6 +75,8 @@ def calibrate(
     wanted = list(dict.fromkeys(signatures))
     known = {} if store is None else store.read(wanted)
     missing = [s for s in wanted if s not in known or (timed and known[s].seconds is None)]
+    # what was too large when less memory was free
+    missing += [s for s in known if known[s].extrapolated and _plan(s, max_bytes) == [(s, 1.0)]]
     plans = {signature: _plan(signature, max_bytes) for signature in missing}
     parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
     with as_in_training():

@@ -66,21 +66,26 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
     def new_apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         nonlocal depth
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            # a model that is built for real
+            return apply(self, fn, recurse)  # type: ignore[no-untyped-call]
         depth += 1
-        for child in self.children() if recurse else ():
-            child._apply(fn)
-        for name, old in self._parameters.items():
-            if old is None:
-                continue
-            if id(old) not in replaced:
-                replaced[id(old)] = (old, _converted(old, fn, mode))
-            self._parameters[name] = replaced[id(old)][1]
-        for name, buffer in self._buffers.items():
-            if buffer is not None:
-                self._buffers[name] = fn(buffer)
-        depth -= 1
-        if not depth:
-            replaced.clear()
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(fn)
+            for name, old in self._parameters.items():
+                if old is None:
+                    continue
+                if id(old) not in replaced:
+                    replaced[id(old)] = (old, _converted(old, fn, mode))
+                self._parameters[name] = replaced[id(old)][1]
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        finally:
+            depth -= 1
+            if not depth:
+                replaced.clear()
         return self
 
     nn_module.Module._apply = new_apply  # type: ignore[method-assign]

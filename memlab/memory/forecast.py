@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.memory.allocator import replay
+from memlab.memory.allocator import AllocatorSettings, replay
 from memlab.memory.lifetimes import step_memory
 from memlab.memory.program import MOST_RECORDED, Part, Program
 from memlab.trace import CATEGORIES, PHASES, Timeline, Trace
@@ -77,6 +77,17 @@ class Forecast:
         given = np.diff(held.allocated_bytes, prepend=0)
         reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
         return replace(trace, nbytes=given), reserved
+
+    def fits(self, micro_batch_sizes: Sequence[int], held_bytes: int, limit_bytes: int) -> bool:
+        """Return whether a run that holds this much at its peak gets by with the limit.
+
+        At the limit the caching allocator gives cached segments back before it is out of memory.
+        """
+        if held_bytes <= limit_bytes or not self.is_cuda:
+            return held_bytes <= limit_bytes
+        trace = self.program.trace(self.own, micro_batch_sizes)
+        settings = AllocatorSettings(limit_bytes=limit_bytes)
+        return replay(trace.address, trace.nbytes, settings).out_of_memory_at is None
 
     def timeline(self, micro_batch_sizes: Sequence[int]) -> Timeline:
         """Return the timeline of a step with these micro-batches, which `covers` must allow.

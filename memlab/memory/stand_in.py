@@ -83,13 +83,18 @@ _KEPT: list[Any] = []
 
 
 @contextlib.contextmanager
-def as_cuda() -> Iterator[torch.device]:
-    """Give the device, with all that must be CUDA's way while a run is recorded on it."""
+def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]:
+    """Give the device, with all that must be CUDA's way while a run is recorded on it.
+
+    Args:
+        capability: compute capability of the card; None means one that has every kernel.
+    """
     only_lift = torch._C._only_lift_cpu_tensors()
     # torch.tensor(..., device=...) then moves by an operator that fake tensors see
     torch._C._set_only_lift_cpu_tensors(True)
+    formats = stand_in_kernels.cudnn_memory_format()
     try:
-        with stand_in_autocast.cache(), stand_in_kernels.cudnn_memory_format():
+        with stand_in_autocast.cache(), formats, stand_in_kernels.kernels_of(capability):
             yield device()
     finally:
         torch._C._set_only_lift_cpu_tensors(only_lift)

@@ -19,6 +19,20 @@ HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256  # most that flash attention takes (sdp_utils.cpp)
 
 
+_is_ampere = True  # or newer: compute capability 8.0, which flash attention and bf16 need
+
+
+@contextlib.contextmanager
+def kernels_of(capability: tuple[int, int] | None) -> Iterator[None]:
+    """Choose among the kernels that a card of this compute capability has."""
+    global _is_ampere
+    _is_ampere = capability is None or capability >= (8, 0)
+    try:
+        yield
+    finally:
+        _is_ampere = True
+
+
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -36,11 +50,14 @@ def attention(
     """
     plain = 4 == query.dim() == key.dim() == value.dim() and query.dtype == key.dtype == value.dtype
     head_dim = query.size(-1)
-    if plain and attn_mask is None and query.dtype in HALF and head_dim <= FLASH_HEAD_DIM:
+    is_flash = _is_ampere and torch.backends.cuda.flash_sdp_enabled() and head_dim <= FLASH_HEAD_DIM
+    if plain and is_flash and attn_mask is None and query.dtype in HALF:
         return _flash(query, key, value, dropout_p, is_causal, scale)
     same_heads = query.size(1) == key.size(1) == value.size(1)
     aligned = head_dim % (4 if query.dtype is torch.float32 else 8) == 0
-    if plain and same_heads and aligned and query.dtype in (*HALF, torch.float32):
+    has_format = _is_ampere or query.dtype is not torch.bfloat16
+    is_efficient = aligned and has_format and torch.backends.cuda.mem_efficient_sdp_enabled()
+    if plain and same_heads and is_efficient and query.dtype in (*HALF, torch.float32):
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         run = aten._scaled_dot_product_efficient_attention

@@ -52,7 +52,8 @@ def recording_for(target: Target) -> Iterator[torch.device]:
     if target.kind == "cpu":
         yield torch.device("cpu")
     else:
-        with stand_in.as_cuda() as device:
+        capability = None if target.card is None else target.card.compute_capability
+        with stand_in.as_cuda(capability) as device:
             yield device
 
 
@@ -122,10 +123,14 @@ def _on_cpu(
     _scale_to_other_size(program, costs)
     return Kernels(
         effects=[None if cost is None else _effect(cost) for cost in costs],
-        seconds=np.array([overhead + ((cost.seconds or 0.0) if cost else 0.0) for cost in costs]),
+        seconds=np.array([max(overhead + _seconds(cost), 0.0) for cost in costs]),
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
         notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
     )
+
+
+def _seconds(cost: OperatorCost | None) -> float:
+    return 0.0 if cost is None or cost.seconds is None else cost.seconds
 
 
 def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> None:
@@ -182,7 +187,7 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     notes = []
     if alone:
         notes.append(
-            f"Kernel workspace is not known of {', '.join(alone)}, which cannot run alone."
+            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone."
         )
     if smaller:
         notes.append(

@@ -38,7 +38,7 @@ from memlab.memory.faking import (
 from memlab.memory.operators import Signature, TensorSpec, signature_of
 from memlab.memory.recording import Block, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
-from memlab.memory.values import Values, for_real
+from memlab.memory.values import MOST_ELEMENTS, Values, for_real
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten
@@ -140,8 +140,8 @@ class Tracker(TorchDispatchMode):
         if again is not None:
             self._note(func, signature, again)
             return again
-        real = self.values.run(func, args, kwargs)
-        out = self._run(func, args, kwargs, real)
+        out = self._run(func, args, kwargs)
+        real = self._real(func, args, kwargs, out)
         if signature is not None and real is None and func not in NEVER_REPEATED:
             self.repeats.learn(signature, func, args, kwargs, out)
         if real is not None:
@@ -155,8 +155,15 @@ class Tracker(TorchDispatchMode):
         self._note(func, signature, out)
         return out
 
-    def _run(self, func: Any, args: Any, kwargs: Any, real: Any) -> Any:
-        """Return the operator's fake output; `real` is the true one, if it is known."""
+    def _real(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """Return what the operator gives on values, None if they are not known or many."""
+        if any(tensor.numel() > MOST_ELEMENTS for tensor in _tensors(out)):
+            self.values.forget_written(func, args, kwargs)
+            return None
+        return self.values.run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the operator's fake output."""
         try:
             if func is aten.add.Tensor and accumulates_in_place(args):
                 return aten.add_.Tensor(*args)
@@ -166,8 +173,9 @@ class Tracker(TorchDispatchMode):
                 args[0].constant = None  # a real value cannot follow to a fake device
             return func(*args, **kwargs)
         except DataDependentOutputException as error:
-            return self._value(func, args, real, error)
+            return self._value(func, args, self.values.run(func, args, kwargs), error)
         except DynamicOutputShapeException:
+            real = self.values.run(func, args, kwargs)
             if isinstance(real, torch.Tensor):
                 return args[0].new_empty(real.shape, dtype=real.dtype)
             return self._largest(func, args)
@@ -241,7 +249,7 @@ class Tracker(TorchDispatchMode):
         value = float(value) if dtype.is_floating_point else value
         if not origin.startswith(("torch.", "memlab.")):  # their own: a loss, a scale, a NaN check
             self._assume(f"{line} reads a value", f"assumed {value!r}")
-            self.recording.branched |= is_flag
+            self.recording.branched |= not dtype.is_floating_point
         return value
 
     def _largest(self, func: Any, args: Any) -> Any:
@@ -249,9 +257,11 @@ class Tracker(TorchDispatchMode):
         does = f"{_caller()[1]} calls {func}, whose shape depends on values"
         if func is aten.nonzero.default:
             self._assume(does, "assumed that no element is zero")
+            self.recording.branched = True
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         if func is aten.masked_select.default:
             self._assume(does, "assumed that the mask is full")
+            self.recording.branched = True
             return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
         if func is aten._pack_padded_sequence.default:
             data, lengths, batch_first = args
@@ -270,6 +280,7 @@ class Tracker(TorchDispatchMode):
         """Return what a mask selects, all where the mask is not known."""
         if any(_is_mask(index) and self.values.of(index) is None for index in args[1]):
             self._assume(f"{_caller()[1]} selects by a mask", "assumed that the mask is full")
+            self.recording.branched = True
         return aten.index.Tensor(args[0], [t for index in args[1] for t in self._as_indices(index)])
 
     def _as_indices(self, index: Any) -> list[Any]:

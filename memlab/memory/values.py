@@ -70,7 +70,7 @@ class Values:
         real_kwargs = None if real_args is None else self._real(list(kwargs.values()))
         if real_args is None or real_kwargs is None or _is_random(func):
             if func._schema.is_mutable:
-                self._forget_written(func, args)
+                self.forget_written(func, args, kwargs)
             return None
         if func not in CONSTANTS and not _has_tensor(real_args):
             return None
@@ -104,13 +104,14 @@ class Values:
             found.append(real)
         return found
 
-    def _forget_written(self, func: Any, args: Sequence[Any]) -> None:
-        """Forget all that shares memory with what an operator with unknown arguments wrote."""
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+    def forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Forget all that shares memory with what an operator writes."""
+        for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            for one in value if isinstance(value, list | tuple) else (value,):
-                real = self.of(one)
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                real = self.of(tensor) if isinstance(tensor, torch.Tensor) else None
                 if real is None:
                     continue
                 storage = real.untyped_storage()._cdata
