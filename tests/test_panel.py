@@ -235,7 +235,6 @@ def test_the_folded_controls_say_their_choices_on_their_button(panel):
 def test_stop_ends_the_run_and_the_panel_runs_again(panel):
     panel.set(batch_size=64)
     panel._run_clicked()
-    time.sleep(0.05)
     panel._stop_clicked()
     until(lambda: panel._job is None)
     assert panel.result.outcome is Outcome.CANCELLED
