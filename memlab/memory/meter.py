@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch._C._profiler import _EventType
-from torch.nn.modules import module as nn_module
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from memlab.memory import module_calls
 from memlab.trace import Interval, Phase, Place, Trace
 
 if TYPE_CHECKING:
@@ -82,28 +82,17 @@ class Meter:
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record which module is at work, by hooks on forward calls; not for compiled models."""
-        paths = {module: path or type(module).__name__ for path, module in model.named_modules()}
-        self._paths = {id(module): path for module, path in paths.items()}
+        self._paths = {
+            id(module): path or type(module).__name__ for path, module in model.named_modules()
+        }
         stack: list[Any] = []
 
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            if module in paths:
-                stack.append(record_function(f"{MODULE}{paths[module]}"))
-                stack[-1].__enter__()
+        def begin(path: str) -> None:
+            stack.append(record_function(f"{MODULE}{path}"))
+            stack[-1].__enter__()
 
-        def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
-            if module in paths:
-                stack.pop().__exit__(None, None, None)
-
-        hooks = (
-            nn_module.register_module_forward_pre_hook(enter),
-            nn_module.register_module_forward_hook(leave, always_call=True),
-        )
-        try:
+        with module_calls.told(model, begin, lambda: stack.pop().__exit__(None, None, None)):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -24,10 +24,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import UnsupportedError
+from memlab.memory import module_calls
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
@@ -105,30 +105,16 @@ class Tracker(TorchDispatchMode):
     @contextlib.contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record which module is at work, by hooks on forward calls."""
-        index = {
-            module: self.recording.modules.setdefault(
-                path or type(module).__name__, len(self.recording.modules)
-            )
-            for path, module in model.named_modules()
-        }
+        index = self.recording.modules
 
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            if module in index:
-                self._modules.append(index[module])
+        def begin(path: str) -> None:
+            self._modules.append(index.setdefault(path, len(index)))
 
-        def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
-            if module in index:
-                self._modules.pop()
+        def end() -> None:
+            self._modules.pop()
 
-        hooks = (
-            nn_module.register_module_forward_pre_hook(enter),
-            nn_module.register_module_forward_hook(leave, always_call=True),
-        )
-        try:
+        with module_calls.told(model, begin, end):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors and note what it brought into being."""

@@ -1,0 +1,37 @@
+"""Which module is at work, told by hooks on forward calls; not for compiled models."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+
+@contextlib.contextmanager
+def told(
+    model: torch.nn.Module, begin: Callable[[str], None], end: Callable[[], None]
+) -> Iterator[None]:
+    """Call `begin` with a module's path before each of its forward calls, and `end` after it.
+
+    Other models' modules are left out; the model itself goes by the name of its class.
+    """
+    paths = {module: path or type(module).__name__ for path, module in model.named_modules()}
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        if module in paths:
+            begin(paths[module])
+
+    def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+        if module in paths:
+            end()
+
+    hooks = (
+        nn_module.register_module_forward_pre_hook(enter),
+        nn_module.register_module_forward_hook(leave, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
