@@ -11,12 +11,16 @@ from memlab._panel import app, state
 from memlab.result import Source, StepResult
 
 
-def make_workload(name="tiny"):
+def make_workload(name="tiny", seconds_per_loss=0.0):
+    def compute_loss(model, batch):
+        time.sleep(seconds_per_loss)
+        return (model(batch[0]) - batch[1]).square().mean()
+
     return Workload(
         name=name,
         build_model=lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)),
         make_batch=lambda n: (torch.ones(n, 16), torch.ones(n, 1)),
-        compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        compute_loss=compute_loss,
     )
 
 

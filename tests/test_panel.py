@@ -199,15 +199,20 @@ def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypat
     assert not panel._view._run_button.disabled
 
 
-def test_the_worker_is_there_again_after_a_stop(panel):
-    panel.set(batch_size=64)
-    panel._run_clicked()
-    former = _isolation.measuring.worker
-    time.sleep(0.05)
-    panel._stop_clicked()
-    until(lambda: panel._job is None)
+def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
+    slow = memlab.panel(make_workload(seconds_per_loss=60), device="cpu")
+    try:
+        slow._run_clicked()
+        until(lambda: "metering memory" in find(slow, "memlab-status").value)
+        former = _isolation.measuring.worker
+        slow._stop_clicked()
+        until(lambda: slow._job is None)
+        assert slow.result.outcome is Outcome.CANCELLED
+    finally:
+        slow.close()
     assert _isolation.measuring.worker is not former
     assert _isolation.measuring.worker.process.poll() is None
+    assert panel.run(batch_size=2).outcome is Outcome.OK
 
 
 def test_a_wrong_limit_is_not_called_none(panel):
@@ -230,15 +235,6 @@ def test_advice_is_a_click(panel):
 def test_the_folded_controls_say_their_choices_on_their_button(panel):
     panel.set(optimizer="sgd", compile=True)
     assert panel._view._more_toggle.description == "more: no checkpointing, sgd, compiled"
-
-
-def test_stop_ends_the_run_and_the_panel_runs_again(panel):
-    panel.set(batch_size=64)
-    panel._run_clicked()
-    panel._stop_clicked()
-    until(lambda: panel._job is None)
-    assert panel.result.outcome is Outcome.CANCELLED
-    assert panel.run(batch_size=2).outcome is Outcome.OK
 
 
 def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
