@@ -122,11 +122,7 @@ def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
     """Return every allocation and free of the run, the kernels' own among them."""
     layout = layout_of(recording)
     sizes = sizes_of(recording, layout, effects)[layout.block]
-    return trace_with(recording, layout, np.where(layout.is_birth, sizes, -sizes))
-
-
-def trace_with(recording: Recording, layout: Layout, nbytes: npt.NDArray[np.int64]) -> Trace:
-    """Return the layout with these signed bytes, rows without any left out."""
+    nbytes = np.where(layout.is_birth, sizes, -sizes)
     real = nbytes != 0
     return Trace(
         address=layout.block[real],

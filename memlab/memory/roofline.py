@@ -67,8 +67,10 @@ class Work(NamedTuple):
     """What an operator does, whatever the card.
 
     Attributes:
-        flops: floating-point operations, a multiply-add being two.
-        num_bytes: read from and written to the card's memory.
+        flops: floating-point operations of matrix products, convolutions, attention and RNNs, a
+            multiply-add being two; other operators wait for memory.
+        num_bytes: read from and written to the card's memory: each argument once, elements that
+            exist, views nothing. A lookup reads the rows that it returns.
         dtype: of the numbers that are multiplied.
         kind: "matmul", "cudnn" (convolutions, RNNs) or "attention"; "" where no flops are counted.
     """
@@ -123,31 +125,6 @@ def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> Ste
         lower_bound_seconds=max(compute, memory),
         estimate_seconds=max(reached, LAUNCH_SECONDS * num_kernels),
     )
-
-
-def seconds(
-    signature: Signature, outputs: Outputs, card: Card, *, tf32_matmul: bool = False
-) -> float | None:
-    """Return the bound of one operator in seconds: 0 without a kernel, None without figures."""
-    if card.memory_bytes_per_second is None:
-        return None
-    return max(_seconds_of(work_of(signature, outputs), card, tf32_matmul))
-
-
-def flops_of(signature: Signature, outputs: Outputs) -> int:
-    """Return the floating-point operations of matrix products, convolutions, attention and RNNs.
-
-    A multiply-add counts as two. Operators of other kinds are 0: they wait for memory.
-    """
-    return work_of(signature, outputs).flops
-
-
-def bytes_of(signature: Signature, outputs: Outputs) -> int:
-    """Return the bytes read and written: each argument once, elements that exist, views nothing.
-
-    Two equal arguments count as two tensors. A lookup reads the rows that it returns.
-    """
-    return work_of(signature, outputs).num_bytes
 
 
 @functools.lru_cache(maxsize=65536)
