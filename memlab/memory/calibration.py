@@ -251,64 +251,128 @@ def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCos
     )
 
 
-def overhead_seconds(store: Store | None) -> float:
-    """Return what each operator of a training step takes besides its kernel, in seconds.
+def overhead_seconds(store: Store | None) -> dict[Phase, float]:
+    """Return what an operator of each phase takes besides its kernel, in seconds.
 
-    That is autograd, modules and optimizer around it, less the Python call that an operator alone
-    is timed with: within a few microseconds of zero, and of either sign. Found from a step whose
-    tensors are tiny, less its operators alone, over their number; each at its fastest.
+    That is modules and the model's Python around it in forward, autograd in backward, the
+    optimizer's Python in the update, less the Python call that an operator alone is timed with: a
+    few microseconds. Views have no kernel and take it all the same. Found from a step whose tensors
+    are tiny, less its operators alone, over their number; each at its fastest. Before each phase
+    caches are filled with other data, as they are in a step whose tensors are not tiny: warm, the
+    same Python takes half as long.
     """
-    known = {} if store is None else store.read([OVERHEAD])
-    if OVERHEAD in known and (seconds := known[OVERHEAD].seconds) is not None:
-        return seconds
-    # no layer that oneDNN runs: waiting for its threads takes milliseconds on a busy machine
+    known = {} if store is None else store.read(list(OVERHEADS.values()))
+    found = {phase: known.get(signature) for phase, signature in OVERHEADS.items()}
+    if all(cost is not None and cost.seconds is not None for cost in found.values()):
+        return {phase: cost.seconds for phase, cost in found.items() if cost and cost.seconds}
     with torch.random.fork_rng(devices=[]):
-        model = torch.nn.Sequential(*(layer() for layer in (_tiny, torch.nn.ReLU) * TINY_LAYERS))
+        model = torch.nn.Sequential(*(_Tiny() for _ in range(TINY_LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.ones(TINY, TINY)
-
-    def step() -> None:
-        model(batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    with _Signatures() as seen:
-        step()
-    counts = Counter(s for s in seen.signatures if not s[0].startswith("profiler."))
-    unused = torch.empty(0)  # nothing this small is ever evicted
-    with as_in_training():
-        # the fastest of each: on a busy machine medians differ by more than what is looked for
-        alone = sum(min(_times(prepare(s), unused)) * count for s, count in counts.items())
-    fastest = min(_elapsed(step) for _ in range(TINY_STEPS))
-    seconds = (fastest - alone) / counts.total()
+    batch = torch.ones(TINY, TINY, TINY)
+    seconds = {}
+    evict = torch.zeros(EVICT_BYTES // torch.float32.itemsize)
+    times = [_phase_times(model, optimizer, batch, evict) for _ in range(TINY_STEPS)]
+    for phase in OVERHEADS:
+        signatures = _operators_of(phase, model, optimizer, batch)
+        kernels = Counter(signature for signature, has_kernel in signatures if has_kernel)
+        unused = torch.empty(0)  # nothing this small is ever evicted
+        with as_in_training():
+            # the fastest of each: on a busy machine medians differ by more than what is looked for
+            alone = sum(min(_times(prepare(s), unused)) * n for s, n in kernels.items())
+        seconds[phase] = (min(each[phase] for each in times) - alone) / len(signatures)
     if store is not None:
-        store.write({OVERHEAD: replace(NOTHING, seconds=seconds)})
+        store.write({OVERHEADS[p]: replace(NOTHING, seconds=s) for p, s in seconds.items()})
     return seconds
 
 
-OVERHEAD: Signature = ("memlab.overhead.default", (), ())
+OVERHEADS: dict[Phase, Signature] = {
+    phase: (f"memlab.overhead.{phase}", (), ())
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+}
 NOTHING = OperatorCost(output_bytes=(), peak_bytes=0)
-TINY, TINY_LAYERS, TINY_STEPS = 4, 8, 30
+TINY, TINY_LAYERS, TINY_STEPS = 4, 4, 30
 
 
-def _tiny() -> torch.nn.Module:
-    return torch.nn.Linear(TINY, TINY)
+class _Tiny(torch.nn.Module):
+    """What a layer of a library's transformer does on the host, with almost nothing to compute.
+
+    No layer that oneDNN runs: waiting for its threads takes milliseconds on a busy machine.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(TINY)
+        self.up, self.down = torch.nn.Linear(TINY, TINY), torch.nn.Linear(TINY, TINY)
+        self.act = torch.nn.GELU()
+        self.drop = torch.nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        samples, length, width = x.shape
+        heads = self.norm(x).view(samples, length, 2, width // 2).transpose(1, 2)
+        scores = torch.matmul(heads, heads.transpose(2, 3)) * 0.5
+        mixed = torch.matmul(torch.softmax(scores, dim=-1), heads)
+        x = x + mixed.transpose(1, 2).reshape(samples, length, width)
+        out: torch.Tensor = x + self.drop(self.down(self.act(self.up(x))))
+        return out
 
 
-def _elapsed(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def _operators_of(
+    phase: Phase, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
+) -> list[tuple[Signature, bool]]:
+    """Return the operators of one phase of a step, and whether each has a kernel: is no view."""
+    seen: list[tuple[Signature, bool]] = []
+
+    def run(here: Phase, work: Callable[[], Any]) -> Any:
+        if here is not phase:
+            return work()
+        with _Signatures() as signatures:
+            out = work()
+        seen.extend(signatures.seen)
+        return out
+
+    _tiny_step(model, optimizer, batch, run)
+    return seen
+
+
+def _phase_times(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: torch.Tensor,
+    evict: torch.Tensor,
+) -> dict[Phase, float]:
+    seconds: dict[Phase, float] = {}
+
+    def run(here: Phase, work: Callable[[], Any]) -> Any:
+        evict.add_(1)
+        start = time.perf_counter()
+        out = work()
+        seconds[here] = time.perf_counter() - start
+        return out
+
+    _tiny_step(model, optimizer, batch, run)
+    return seconds
+
+
+def _tiny_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: torch.Tensor,
+    run: Callable[[Phase, Callable[[], Any]], Any],
+) -> None:
+    loss = run(Phase.FORWARD, lambda: model(batch).square().mean())
+    run(Phase.BACKWARD, loss.backward)
+    run(Phase.OPTIMIZER, optimizer.step)
+    optimizer.zero_grad()
 
 
 class _Signatures(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.signatures: list[Signature] = []
+        self.seen: list[tuple[Signature, bool]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.signatures.append(signature_of(func, args, kwargs or {}))
+        if func.namespace != "profiler":
+            self.seen.append((signature_of(func, args, kwargs or {}), not is_view(func)))
         return func(*args, **(kwargs or {}))

@@ -118,12 +118,16 @@ def _on_cpu(
         max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
         on_progress=on_progress,
     )
-    overhead = overhead_seconds(_store)
+    overheads = overhead_seconds(_store)
+    phases = [interval.phase for interval in recording.intervals]
+    overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
     return Kernels(
         effects=[None if cost is None else _effect(cost) for cost in costs],
-        seconds=np.array([max(overhead + _seconds(cost), 0.0) for cost in costs]),
+        seconds=np.array(
+            [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
+        ),
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
         notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
     )
