@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 from memlab._running import Progress, Report
 from memlab.step import set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.checkpointing import find_blocks
+from memlab.techniques.blocks import find_blocks
 from memlab.workload import Workload
 
 

@@ -25,12 +25,16 @@ from memlab.memory import cuda
 from memlab.memory.devices import describe, synchronize
 from memlab.memory.lifetimes import first_crossing, step_memory
 from memlab.memory.meter import Meter, record
+from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
 from memlab.techniques.compilation import forget, is_compiled
 from memlab.trace import Phase, Trace
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
+
+Build = Callable[..., Step]
+"""`build_step`, told of everything but marks."""
 
 MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
 
@@ -44,6 +48,7 @@ def measure_in_process(
     warmup: int,
     seed: int,
     memory_limit: int | None,
+    plan: Plan | None,
     report: Report,
 ) -> StepResult:
     """Return what the step costs on this device, measured here and now; never raises for the step.
@@ -57,8 +62,10 @@ def measure_in_process(
         seed: set before the model, the batch and each step.
         memory_limit: bytes; the first crossing is `out_of_memory`. On a CPU it is accounted in
             allocated bytes, on CUDA the caching allocator may not reserve more.
+        plan: of the config's memory budget.
         report: called as the run goes on; what it raises ends the run.
     """
+    build = partial(build_step, workload, config, device, plan=plan, seed=seed)
     facts: dict[str, Any] = {
         "source": Source.MEASURED,
         "device": str(device),
@@ -70,11 +77,14 @@ def measure_in_process(
     meter, timing = Meter(), False
     try:
         with preserved_random_state(device), cuda.limited_to(memory_limit, device):
-            facts |= _memory_pass(workload, config, device, seed, memory_limit, meter, report)
+            facts |= _memory_pass(
+                workload, config, device, seed, memory_limit, build, meter, report
+            )
+            facts["notes"] = (*notes(config, device, plan), *facts["notes"])
             if "outcome" in facts:
                 return StepResult(**facts)
             timing = True
-            facts |= _time_pass(workload, config, device, seed, repeats, warmup, report)
+            facts |= _time_pass(workload, config, seed, repeats, warmup, build, report)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
         fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
@@ -90,6 +100,7 @@ def _memory_pass(
     device: torch.device,
     seed: int,
     memory_limit: int | None,
+    build: Build,
     meter: Meter,
     report: Report,
 ) -> dict[str, Any]:
@@ -99,7 +110,7 @@ def _memory_pass(
 
     def run() -> None:
         report(Progress(text=f"building {workload.name}", fraction=0.0))
-        step = build_step(workload, config, device, seed=seed, mark=partial(meter.mark, -1))
+        step = build(mark=partial(meter.mark, -1))
         meter.know(step.model)
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
             updates.append(_run_until_settled(step, partial(metered_step, step)))
@@ -131,7 +142,7 @@ def _memory_pass(
                 f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
                 f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
             )
-    facts["notes"] = (*notes(config, device), *said)
+    facts["notes"] = tuple(said)
     return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
 
 
@@ -212,14 +223,14 @@ def _against_limit(
 def _time_pass(
     workload: Workload,
     config: StepConfig,
-    device: torch.device,
     seed: int,
     repeats: int,
     warmup: int,
+    build: Build,
     report: Report,
 ) -> dict[str, Any]:
     report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
-    step = build_step(workload, config, device, seed=seed)
+    step = build()
     if step.scaler is not None:
         report(Progress(text="finding the loss scale", fraction=0.3))
         _run_until_settled(step, lambda index, what: timed_step(step, seed)[1])

@@ -39,9 +39,11 @@ from memlab.memory.recording import Recording
 from memlab.memory.targets import Kernels, kernels_of, recording_for, seconds_of_intervals
 from memlab.memory.tracker import Tracker, record_fake
 from memlab.memory.values import for_real
+from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import build_step, set_seed
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques import checkpointing
+from memlab.techniques.compilation import check, is_compiled
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
 from memlab.workload import Workload
@@ -74,6 +76,7 @@ def predict_in_process(
     *,
     seed: int,
     memory_limit: int | None,
+    plan: Plan | None,
     report: Report,
 ) -> Prediction:
     """Return what the step would cost on the target; never raises for the step.
@@ -84,6 +87,7 @@ def predict_in_process(
         target: a CPU, or a CUDA card that need not be there.
         seed: set before the model, the batch and each step.
         memory_limit: bytes that the result is held against: allocated on a CPU, reserved on CUDA.
+        plan: of the config's memory budget.
         report: called as the prediction goes on; what it raises ends it.
     """
     facts: dict[str, Any] = {
@@ -101,7 +105,7 @@ def predict_in_process(
         with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)
             report(Progress(text=f"recording {workload.name} on fake tensors", fraction=0.1))
-            program = recorded(workload, config, device, seed, tracker)
+            program = recorded(workload, config, device, seed, tracker, plan)
         text = "running new operators alone"
         kernels = kernels_of(
             program,
@@ -111,6 +115,7 @@ def predict_in_process(
         )
         forecast = _forecast(program, kernels, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
+        facts["notes"] = (*checkpointing.notes(config, plan), *facts["notes"])
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
@@ -137,10 +142,11 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
 
 def _check(config: StepConfig, target: Target) -> None:
     """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
+    check(config)
     if is_compiled(config):
         raise UnsupportedError(
             "predict knows eager steps only: what a compiled step keeps is decided while it "
-            "compiles; use memlab.measure, or compile=False and memory_budget=1.0"
+            "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
         )
     card = target.card
     wants_bf16 = config.precision in (Precision.BF16, Precision.BF16_MIXED)
@@ -228,7 +234,12 @@ def _versions(target: Target) -> dict[str, str]:
 
 
 def recorded(
-    workload: Workload, config: StepConfig, device: torch.device, seed: int, tracker: Tracker
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    tracker: Tracker,
+    plan: Plan | None = None,
 ) -> Program:
     """Return the program of a step: recorded over this config's micro-batches and others.
 
@@ -238,23 +249,25 @@ def recorded(
     sizes = config.micro_batch_sizes
     size, least = sizes[0], sizes[-1]
     other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
+    record = partial(_recorded, workload, device=device, seed=seed, plan=plan)
     if other == 1 < size:
-        return _recorded(workload, config, device, seed, tracker, config)
+        return record(config, tracker=tracker, first=config)
     count = min(len(sizes), MOST_RECORDED)
     this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
     that = dataclasses.replace(this, batch_size=other * count)
-    program = _recorded(workload, this, device, seed, tracker, that)
+    program = record(this, tracker=tracker, first=that)
     if program.differs and (other != size or count != len(sizes)):
-        tracker = Tracker(tracker.device_type)
-        return _recorded(workload, config, device, seed, tracker, config)
+        return record(config, tracker=Tracker(tracker.device_type), first=config)
     return program
 
 
 def _recorded(
     workload: Workload,
     config: StepConfig,
+    *,
     device: torch.device,
     seed: int,
+    plan: Plan | None,
     tracker: Tracker,
     first: StepConfig,
 ) -> Program:
@@ -262,7 +275,8 @@ def _recorded(
 
     def run(mode: FakeTensorMode) -> None:
         fake = over_fakes(workload, mode, tracker)
-        step = build_step(fake, first, device, seed=seed, mark=partial(tracker.mark, -1))
+        mark = partial(tracker.mark, -1)
+        step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
         tracker.know(step.model)
         if step.scaler is not None:  # it makes its scale at the first call: no part of any step
             tracker.mark(-1, Phase.BUILD, 0)

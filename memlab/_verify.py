@@ -13,9 +13,10 @@ import torch
 
 from memlab._measure import MAX_SKIPPED_UPDATES, preserved_random_state
 from memlab._running import Progress, Report, explain
-from memlab.config import Checkpointing, Precision, StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.memory import cuda
+from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
@@ -51,6 +52,8 @@ class VerifyReport:
         global_relative_error: ||G - G_ref|| / ||G_ref||.
         worst_parameter: the parameter with that largest error.
         tolerance: what that error was held against: 1e-5 in fp32, 1e-4 compiled.
+        bitwise: whether gradients and buffers are, bit by bit, those of the same step without
+            recomputing; None if nothing is recomputed in eager mode.
         buffers_equal: whether running statistics and the like end up as in the reference step.
         same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
             gradient of the undivided batch, in fp32.
@@ -64,6 +67,7 @@ class VerifyReport:
     global_relative_error: float | None = None
     worst_parameter: str | None = None
     tolerance: float | None = None
+    bitwise: bool | None = None
     buffers_equal: bool | None = None
     same_as_full_batch: str = "unknown"
 
@@ -84,16 +88,17 @@ class _Gradients:
 
 
 def verify_in_process(
-    workload: Workload, config: StepConfig, device: torch.device, *, seed: int, report: Report
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    seed: int,
+    plan: Plan | None,
+    report: Report,
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
-    reference = dataclasses.replace(
-        config,
-        precision=Precision.FP32,
-        memory_budget=1.0,
-        compile=False,
-        checkpointing=Checkpointing.NONE,
-    )
+    plain = _without_recompute(config)
+    reference = dataclasses.replace(plain, precision=Precision.FP32, compile=False)
     try:
         with preserved_random_state(device):
             report(Progress(text="gradients of the reference step", fraction=0.0))
@@ -104,7 +109,14 @@ def verify_in_process(
                     "random numbers than in the reference step; set its dropout to 0 to check"
                 )
             report(Progress(text="gradients of this step", fraction=0.4))
-            found = expected if config == reference else _gradients(workload, config, device, seed)
+            found = expected
+            if config != reference:
+                found = _gradients(workload, config, device, seed, plan)
+            bitwise = None
+            if config != plain and not is_compiled(config):
+                report(Progress(text="gradients without recomputing", fraction=0.6))
+                kept = expected if plain == reference else _gradients(workload, plain, device, seed)
+                bitwise = _is_same(found, kept)
             report(Progress(text="gradients of the undivided batch", fraction=0.8))
             same, why = _same_as_full_batch(workload, reference, device, seed, expected)
     except (
@@ -117,13 +129,29 @@ def verify_in_process(
         if is_compiled(config):
             forget()
         cuda.release(device)
-    return _compare(config, found, expected, same, why)
+    return _compare(config, found, expected, bitwise, same, why)
+
+
+def _without_recompute(config: StepConfig) -> StepConfig:
+    """Return the config that keeps every activation, and is else the same."""
+    default = StepConfig()
+    return dataclasses.replace(
+        config,
+        memory_budget=default.memory_budget,
+        checkpointing=default.checkpointing,
+        checkpoint_modules=default.checkpoint_modules,
+        checkpoint_policy=default.checkpoint_policy,
+    )
 
 
 def _gradients(
-    workload: Workload, config: StepConfig, device: torch.device, seed: int
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    plan: Plan | None = None,
 ) -> _Gradients:
-    step = build_step(workload, config, device, seed=seed)
+    step = build_step(workload, config, device, plan=plan, seed=seed)
     mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
     before = _buffers(step.model)
     for _ in range(MAX_SKIPPED_UPDATES):
@@ -159,8 +187,25 @@ def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: b.detach().to("cpu", copy=True) for name, b in model.named_buffers()}
 
 
+def _is_same(found: _Gradients, expected: _Gradients) -> bool:
+    """Return whether gradients and buffers are the same, bit by bit."""
+    return all(
+        ours.keys() == theirs.keys()
+        and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        for ours, theirs in (
+            (found.by_parameter, expected.by_parameter),
+            (found.buffers, expected.buffers),
+        )
+    )
+
+
 def _compare(
-    config: StepConfig, found: _Gradients, expected: _Gradients, same: str, why: str
+    config: StepConfig,
+    found: _Gradients,
+    expected: _Gradients,
+    bitwise: bool | None,
+    same: str,
+    why: str,
 ) -> VerifyReport:
     worst, max_error, global_error = _errors(found.by_parameter, expected.by_parameter)
     exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
@@ -172,6 +217,8 @@ def _compare(
         ok, text = global_error <= tolerance, f"relative error {global_error:.1e}"
     text += f", tolerance {tolerance:.0e} for {config.precision}"
     text += " compiled" if is_compiled(config) else ""
+    if bitwise is not None:
+        text += f"; {'' if bitwise else 'not '}bit by bit those without recomputing"
     if not math.isfinite(global_error):
         text = f"the gradients are not finite, first in {worst}"
     if unequal is not None:
@@ -183,6 +230,7 @@ def _compare(
         global_relative_error=global_error,
         worst_parameter=worst,
         tolerance=tolerance,
+        bitwise=bitwise,
         buffers_equal=unequal is None,
         same_as_full_batch=same,
     )

@@ -11,6 +11,7 @@ import torch
 from memlab import _isolation
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import OnProgress
+from memlab._plans import plan_for
 from memlab._process import Ended
 from memlab._verify import VerifyReport
 from memlab._version import __version__
@@ -19,6 +20,7 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.memory.cards import resolve
 from memlab.memory.devices import resolve_device
 from memlab.result import Outcome, Source, StepResult
+from memlab.techniques import policies
 from memlab.units import parse_bytes
 from memlab.workload import Workload
 
@@ -82,9 +84,19 @@ def measure(
     }
     run = _isolation.run if isolate else _isolation.run_here
     try:
+        plan = plan_for(
+            workload,
+            config,
+            resolve(target),
+            seed=arguments["seed"],
+            isolate=isolate,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
         result: StepResult = run(
             "measure",
-            arguments,
+            arguments | {"plan": plan},
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
             cancel=cancel,
@@ -161,9 +173,19 @@ def predict_with_forecast(
         "memory_limit": limit,
     }
     try:
+        plan = plan_for(
+            workload,
+            config,
+            target,
+            seed=arguments["seed"],
+            isolate=True,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
         found: Prediction = _isolation.run(
             "predict",
-            arguments,
+            arguments | {"plan": plan},
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
             cancel=cancel,
@@ -203,18 +225,29 @@ def verify(
         MemlabError: an argument cannot be.
     """
     _check_types(workload, config)
+    target = resolve_device(device)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
-        "device": resolve_device(device),
+        "device": target,
         "seed": _check_count("seed", seed, 0),
     }
     _check_timeout(timeout_seconds)
     run = _isolation.run if isolate else _isolation.run_here
     try:
+        plan = plan_for(
+            workload,
+            config,
+            resolve(target),
+            seed=arguments["seed"],
+            isolate=isolate,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
         found: VerifyReport = run(
             "verify",
-            arguments,
+            arguments | {"plan": plan},
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
             cancel=cancel,
@@ -296,6 +329,7 @@ def _check_types(workload: Any, config: Any) -> None:
         )
     if not isinstance(config, StepConfig):
         raise ConfigError(f"config={config!r} is no StepConfig; pass StepConfig(batch_size=8)")
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
 
 
 def _check_count(name: str, value: Any, least: int) -> int:

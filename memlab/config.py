@@ -49,6 +49,10 @@ class Checkpointing(StrEnum):
     BLOCKS = "blocks"
 
 
+PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
+Policy = str | Callable[..., Any]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepConfig:
     """How one optimizer update is run.
@@ -63,6 +67,11 @@ class StepConfig:
         compile: run the model through `torch.compile`.
         optimizer: see `Optimizer`.
         checkpointing: see `Checkpointing`.
+        checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
+            (the first of each three), the name of a class, or a pattern of paths ("layers.*").
+        checkpoint_policy: what checkpointed modules keep for backward all the same: one of
+            `PRESET_POLICIES`, operators by name ("aten.mm, aten.addmm"), or a policy function as
+            `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -79,6 +88,8 @@ class StepConfig:
     compile: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     checkpointing: Checkpointing = Checkpointing.NONE
+    checkpoint_modules: str = "auto"
+    checkpoint_policy: Policy = "recompute-all"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -90,6 +101,18 @@ class StepConfig:
                 f"batch_size={self.batch_size}; allowed is 1 to batch_size, since every "
                 "micro-batch needs a sample: raise batch_size or lower accumulation_steps"
             )
+        for name in ("checkpoint_modules", "checkpoint_policy"):
+            value = getattr(self, name)
+            if self.checkpointing is Checkpointing.NONE and value != _default(name):
+                raise ConfigError(
+                    f"{name}={value!r} does nothing with checkpointing='none'; add "
+                    "checkpointing='blocks', or leave it out"
+                )
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether memlab plans what to recompute: a budget below 1, with the eager engine."""
+        return self.memory_budget < 1.0 and self.budget_engine is BudgetEngine.EAGER
 
     @property
     def micro_batch_sizes(self) -> tuple[int, ...]:
@@ -103,17 +126,30 @@ class StepConfig:
         return self.micro_batch_sizes[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back."""
-        return {k: str(v) if isinstance(v, StrEnum) else v for k, v in asdict(self).items()}
+        """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.
+
+        A policy function is told by its name alone.
+        """
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         """Return the fields that differ from the defaults, after the batch size."""
         changed = [
-            f"{field.name}={getattr(self, field.name)}"
+            f"{field.name}={_plain(getattr(self, field.name))}"
             for field in fields(self)
             if field.name != "batch_size" and getattr(self, field.name) != field.default
         ]
         return ", ".join([f"batch_size={self.batch_size}", *changed])
+
+
+def _default(name: str) -> Any:
+    return next(field.default for field in fields(StepConfig) if field.name == name)
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
+    return str(value) if isinstance(value, StrEnum) else value
 
 
 def _positive_int(name: str, value: Any) -> int:
@@ -151,6 +187,27 @@ def _boolean(name: str, value: Any) -> bool:
     return value
 
 
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(
+            f"{name}={value!r}; allowed is 'auto', 'every 2', the name of a class, or a pattern of "
+            "module paths such as 'layers.*'"
+        )
+    return value.strip()
+
+
+def _policy(name: str, value: Any) -> Policy:
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if not callable(value):
+        raise ConfigError(
+            f"{name}={value!r}; allowed is one of {', '.join(map(repr, PRESET_POLICIES))}, "
+            "operators by name ('aten.mm, aten.addmm'), or a policy function"
+        )
+    found: Policy = value
+    return found
+
+
 def _choice(default: Any) -> Callable[[str, Any], StrEnum]:
     kind: type[StrEnum] = type(default)
 
@@ -169,4 +226,6 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "accumulation_steps": _positive_int,
     "memory_budget": _fraction,
     "compile": _boolean,
+    "checkpoint_modules": _text,
+    "checkpoint_policy": _policy,
 }

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
+from memlab.plan import Plan
 from memlab.techniques import accumulation, checkpointing, compilation, optimizers, precision
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -113,6 +114,7 @@ def build_step(
     config: StepConfig,
     device: torch.device | str,
     *,
+    plan: Plan | None = None,
     seed: int = 0,
     mark: Mark = ignore,
 ) -> Step:
@@ -122,6 +124,7 @@ def build_step(
         workload: model, batch and loss.
         config: how to train.
         device: where to train.
+        plan: what to recompute, for a memory budget below 1 with the eager engine.
         seed: set before the model and again before the batch; set it before each step with
             `set_seed`, so that every repeat draws the same numbers.
         mark: told when the build and the making of the batch begin.
@@ -134,6 +137,7 @@ def build_step(
     precision.check(config.precision, device)
     optimizers.check(config.optimizer)
     compilation.check(config)
+    checkpointing.check(config, plan)
 
     mark(Phase.BUILD, 0)
     set_seed(seed)
@@ -142,7 +146,9 @@ def build_step(
     precision.cast_model(model.to(device), config.precision)
     model.train()
     if config.checkpointing is not config.checkpointing.NONE:
-        checkpointing.apply(model, compiled=compilation.is_compiled(config))
+        checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
+    if plan is not None:
+        checkpointing.apply_plan(model, plan)
     optimizer, scheduler = optimizers.make(model, config.optimizer)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -210,9 +216,10 @@ def set_seed(seed: int) -> None:
     random.seed(seed)
 
 
-def notes(config: StepConfig, device: torch.device) -> list[str]:
+def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
-    return precision.notes(config.precision, device) + compilation.notes(config, device)
+    said = precision.notes(config.precision, device) + compilation.notes(config, device)
+    return said + checkpointing.notes(config, plan)
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

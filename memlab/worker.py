@@ -60,9 +60,16 @@ def _predict(**arguments: Any) -> Any:
     return predict_in_process(**arguments)
 
 
+def _plan(**arguments: Any) -> Any:
+    from memlab._plan import plan_in_process  # as above
+
+    return plan_in_process(**arguments)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "measure": _measure.measure_in_process,
     "predict": _predict,
+    "plan": _plan,
     "verify": _verify.verify_in_process,
     "inspect": _inspect.inspect_in_process,
 }

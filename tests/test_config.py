@@ -18,6 +18,8 @@ def test_defaults_are_the_contract():
         "compile": False,
         "optimizer": "adamw",
         "checkpointing": "none",
+        "checkpoint_modules": "auto",
+        "checkpoint_policy": "recompute-all",
     }
 
 

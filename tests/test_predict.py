@@ -125,7 +125,9 @@ def test_limit():
     assert memlab.predict(linear(), StepConfig(), "rtx-3060", memory_limit=GIB).fits is True
 
 
-@pytest.mark.parametrize("config", [StepConfig(compile=True), StepConfig(memory_budget=0.5)])
+@pytest.mark.parametrize(
+    "config", [StepConfig(compile=True), StepConfig(memory_budget=0.5, budget_engine="compile")]
+)
 def test_compiled_steps_are_not_given_the_eager_number(config):
     result = memlab.predict(blocks(), config, "cpu")
     assert result.outcome == Outcome.UNSUPPORTED

@@ -21,12 +21,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A name with a slash is a folder; its files may import one another.
 FLOORS = [
     ["errors", "units", "_version"],
-    ["config", "workload", "trace", "result"],
+    ["config", "workload", "trace", "plan", "result"],
     ["workloads/", "techniques/"],
     ["memory/", "step"],
-    ["_sources", "_running", "_measure", "_verify", "_predict", "_inspect"],
+    ["_sources", "_running", "_measure", "_verify", "_predict", "_plan", "_inspect"],
     ["worker", "_process", "_isolation"],
-    ["api", "_holdings", "_remedies", "_explain"],
+    ["_plans", "api", "_holdings", "_remedies", "_explain"],
     ["_figures", "_timeline_figure", "_peak_map_figure", "plots"],
     ["_panel/"],
 ]

@@ -9,7 +9,7 @@ from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
 from memlab.techniques import compilation
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.checkpointing import find_blocks
+from memlab.techniques.blocks import find_blocks
 from memlab.trace import CATEGORIES, Category
 from tests.models import blocks, linear, run_gradients
 

@@ -67,8 +67,12 @@ class Program:
 
     def without_signatures(self) -> Program:
         """Return the program without what only kernels need: a tenth of its size to send."""
-        operators = [replace(o, signature=None, outputs=()) for o in self.recording.operators]
-        return replace(self, recording=replace(self.recording, operators=operators))
+        recording = self.recording
+        operators = [
+            replace(operator, signature=None, outputs=(), reads=(), writes=())
+            for operator in recording.operators
+        ]
+        return replace(self, recording=replace(recording, operators=operators, calls=[]))
 
     def parts(self, num_micro_batches: int) -> list[Part]:
         """Return the intervals of a run with this many micro-batches, in order."""

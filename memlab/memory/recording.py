@@ -20,6 +20,9 @@ class Operator:
         outputs: the tensors that it returned; none of a view.
         module: index of the module at work, -1 where none is known.
         interval: index of the interval that it ran in.
+        reads: blocks of its arguments, in forward and backward; none of a view.
+        writes: those among them that it changes in place.
+        forward: of a backward operator, the number of the forward one that it differentiates; -1.
     """
 
     name: str
@@ -27,6 +30,18 @@ class Operator:
     outputs: tuple[TensorSpec, ...]
     module: int
     interval: int
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    forward: int = -1
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a module's forward: the operators from `first` up to `end`."""
+
+    module: int
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,9 @@ class Recording:
         events: births and deaths.
         intervals: in the order in which they ran.
         modules: path to index.
+        calls: of modules, in the order in which they began.
+        root: what the model itself is called among the modules.
+        repeated: paths of the model's repeated blocks.
         parameters: block to path.
         states: block of the optimizer's state to the path of its parameter.
         assumptions: sentences: what was assumed where the run depends on values.
@@ -70,6 +88,9 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
     modules: dict[str, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    root: str = ""
+    repeated: tuple[str, ...] = ()
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)

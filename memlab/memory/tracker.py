@@ -36,9 +36,10 @@ from memlab.memory.faking import (
     uses_of_own_gradient,
 )
 from memlab.memory.operators import Signature, TensorSpec, signature_of
-from memlab.memory.recording import Block, Event, Operator, Recording
+from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.values import MOST_ELEMENTS, Values, for_real
+from memlab.techniques.blocks import find_blocks
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten
@@ -65,8 +66,9 @@ class Tracker(TorchDispatchMode):
         self.recording = Recording()
         self.device_type = device_type
         self._live: dict[int, _Death] = {}
-        self._modules: list[int] = []
-        self._module_of_sequence: dict[int, int] = {}
+        self._calls: list[Call] = []
+        self._forward_of_sequence: dict[int, int] = {}
+        self._notes_arguments = False
         self.values = Values()
         self.repeats = Repeats(device_type)
         self._checks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -75,9 +77,12 @@ class Tracker(TorchDispatchMode):
         """Begin an interval: what is allocated from now on belongs to it."""
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
         self.recording.intervals.append(interval)
+        self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
 
     def know(self, model: torch.nn.Module) -> None:
-        """Remember which blocks are the model's parameters."""
+        """Remember which blocks are the model's parameters, and its repeated modules."""
+        self.recording.root = type(model).__name__
+        self.recording.repeated = tuple(find_blocks(model))
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
                 self.recording.parameters.setdefault(block, path)
@@ -99,7 +104,7 @@ class Tracker(TorchDispatchMode):
         """Return where the run is now."""
         interval = self.recording.intervals[-1]
         paths = list(self.recording.modules)
-        module = paths[self._modules[-1]] if self._modules else ""
+        module = paths[self._calls[-1].module] if self._calls else ""
         return Place(phase=interval.phase, micro_batch=interval.micro_batch, module=module)
 
     @contextlib.contextmanager
@@ -108,10 +113,12 @@ class Tracker(TorchDispatchMode):
         index = self.recording.modules
 
         def begin(path: str) -> None:
-            self._modules.append(index.setdefault(path, len(index)))
+            here = len(self.recording.operators)
+            self._calls.append(Call(index.setdefault(path, len(index)), here, here))
+            self.recording.calls.append(self._calls[-1])
 
         def end() -> None:
-            self._modules.pop()
+            self._calls.pop().end = len(self.recording.operators)
 
         with module_calls.told(model, begin, end):
             yield
@@ -124,7 +131,7 @@ class Tracker(TorchDispatchMode):
         signature = None if _is_view(func) else signature_of(func, args, kwargs)
         again = self.repeats.outputs_of(signature, args, kwargs, self.values)
         if again is not None:
-            self._note(func, signature, again)
+            self._note(func, signature, args, again)
             return again
         out = self._run(func, args, kwargs)
         real = self._real(func, args, kwargs, out)
@@ -138,7 +145,7 @@ class Tracker(TorchDispatchMode):
         if func is aten.add.Tensor and out is args[0]:
             func = aten.add_.Tensor
             signature = signature_of(func, args, kwargs)
-        self._note(func, signature, out)
+        self._note(func, signature, args, out)
         return out
 
     def _real(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -171,17 +178,20 @@ class Tracker(TorchDispatchMode):
                 "be known without running it; register one with torch.library.register_fake"
             ) from error
 
-    def _note(self, func: Any, signature: Signature | None, out: Any) -> None:
+    def _note(self, func: Any, signature: Signature | None, args: Any, out: Any) -> None:
         recording = self.recording
         number = len(recording.operators)
         interval = len(recording.intervals) - 1
-        name = _profiler_name(func)
+        module, forward = self._origin(number)
+        operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
+        recording.operators.append(operator)
         if signature is None:
-            recording.operators.append(Operator(name, None, (), self._module(), interval))
             return
+        if self._notes_arguments:
+            operator.reads = self._blocks_in(args)
+            operator.writes = self._blocks_in([args[i] for i in _written(func) if i < len(args)])
         tensors = _tensors(out)
-        outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
-        recording.operators.append(Operator(name, signature, outputs, self._module(), interval))
+        operator.outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
         for index, tensor in enumerate(tensors):
             if tensor.device.type != self.device_type:
                 continue
@@ -208,16 +218,26 @@ class Tracker(TorchDispatchMode):
             Event(death.block, False, len(recording.operators) - 1, len(recording.intervals) - 1)
         )
 
-    def _module(self) -> int:
-        """Return the module at work; a backward operator belongs to that of the forward one."""
+    def _blocks_in(self, args: Any) -> tuple[int, ...]:
+        blocks = (self.block_of(tensor) for tensor in _tensors(args))
+        return tuple([block for block in blocks if block is not None])
+
+    def _origin(self, number: int) -> tuple[int, int]:
+        """Return the module at work, and of a backward operator the forward one.
+
+        Outside of modules a backward operator belongs to the module of the forward one.
+        """
+        here = self._calls[-1].module if self._calls else -1
         node = torch._C._current_autograd_node()
-        if node is not None and not self._modules:
-            return self._module_of_sequence.get(node._sequence_nr(), -1)
-        if not self._modules:
-            return -1
-        # autograd has numbered this operator already, if it has a gradient
-        self._module_of_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._modules[-1]
-        return self._modules[-1]
+        if node is None:
+            # autograd has numbered this operator already, if it has a gradient
+            sequence = torch._C._autograd._get_sequence_nr() - 1
+            self._forward_of_sequence.setdefault(sequence, number)
+            return here, -1
+        forward = self._forward_of_sequence.get(node._sequence_nr(), -1)
+        if here < 0 <= forward:
+            here = self.recording.operators[forward].module
+        return here, forward
 
     def _value(self, func: Any, args: Any, real: Any, error: Exception) -> Any:
         """Return the value that the run reads, an assumed one where it is not known."""
@@ -318,6 +338,16 @@ def _is_view(func: Any) -> bool:
     returns = func._schema.returns
     return bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+
+
+@functools.cache
+def _written(func: Any) -> tuple[int, ...]:
+    """Return the positions of the arguments that an operator changes in place."""
+    return tuple(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 

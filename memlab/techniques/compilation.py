@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
-from memlab.config import BudgetEngine, StepConfig
+from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.techniques import policies
 from memlab.techniques.accumulation import random_modules
 from memlab.workload import Workload
 
 
 def is_compiled(config: StepConfig) -> bool:
-    """Return whether the step runs through torch.compile; a budget of 1 by itself does not."""
-    return config.compile or config.memory_budget < 1.0
+    """Return whether the step runs through torch.compile."""
+    planned = config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.COMPILE
+    return config.compile or planned
 
 
 def backend(device: torch.device) -> str:
@@ -31,11 +33,20 @@ def backend(device: torch.device) -> str:
 
 
 def check(config: StepConfig) -> None:
-    """Raise UnsupportedError for a budget that no engine can plan yet."""
-    if config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.EAGER:
+    """Raise UnsupportedError for what does not go with a budget of the eager engine."""
+    if not config.is_planned:
+        return
+    asked = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
+    if config.compile:
         raise UnsupportedError(
-            f"memory_budget={config.memory_budget:g} with budget_engine='eager' is not built yet; "
-            "use budget_engine='compile', or checkpointing='blocks'"
+            f"{asked} plans eager steps, and compile=True was asked for; use "
+            "budget_engine='compile', or compile=False"
+        )
+    if config.checkpointing is not Checkpointing.NONE:
+        raise UnsupportedError(
+            f"{asked} chooses itself what to recompute, and checkpointing="
+            f"{str(config.checkpointing)!r} was asked for; use checkpointing='none', or "
+            "memory_budget=1.0"
         )
 
 
@@ -138,16 +149,10 @@ def _observed(plan: Plan) -> Iterator[None]:
 
 def _draws(node: torch.fx.Node) -> bool:
     """Return whether a node of a joint graph draws random numbers in this call."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    func = node.target
+    if not isinstance(func, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    for index, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":  # attention without dropout draws nothing
-            given = node.args[index] if index < len(node.args) else argument.default_value
-            return bool(node.kwargs.get("dropout_p", given))
-    return True
+    return policies.draws(func, policies.values_of(func, node.args, dict(node.kwargs)))
 
 
 def _describe(node: torch.fx.Node) -> str:

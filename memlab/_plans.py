@@ -1,0 +1,95 @@
+"""Which plan a config is run with: chains of plans are made in a worker, once, and kept here."""
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from memlab import _isolation
+from memlab._isolation import OnProgress
+from memlab._process import Ended
+from memlab.config import Checkpointing, StepConfig
+from memlab.memory.cards import Target
+from memlab.plan import Plan
+from memlab.result import Outcome
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    from memlab.memory.chain import Chain
+
+MOST_KEPT = 32
+_chains: "OrderedDict[tuple[Any, ...], Chain]" = OrderedDict()
+
+
+def plan_for(
+    workload: Workload,
+    config: StepConfig,
+    target: Target,
+    *,
+    seed: int,
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> Plan | None:
+    """Return the plan of a config, None if it needs none.
+
+    Raises:
+        Ended: there is no plan; says why.
+    """
+    if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
+        return None  # what does not go with a plan is refused by build_step
+    chain = chain_for(
+        workload,
+        config,
+        target,
+        seed=seed,
+        isolate=isolate,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    if len(chain.plans) == 1:
+        raise Ended(
+            Outcome.UNSUPPORTED,
+            f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} to "
+            "recompute: each draws what it holds from others in place, or holds nothing; use "
+            "memory_budget=1.0 and more accumulation_steps",
+        )
+    return chain.pick(config.memory_budget)
+
+
+def chain_for(
+    workload: Workload,
+    config: StepConfig,
+    target: Target,
+    *,
+    seed: int,
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> "Chain":
+    """Return the plans for all budgets of a config, made now or before.
+
+    Raises:
+        Ended: there are none; says why.
+    """
+    plain = dataclasses.replace(config, memory_budget=1.0)
+    key = (workload, plain, target.name, seed)
+    found = _chains.get(key)
+    if found is None:
+        run = _isolation.run if isolate else _isolation.run_here
+        planning = run(
+            "plan",
+            {"workload": workload, "config": plain, "target": target, "seed": seed},
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cancel=cancel,
+        )
+        if planning.chain is None:
+            raise Ended(planning.outcome, planning.message)
+        found = _chains[key] = planning.chain
+        while len(_chains) > MOST_KEPT:
+            _chains.popitem(last=False)
+    return found

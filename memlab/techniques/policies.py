@@ -1,0 +1,179 @@
+"""What a checkpointed module keeps: presets, operators by name, or a person's own policy function.
+
+Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. Never kept,
+whoever asks: views; what an operator writes in place; and operators that draw random numbers, since
+one that is kept shifts the stream of all that are drawn again, and the gradients are wrong.
+"""
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+from memlab.config import PRESET_POLICIES, Policy
+from memlab.errors import ConfigError, UnsupportedError
+
+Keeps = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
+"""Whether to keep an output: the overload, its number in this call, args, kwargs, output."""
+
+SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+MATMULS = frozenset(
+    ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "convolution")
+) | frozenset(("_convolution", "cudnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn"))
+ATTENTION = "_scaled_dot_product"
+NORMS = frozenset(
+    ("native_layer_norm", "native_batch_norm", "native_group_norm", "_native_batch_norm_legit")
+) | frozenset(("_batch_norm_with_update", "cudnn_batch_norm", "_fused_rms_norm"))
+CHEAP = NORMS | frozenset(
+    ("_softmax", "_log_softmax", "_to_copy", "clone", "copy", "mean", "var_mean", "sum", "cat")
+)
+
+
+def keeps(policy: Policy) -> Keeps | None:
+    """Return what decides in a forward, None where everything is recomputed.
+
+    Raises:
+        ConfigError: an operator of that name does not exist.
+    """
+    if callable(policy):
+        return functools.partial(_by_function, policy)
+    if policy == "recompute-all":
+        return None
+    if policy in PRESET_POLICIES:
+        return functools.partial(_by_preset, policy)
+    return functools.partial(_by_list, _overloads(policy))
+
+
+def can_be_kept(func: OpOverload, values: dict[str, Any]) -> bool:
+    """Return whether the output of an operator may be kept, whatever a policy says.
+
+    Args:
+        func: the operator.
+        values: of its arguments by name, as far as they are given.
+    """
+    schema = func._schema
+    aliases = any(value.alias_info is not None for value in schema.returns)
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return bool(schema.returns) and not aliases and not writes and not draws(func, values)
+
+
+def draws(func: OpOverload, values: dict[str, Any]) -> bool:
+    """Return whether an operator draws random numbers in this call."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for name in ("dropout_p", "dropout"):  # attention and RNNs without dropout draw nothing
+        if name in (argument.name for argument in func._schema.arguments):
+            return bool(values.get(name, 0.0))
+    return True
+
+
+def values_of(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, without those left at their defaults."""
+    names = (str(argument.name) for argument in func._schema.arguments)
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
+    """Return why a policy kept nothing of these operators, a sentence with the remedy."""
+    context = SelectiveCheckpointContext(is_recompute=False)
+    for func in seen:
+        if not callable(policy):
+            break
+        try:
+            answer = policy(context, func.overloadpacket)
+        except Exception:  # one that reads its arguments tells nothing here
+            continue
+        if answer is True or answer in SAVE:
+            return (
+                f"checkpoint_policy keeps nothing: it compares operators with {func.overloadpacket}"
+                f", and is called with overloads; compare with torch.ops.{func}"
+            )
+    ran = ", ".join(sorted(str(func) for func in seen if can_be_kept(func, {}))[:8])
+    name = getattr(policy, "__name__", None) or repr(policy)
+    return (
+        f"checkpoint_policy {name} keeps nothing in the checkpointed modules, which run {ran}; "
+        "name some of these, or use 'recompute-all'"
+    )
+
+
+def _by_preset(
+    preset: str, func: OpOverload, _: int, args: Sequence[Any], kwargs: dict[str, Any], __: Any
+) -> bool:
+    name = func.overloadpacket.__name__
+    if preset == "keep-attention":
+        return bool(name.startswith(ATTENTION))
+    if preset == "keep-matmuls":
+        return name in MATMULS or bool(name.startswith(ATTENTION))
+    is_pointwise: bool = torch.Tag.pointwise in func.tags
+    return not is_pointwise and name not in CHEAP
+
+
+def _by_list(listed: frozenset[OpOverload], func: OpOverload, _: int, *__: Any) -> bool:
+    found: bool = func in listed
+    return found
+
+
+def _by_function(
+    policy: Callable[..., Any],
+    func: OpOverload,
+    _: int,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    out: Any,
+) -> bool:
+    answer = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **kwargs)
+    if answer is True or answer in SAVE:
+        return True
+    if answer is False or answer in RECOMPUTE:
+        return False
+    if isinstance(answer, CheckpointPolicy):
+        raise UnsupportedError(
+            f"checkpoint_policy returned {answer} for {func}: without torch.compile PyTorch "
+            "recomputes in silence where it is told to offload; return MUST_SAVE or MUST_RECOMPUTE"
+        )
+    raise ConfigError(
+        f"checkpoint_policy returned {answer!r} for {func}; allowed is a bool or a "
+        "torch.utils.checkpoint.CheckpointPolicy"
+    )
+
+
+def _overloads(names: str) -> frozenset[OpOverload]:
+    """Return the overloads that a list of names means: "aten.mm, addmm, aten.bmm.default"."""
+    found: list[OpOverload] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
+        packet_name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+        if not isinstance(packet, OpOverloadPacket):
+            raise ConfigError(_unknown_operator(name))
+        if overload and overload not in packet.overloads():
+            raise ConfigError(
+                f"checkpoint_policy names {name!r}, and {packet} has the overloads "
+                f"{', '.join(packet.overloads())}; leave the overload out to mean all of them"
+            )
+        chosen = [overload] if overload else packet.overloads()
+        found += [getattr(packet, each) for each in chosen]
+    if not found:
+        raise ConfigError(
+            f"checkpoint_policy={names!r} names no operator; allowed is one of "
+            f"{', '.join(map(repr, PRESET_POLICIES))}, or operators: 'aten.mm, aten.addmm'"
+        )
+    return frozenset(found)
+
+
+def _unknown_operator(name: str) -> str:
+    every = torch._C._dispatch_get_all_op_names()
+    known = {full.removeprefix("aten::").split(".")[0] for full in every if "aten::" in full}
+    choices = sorted(known | set(PRESET_POLICIES))
+    near = difflib.get_close_matches(name.removeprefix("aten.").split(".")[0], choices, n=1)
+    presets = ", ".join(map(repr, PRESET_POLICIES))
+    hint = f"allowed are {presets} and operators such as 'aten.mm'"
+    if near:
+        hint = f"did you mean {near[0] if near[0] in PRESET_POLICIES else f'aten.{near[0]}'!r}?"
+    return f"checkpoint_policy names the operator {name!r}, which does not exist; {hint}"

@@ -1,0 +1,280 @@
+"""The eager memory budget: its chain of plans, held against predictions and the real allocator."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import Outcome, StepConfig, Workload, _plan, _plans
+from memlab.errors import UnsupportedError
+from memlab.memory.cards import resolve
+from memlab.memory.chain import Chain
+from memlab.plan import Plan, Region
+from memlab.step import build_step
+from memlab.units import KIB
+from tests.models import blocks
+
+BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
+RANDOM_STATE_BYTES = 32 * KIB  # which each recomputed module holds, and no prediction sees
+RISE = 1.001  # of a predicted peak over the one before it: what the estimates may be off
+
+
+class Gelu(nn.Module):
+    """A block whose pointwise operators hold most: two matmuls around a written-out GELU."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        h = self.up(self.norm(x))
+        h = 0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h**3)))
+        return x + self.down(h)
+
+
+class Stages(nn.Module):
+    """Convolutions in stages, as attributes: no list of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Stage(3, 16), Stage(16, 16)
+        self.three = Stage(16, 16)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(self.three(self.two(self.one(x))).mean((2, 3)))
+
+
+class Stage(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+class Shared(nn.Module):
+    """One block, called four times."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Gelu(32)
+
+    def forward(self, x):
+        for _ in range(4):
+            x = self.block(x)
+        return x
+
+
+def regression(model, *shape):
+    return Workload(
+        name="regression",
+        build_model=model,
+        make_batch=lambda n: torch.randn(n, *shape),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
+WORKLOADS = {
+    "gelu": lambda: regression(lambda: nn.Sequential(*(Gelu(64) for _ in range(4))), 64, 64),
+    "stages": lambda: regression(Stages, 3, 32, 32),
+    "shared": lambda: regression(Shared, 64, 32),
+    "gpt": lambda: memlab.workloads.get("gpt-small", num_layers=3, sequence_length=64),
+    "dropout": lambda: blocks(depth=4, dropout=0.2),
+}
+
+
+def chain_of(workload, config=None, device="cpu"):
+    planning = _plan.plan_in_process(
+        workload, config or StepConfig(), resolve(device), seed=0, report=lambda progress: None
+    )
+    assert planning.chain is not None, planning.message
+    return planning.chain
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_as_the_budget_falls_less_is_held_the_peak_never_rises_and_no_step_is_faster(name, device):
+    workload, config = WORKLOADS[name](), StepConfig(batch_size=16)
+    results = [
+        memlab.predict(workload, dataclasses.replace(config, memory_budget=budget), device)
+        for budget in BUDGETS
+    ]
+    assert {result.outcome for result in results} == {Outcome.OK}
+    held = [_held(result) for result in results]
+    least = min(held)
+    for budget, here in zip(BUDGETS, held, strict=True):
+        assert here <= budget * held[0] or here == least
+    peaks = [result.peak_allocated_bytes for result in results]
+    assert all(b <= RISE * a for a, b in itertools.pairwise(peaks)), peaks
+    seconds = [result.step_seconds for result in results]
+    assert all(b >= a * 0.999 for a, b in itertools.pairwise(seconds)), seconds
+
+
+def _held(result):
+    """Return the activations that are held when a forward ends."""
+    timeline = result.timeline
+    (ends,) = np.nonzero(np.diff(timeline.phase.astype(int)))
+    column = list(memlab.trace.CATEGORIES).index("activations")
+    return int(timeline.bytes_by_category[ends[:1], column].max())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_is_measured_is_what_was_planned_and_the_gradients_are_the_same_bits(name):
+    workload = WORKLOADS[name]()
+    for budget in (0.7, 0.3, 0.0):
+        config = StepConfig(batch_size=12, accumulation_steps=2, memory_budget=budget)
+        predicted = memlab.predict(workload, config, "cpu")
+        measured = memlab.measure(workload, config, "cpu", repeats=1)
+        assert measured.outcome is Outcome.OK, measured.message
+        assert measured.peak_allocated_bytes == pytest.approx(
+            predicted.peak_allocated_bytes, rel=0.02, abs=RANDOM_STATE_BYTES
+        )
+        report = memlab.verify(workload, config, "cpu")
+        assert report.bitwise, report.why
+        assert report.ok, report.why
+
+
+def test_budget_one_is_the_plain_step_to_the_byte():
+    workload = WORKLOADS["gelu"]()
+    plain = memlab.measure(workload, StepConfig(), "cpu", repeats=1)
+    eager = memlab.measure(workload, StepConfig(memory_budget=1.0), "cpu", repeats=1)
+    assert eager.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert build_step(workload, StepConfig(), "cpu").model[0].forward.__func__ is Gelu.forward
+
+
+@pytest.mark.parametrize("name", ["gelu", "gpt"])
+def test_budget_zero_is_never_worse_than_checkpointed_blocks(name):
+    workload = WORKLOADS[name]()
+    least = memlab.predict(workload, StepConfig(memory_budget=0.0), "cpu")
+    blockwise = memlab.predict(workload, StepConfig(checkpointing="blocks"), "cpu")
+    assert least.peak_allocated_bytes <= blockwise.peak_allocated_bytes * RISE
+
+
+def test_a_budget_below_the_least_uses_the_least_and_says_so():
+    result = memlab.predict(WORKLOADS["gelu"](), StepConfig(memory_budget=0.0), "cpu")
+    assert "least this model can hold: memory_budget=0 is below it" in result.notes[0]
+
+
+def test_pointwise_operators_are_the_first_to_go():
+    """A written-out GELU holds eight tensors of 4x the width, its matmuls one."""
+    wide = regression(lambda: nn.Sequential(*(Gelu(1024) for _ in range(4))), 256, 1024)
+    chain = chain_of(wide, device="t4")
+    plan, all_of_it = chain.pick(0.5), chain.plans[-1]
+    kept = {name for region in plan.regions for name, _ in region.keep}
+    assert "aten.addmm.default" in kept
+    assert plan.recompute_seconds < 0.5 * all_of_it.recompute_seconds
+
+
+def test_a_model_that_cannot_be_cut_is_unsupported_with_a_remedy():
+    workload = regression(Flat, 8)
+    result = memlab.predict(workload, StepConfig(memory_budget=0.5), "cpu")
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "no module" in result.message
+    assert "accumulation_steps" in result.message
+
+
+class Flat(nn.Module):
+    """All its arithmetic in one forward, without modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        return (x @ self.weight).tanh()
+
+
+def test_a_module_that_changes_its_input_in_place_is_not_recomputed():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.linear(x.tanh_())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = Gelu(32)
+            self.layers = nn.ModuleList(InPlace() for _ in range(3))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    plans = chain_of(regression(Model, 32)).plans
+    paths = {region.path for plan in plans for region in plan.regions}
+    assert paths
+    assert not {"layers.0", "layers.1", "layers.2"} & paths
+
+
+def test_a_plan_for_other_operators_is_refused():
+    workload = WORKLOADS["gelu"]()
+    plan = Plan(
+        regions=(Region(path="0", keep=frozenset({("aten.mm.default", 7)})),),
+        saved_bytes=1, plain_saved_bytes=2, peak_bytes=3, recompute_seconds=None,
+    )  # fmt: skip
+    step = build_step(workload, StepConfig(memory_budget=0.5), "cpu", plan=plan)
+    with pytest.raises(UnsupportedError, match=r"0 was planned to keep .*aten\.mm\.default"):
+        step.accumulate()
+
+
+def test_a_budget_without_a_plan_is_refused_by_the_step():
+    with pytest.raises(UnsupportedError, match="needs a plan"):
+        build_step(WORKLOADS["gelu"](), StepConfig(memory_budget=0.5), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"compile": True}, "compile=True was asked for"),
+        ({"checkpointing": "blocks"}, "chooses itself what to recompute"),
+    ],
+)
+def test_what_does_not_go_with_a_plan_is_unsupported(fields, text):
+    config = StepConfig(memory_budget=0.5, **fields)
+    for result in (
+        memlab.measure(WORKLOADS["gelu"](), config, "cpu"),
+        memlab.predict(WORKLOADS["gelu"](), config, "cpu"),
+    ):
+        assert result.outcome is Outcome.UNSUPPORTED
+        assert text in result.message
+
+
+def test_a_chain_is_made_once_for_all_budgets(monkeypatch):
+    workload = WORKLOADS["gelu"]()
+    asked = []
+    run = _plans._isolation.run
+
+    def counted(function, *args, **kwargs):
+        asked.append(function)
+        return run(function, *args, **kwargs)
+
+    monkeypatch.setattr(_plans._isolation, "run", counted)
+    for budget in (0.9, 0.5, 0.1):
+        memlab.predict(workload, StepConfig(memory_budget=budget), "h200")
+    assert asked.count("plan") == 1
+
+
+def test_pick_takes_the_first_plan_within_the_budget():
+    plans = tuple(
+        Plan(
+            regions=(), saved_bytes=saved, plain_saved_bytes=100, peak_bytes=saved,
+            recompute_seconds=None,
+        )
+        for saved in (100, 70, 30)
+    )  # fmt: skip
+    chain = Chain(plans=plans)
+    picked = [chain.pick(budget).saved_bytes for budget in (1.0, 0.99, 0.7, 0.69, 0.3, 0.1)]
+    assert picked == [100, 70, 70, 30, 30, 30]

@@ -1,0 +1,282 @@
+"""Checkpointed modules do as plain ones do, bit by bit: gradients, buffers, random numbers."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from memlab import StepConfig, Workload
+from memlab.errors import ConfigError, UnsupportedError
+from memlab.plan import Plan, Region
+from memlab.step import build_step, set_seed
+from memlab.techniques import policies
+
+aten = torch.ops.aten
+
+
+class Residual(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class StochasticDepth(nn.Module):
+    """Left out by chance, as three libraries draw it."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).tanh() if self.draw() < 0.5 else x
+
+
+class Average(nn.Module):
+    """Centres its input on an average that it keeps, and that a recompute must find as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x):
+        self.average.mul_(0.9).add_(x.detach().mean(tuple(range(x.ndim - 1))), alpha=0.1)
+        return self.linear(x - self.average).tanh()
+
+
+class Reassigned(Average):
+    def forward(self, x):
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(tuple(range(x.ndim - 1)))
+        return self.linear(x - self.average).tanh()
+
+
+class Counting(TorchDispatchMode):
+    """Sees what reaches a kernel, below the modes that keep and reuse."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+BLOCKS = {
+    "linear": lambda: [nn.Linear(8, 8), nn.GELU()],
+    "batch-norm": lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()],
+    "cumulative": lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU()],
+    "instance-norm": lambda: [
+        nn.Unflatten(1, (4, 2)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten(),
+        nn.Linear(8, 8),
+    ],
+    "in-place": lambda: [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True)],
+    "dropout": lambda: [nn.Linear(8, 8), nn.Dropout(0.3), nn.Tanh(), nn.Dropout(0.2)],
+    "alpha-dropout": lambda: [nn.Linear(8, 8), nn.AlphaDropout(0.3), nn.Tanh()],
+    "feature-dropout": lambda: [
+        nn.Linear(8, 8), nn.Unflatten(1, (4, 2)), nn.Dropout1d(0.4), nn.Flatten(), nn.Tanh()
+    ],
+    "rrelu": lambda: [nn.Linear(8, 8), nn.RReLU()],
+    "spectral-norm": lambda: [spectral_norm(nn.Linear(8, 8)), nn.Tanh()],
+    "parametrized": lambda: [parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Tanh()],
+    "depth-torch": lambda: [StochasticDepth(lambda: torch.rand(()).item())],
+    "depth-python": lambda: [StochasticDepth(random.random)],
+    "depth-numpy": lambda: [StochasticDepth(np.random.random)],
+    "average": lambda: [Average()],
+    "reassigned": lambda: [Reassigned()],
+}  # fmt: skip
+
+
+def make_workload(block, depth=3):
+    return Workload(
+        name="blocks",
+        build_model=lambda: nn.Sequential(
+            nn.Linear(8, 8), *[Residual(*block()) for _ in range(depth)], nn.Linear(8, 1)
+        ),
+        make_batch=lambda n: (torch.randn(n, 8), torch.randn(n, 1)),
+        compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    )
+
+
+def state_after(workload, config, plan=None, steps=2):
+    """Return gradients, buffers and the next random numbers after some steps of training."""
+    step = build_step(workload, config, "cpu", plan=plan)
+    set_seed(7)
+    for _ in range(steps):
+        step.accumulate()
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for name, p in step.model.named_parameters()
+        }
+        step.update()
+    drawn = torch.rand(3), torch.tensor(random.random()), torch.tensor(np.random.random())
+    return gradients | dict(step.model.named_buffers()) | dict(enumerate(drawn))
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def plain_config(**changes):
+    return StepConfig(batch_size=12, accumulation_steps=2, **changes)
+
+
+def keep_everything(_, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE
+
+
+@pytest.mark.parametrize("policy", [*policies.PRESET_POLICIES, keep_everything], ids=str)
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*")
+def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
+    workload = make_workload(BLOCKS[name])
+    expected = state_after(workload, plain_config())
+    config = plain_config(checkpointing="blocks", checkpoint_policy=policy)
+    if policy == "keep-attention":
+        with pytest.raises(UnsupportedError, match=r"keeps nothing .* which run .*aten\."):
+            state_after(workload, config)
+    else:
+        assert_same(state_after(workload, config), expected)
+
+
+def test_without_the_noted_state_the_gradients_are_wrong(monkeypatch):
+    from memlab.techniques import checkpointing
+
+    monkeypatch.setattr(
+        checkpointing._State, "restored", lambda self: checkpointing.contextlib.nullcontext()
+    )
+    workload = make_workload(BLOCKS["average"])
+    found = state_after(workload, plain_config(checkpointing="blocks"), steps=1)
+    expected = state_after(workload, plain_config(), steps=1)
+    with pytest.raises(AssertionError):
+        assert_same(found, expected)
+
+
+def test_a_kept_graph_is_run_back_twice():
+    workload = make_workload(BLOCKS["batch-norm"])
+    grads = []
+    for config in (
+        plain_config(),
+        plain_config(checkpointing="blocks", checkpoint_policy="aten.addmm"),
+    ):
+        step = build_step(workload, config, "cpu")
+        loss = workload.compute_loss(step.run_model, step.micro_batches[0])
+        loss.backward(retain_graph=True)
+        loss.backward()
+        grads.append([p.grad for p in step.model.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+def test_dropout_may_be_asked_for_and_is_drawn_again_all_the_same():
+    def keep_random(_, op, *args, **kwargs):
+        return op in (aten.bernoulli_.float, aten.native_dropout.default, aten.addmm.default)
+
+    workload = make_workload(BLOCKS["dropout"])
+    config = plain_config(checkpointing="blocks", checkpoint_policy=keep_random)
+    assert_same(state_after(workload, config), state_after(workload, plain_config()))
+
+
+def test_a_policy_that_compares_with_packets_is_named():
+    config = plain_config(
+        checkpointing="blocks", checkpoint_policy=lambda ctx, op, *a, **k: op in (aten.addmm,)
+    )
+    with pytest.raises(UnsupportedError, match=r"keeps nothing: .*compare with torch\.ops\.aten"):
+        state_after(make_workload(BLOCKS["linear"]), config)
+
+
+@pytest.mark.parametrize("answer", ["save", None, 1.5])
+def test_a_policy_that_returns_nonsense_is_refused(answer):
+    config = plain_config(checkpointing="blocks", checkpoint_policy=lambda ctx, op, *a, **k: answer)
+    with pytest.raises(ConfigError, match=f"returned {answer!r} for aten"):
+        state_after(make_workload(BLOCKS["linear"]), config)
+
+
+@pytest.mark.skipif(not hasattr(CheckpointPolicy, "MUST_CPU_OFFLOAD"), reason="torch before 2.13")
+def test_a_policy_that_offloads_is_refused():
+    config = plain_config(
+        checkpointing="blocks",
+        checkpoint_policy=lambda ctx, op, *a, **k: CheckpointPolicy.MUST_CPU_OFFLOAD,
+    )
+    with pytest.raises(UnsupportedError, match="recomputes in silence"):
+        state_after(make_workload(BLOCKS["linear"]), config)
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        ("aten.adddmm", r"'aten\.adddmm', which does not exist; did you mean 'aten\.addmm'"),
+        ("keep-matmul", "did you mean 'keep-matmuls'"),
+        ("aten.mm.out2", "has the overloads default"),
+        (",", "names no operator"),
+    ],
+)
+def test_an_unknown_operator_is_refused_with_the_nearest(policy, text):
+    with pytest.raises(ConfigError, match=text):
+        policies.keeps(policy)
+
+
+def test_a_kept_matmul_runs_once_and_the_rest_twice():
+    counts = []
+    for keep in (frozenset(), frozenset({("aten.addmm.default", 0)})):
+        plan = Plan(
+            regions=(Region(path="1", keep=keep), Region(path="2")),
+            saved_bytes=0, plain_saved_bytes=0, peak_bytes=0, recompute_seconds=None,
+        )  # fmt: skip
+        workload = make_workload(lambda: [nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)])
+        step = build_step(workload, StepConfig(batch_size=4), "cpu", plan=plan)
+        with Counting() as counting:
+            step.accumulate()
+        counts.append(counting.operators.count(aten.addmm.default))
+    assert counts[0] - counts[1] == 1
+    assert_same(state_after(workload, plain_config(), plan), state_after(workload, plain_config()))
+
+
+@pytest.mark.parametrize(
+    ("which", "paths"),
+    [
+        ("auto", ["1", "2", "3"]),
+        ("every 2", ["1", "3"]),
+        ("Residual", ["1", "2", "3"]),
+        ("[12].layers", ["1.layers", "2.layers"]),
+        ("[12]*", ["1", "2"]),
+    ],
+)
+def test_modules_are_named_by_class_pattern_or_number(which, paths):
+    from memlab.techniques.blocks import select
+
+    model = make_workload(BLOCKS["linear"]).build_model()
+    assert list(select(model, which)) == paths
+
+
+def test_a_pattern_without_a_module_says_what_there_is():
+    config = plain_config(checkpointing="blocks", checkpoint_modules="Residul")
+    with pytest.raises(UnsupportedError, match="did you mean 'Residual'"):
+        build_step(make_workload(BLOCKS["linear"]), config, "cpu")
+
+
+def test_modules_without_checkpointing_are_refused():
+    with pytest.raises(ConfigError, match="does nothing with checkpointing='none'"):
+        StepConfig(checkpoint_modules="Residual")
+
+
+def test_a_buffer_that_changes_late_is_refused():
+    class Late(Average):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) if self.calls > 2 else self.linear(x)
+
+    config = plain_config(checkpointing="blocks")
+    with pytest.raises(UnsupportedError, match="changes its buffer 'average'"):
+        state_after(make_workload(lambda: [Late()]), config)
