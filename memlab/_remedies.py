@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from memlab._holdings import blocks_pattern, patterns
-from memlab.config import BudgetEngine, Checkpointing, Optimizer, Precision, StepConfig
+from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.result import Holding, StepResult
 from memlab.techniques import compilation, optimizers, precision
@@ -29,10 +29,9 @@ BUDGET = 0.5  # half of the activations that the plain step keeps
 # NVIDIA cards of compute capability below 8.0 have no bfloat16 arithmetic (CUDA C Programming
 # Guide, "Arithmetic Instructions")
 OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", re.IGNORECASE)
-# Parts of operators' names: RNNs break the graph, random ones give wrong gradients (pytorch issue
-# 190758), and of convolutions the partitioner has little to recompute (measured: the peak rose).
-# Under autocast it had nothing to change in a ResNet and in plain Linear blocks: fp32 alone.
-NOT_PLANNED = ("rnn", "lstm", "gru", "dropout", "bernoulli", "conv")
+# parts of operators' names: one fused operator holds all, so that a budget finds nothing to cut,
+# and its workspace does not halve
+RECURRENT = ("rnn", "lstm", "gru")
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
 
 
@@ -209,7 +208,7 @@ def _bf16(step: _Step) -> Iterator[Remedy]:
     if kind is Precision.FP32:
         halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
-    can_say = kind is Precision.FP32 and not step.has_operator("rnn", "lstm", "gru")
+    can_say = kind is Precision.FP32 and not step.has_operator(*RECURRENT)
     yield _remedy(
         step,
         {"precision": Precision.BF16},
@@ -237,19 +236,15 @@ def _optimizer(step: _Step) -> Iterator[Remedy]:
 
 def _budget(step: _Step) -> Iterator[Remedy]:
     config = step.config
-    is_plain = (
-        not compilation.is_compiled(config)
-        and config.checkpointing is Checkpointing.NONE
-        and config.precision is Precision.FP32
-    )
-    if not is_plain or not step.holdings or step.has_operator(*NOT_PLANNED):
+    is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
+    if not is_plain or not step.holdings or step.has_operator(*RECURRENT):
         return
     yield _remedy(
         step,
-        {"memory_budget": BUDGET, "budget_engine": BudgetEngine.COMPILE},
-        effect="torch.compile keeps about half of the activations and recomputes the rest",
-        price="seconds to compile, some operators run twice; the model must be one graph without "
-        "dropout, and the peak can also rise: measure it",
+        {"memory_budget": BUDGET},
+        effect="at most half of the activations are held, what is cheapest to recompute goes first",
+        price="a few percent of the step's time where pointwise operators hold most, up to a "
+        "second forward; memlab.predict tells",
         categories=(Category.ACTIVATIONS,),
     )
 

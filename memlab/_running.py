@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointError
 from memlab.errors import MemlabError, UnsupportedError
 from memlab.result import Outcome
 
-SMALLER = "lower batch_size, raise accumulation_steps or use checkpointing='blocks'"
+SMALLER = "lower memory_budget or batch_size, or raise accumulation_steps"
 MAX_CHARACTERS = 300  # of a foreign error's text
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
@@ -66,7 +66,7 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         )
     if isinstance(error, CheckpointError):
         return Outcome.UNSUPPORTED, (
-            "checkpointing='blocks': a block does not do the same when it is run again; does it "
+            "a recomputed module does not do the same when it is run again; does it "
             f"keep a cache (build the model with use_cache=False)? ({text})"
         )
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,7 +6,7 @@ whether this device or this version can do it is found by `build_step`.
 
 import operator
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -113,6 +113,17 @@ class StepConfig:
     def is_planned(self) -> bool:
         """Whether memlab plans what to recompute: a budget below 1, with the eager engine."""
         return self.memory_budget < 1.0 and self.budget_engine is BudgetEngine.EAGER
+
+    def without_recompute(self) -> "StepConfig":
+        """Return the config that keeps every activation, and is else the same."""
+        default = StepConfig()
+        return replace(
+            self,
+            memory_budget=default.memory_budget,
+            checkpointing=default.checkpointing,
+            checkpoint_modules=default.checkpoint_modules,
+            checkpoint_policy=default.checkpoint_policy,
+        )
 
     @property
     def micro_batch_sizes(self) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from tests.panel_parts import make_facts, make_result, settings
 # settings
 
 
-def test_a_budget_below_one_is_planned_by_the_compile_engine():
-    assert state.to_config(settings(memory_budget=0.5)).budget_engine == "compile"
-    assert state.to_config(settings(memory_budget=1.0)).budget_engine == "eager"
+def test_a_policy_counts_only_where_something_is_checkpointed():
+    kept = settings(checkpoint_policy="keep-matmuls")
+    assert state.to_config(kept).checkpoint_policy == "recompute-all"
+    blocks = state.to_config({**kept, "checkpointing": "blocks"})
+    assert blocks.checkpoint_policy == "keep-matmuls"
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,28 @@ def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
 
 def test_a_budget_says_its_share_its_engine_and_what_it_cannot():
     half = settings(memory_budget=0.5)
-    assert "50 %" in texts.budget_line(half, make_facts()).text
+    drawing = make_facts(random_modules=("drop",), recurrent_modules=("lstm",))
+    assert "at most 50 %" in texts.budget_line(half, drawing).text
+    assert texts.budget_line(half, drawing).remedy is None
+    assert "as little as" in texts.budget_line(settings(memory_budget=0.0), None).text
+    assert "plain step" in texts.budget_line(settings(), drawing).text
+    compiled = texts.budget_line({**half, "compile": True}, None)
+    assert compiled.remedy == ("let it", {"budget_engine": "compile"})
+    blocks = texts.budget_line({**half, "checkpointing": "blocks"}, None)
+    assert blocks.remedy == ("no checkpointing", {"checkpointing": "none"})
+
+
+def test_a_budget_by_torch_compile_says_what_it_cannot():
+    half = settings(memory_budget=0.5, budget_engine="compile")
     assert "torch.compile's partitioner" in texts.budget_line(half, None).text
-    recurrent = texts.budget_line(half, make_facts(recurrent_modules=("lstm",)))
-    assert "cannot put lstm, a recurrent module, in one graph" in recurrent.text
-    assert recurrent.remedy == ("set to 1", {"memory_budget": 1.0})
-    drawing = texts.budget_line(half, make_facts(random_modules=("drop",)))
-    assert "drop draws random numbers" in drawing.text
-    assert "plain step" in texts.budget_line(settings(), make_facts(random_modules=("d",))).text
+    by_memlab = {"budget_engine": "eager", "compile": False}
+    for facts, word in (
+        (make_facts(recurrent_modules=("lstm",)), "lstm, a recurrent module"),
+        (make_facts(random_modules=("drop",)), "drop draws random numbers"),
+    ):
+        line = texts.budget_line(half, facts)
+        assert word in line.text
+        assert line.remedy == ("plan it by memlab", by_memlab)
 
 
 def test_uneven_micro_batches_are_counted():

@@ -10,11 +10,12 @@ from memlab._panel.runs import Run
 from memlab._panel.state import FIELDS
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_words
-from memlab.config import StepConfig
+from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.result import Outcome, StepResult
 from memlab.trace import CATEGORIES, Category
 from memlab.units import format_bytes
 
+NEXT_BUDGETS = (0.5, 0.2, 0.0)
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
 
@@ -91,11 +92,15 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
 
 def _next_line(config: StepConfig) -> Line:
     batch, steps = config.batch_size, config.accumulation_steps
+    lower = next((b for b in NEXT_BUDGETS if b < config.memory_budget), None)
     fields: dict[str, object] = {"batch_size": batch // 2, "accumulation_steps": batch // 2}
-    if steps < batch:
+    is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
+    if is_eager and lower is not None and config.budget_engine is BudgetEngine.EAGER:
+        fields = {"memory_budget": lower}  # it leaves the gradient as it is, bit by bit
+    elif steps < batch:
         fields = {"accumulation_steps": min(2 * steps, batch)}
     elif batch == 1:
-        return Line("one sample at a time does not fit: try checkpointing, under more", kind=WARN)
+        return Line("one sample at a time does not fit, whatever is recomputed", kind=WARN)
     field, value = next(iter(fields.items()))
     words = setting_words(field, value)
     return Line(f"no measured run fits; next, try {words}", remedy=(f"try {words}", fields),

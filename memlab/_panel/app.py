@@ -390,7 +390,10 @@ class Panel:
         self._view.show_advice(now.advice(self._log.runs, limit))
 
     def _outlook(self) -> Outlook:
-        return outlook(self._log, self._asked.question, self._estimate, self._doing)
+        question = self._asked.question
+        plain = question.plain if question else None
+        known = self._forecasts.known(plain) if plain else None
+        return outlook(self._log, question, self._estimate, self._doing, with_numbers(known))
 
     @_guarded
     def _draw_pictures(self, _: Any) -> None:
@@ -398,6 +401,8 @@ class Panel:
         estimate = self._forecasts.look(question) if question else None
         if question and (estimate is None or not estimate.exact):
             self._forecasts.ask(question)
+        elif question and question.plain:
+            self._forecasts.ask(question.plain)  # what recomputing saves is told against it
         with self._lock:
             self._estimate, self._looked = estimate, question
             self._show_outlook()

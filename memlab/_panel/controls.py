@@ -11,12 +11,14 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel.state import (
+    BUDGET_ENGINES,
     CHECKPOINTING,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
 )
 from memlab._panel.texts import Line
+from memlab.config import PRESET_POLICIES
 
 LABELS = {
     "memory_budget": "Memory budget",
@@ -24,6 +26,8 @@ LABELS = {
     "accumulation_steps": "Accumulation",
     "precision": "Precision",
     "checkpointing": "Checkpointing",
+    "checkpoint_policy": "Blocks keep",
+    "budget_engine": "Budget by",
     "optimizer": "Optimizer",
     "compile": "torch.compile",
 }
@@ -141,11 +145,15 @@ class Controls:
             options=[str(p) for p in PRECISIONS], description=LABELS["precision"]
         )
         self.checkpointing = _dropdown("checkpointing", CHECKPOINTING)
+        self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
+        self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
         self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
+            "checkpoint_policy": self.policy,
+            "budget_engine": self.engine,
             "optimizer": self.optimizer,
             "compile": self.compile,
         }
@@ -188,6 +196,7 @@ class Controls:
         self.checkpointing.disabled = not possible
         if not possible:
             self.checkpointing.value = "none"
+        self.policy.disabled = self.checkpointing.value == "none"
 
     def _tell(self) -> None:
         if not self._quiet:

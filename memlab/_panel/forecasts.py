@@ -47,6 +47,12 @@ class Question:
         plain = dataclasses.replace(self.config, batch_size=1, accumulation_steps=1)
         return dataclasses.replace(self, config=plain)
 
+    @property
+    def plain(self) -> "Question | None":
+        """The same without recomputing; None if nothing is recomputed."""
+        config = self.config.without_recompute()
+        return None if config == self.config else dataclasses.replace(self, config=config)
+
     def is_of(self, result: StepResult) -> bool:
         """Return whether the result is one of this very setting."""
         here = (result.workload_name, result.config, result.device)
@@ -142,6 +148,12 @@ class Forecasts:
         exact = base.forecast.is_exact(question.config.micro_batch_sizes)
         self._last = Estimate(question=question, result=result, exact=exact)
         return self._last
+
+    def known(self, question: Question) -> StepResult | None:
+        """Return what the worker has said of this very question; None if nothing."""
+        with self._condition:
+            found = self._known.get(question)
+        return None if found is None else found.result
 
     def ask(self, question: Question) -> None:
         """Have the worker predict this, unless it is at it; no other question waits any more."""

@@ -34,6 +34,7 @@ class Outlook:
         last: the last run of any setting that was not stopped.
         question: the setting; None while it cannot be.
         doing: what the worker does for a prediction of it; "" if nothing.
+        plain: predicted for the same without recomputing; None if not known, or the same.
     """
 
     run: Run | None
@@ -41,6 +42,7 @@ class Outlook:
     last: Run | None
     question: Question | None
     doing: str = ""
+    plain: StepResult | None = None
 
     @property
     def predicted(self) -> StepResult | None:
@@ -123,7 +125,8 @@ class Outlook:
         if self.predicted is not None:
             exact = self.run is not None or self.estimate is None or self.estimate.exact
             how = "predicted" if exact else "interpolated"
-            return f"{how} for {self.predicted.device}: {_numbers(self.predicted)}"
+            said = f"{how} for {self.predicted.device}: {_numbers(self.predicted)}"
+            return said + _recomputing(self.predicted, self.plain)
         if self.question is None:
             return ""
         if self.estimate is None:
@@ -139,7 +142,11 @@ class Outlook:
 
 
 def outlook(
-    log: RunLog, question: Question | None, estimate: Estimate | None, doing: str
+    log: RunLog,
+    question: Question | None,
+    estimate: Estimate | None,
+    doing: str,
+    plain: StepResult | None = None,
 ) -> Outlook:
     """Return what is known of the question.
 
@@ -148,6 +155,7 @@ def outlook(
         question: on screen; None while it cannot be.
         estimate: of this question or an older one.
         doing: what the worker does.
+        plain: predicted for the same without recomputing, if that is known.
     """
     runs = [run for run in log.runs if run.result.outcome is not Outcome.CANCELLED]
     same = [run for run in runs if question is not None and question.is_of(run.result)]
@@ -157,6 +165,7 @@ def outlook(
         last=runs[-1] if runs else None,
         question=question,
         doing=doing,
+        plain=plain,
     )
 
 
@@ -181,6 +190,19 @@ def _numbers(result: StepResult) -> str:
 def _spread(result: StepResult, field: str) -> str:
     width = (result.uncertainty or {}).get(field)
     return f" ± {format_percent(width)}" if width else ""
+
+
+def _recomputing(predicted: StepResult, plain: StepResult | None) -> str:
+    """Return what recomputing saves and costs, against the plain step; "" if that is not known."""
+    if plain is None or not plain.peak_allocated_bytes or not predicted.peak_allocated_bytes:
+        return ""
+    said = [
+        f"{signed_percent(predicted.peak_allocated_bytes / plain.peak_allocated_bytes - 1)} "
+        "allocated"
+    ]
+    if plain.step_seconds and predicted.step_seconds:
+        said.append(f"{signed_percent(predicted.step_seconds / plain.step_seconds - 1)} time")
+    return f"; recomputing: {', '.join(said)}"
 
 
 def _against(run: Run, predicted: StepResult) -> str:

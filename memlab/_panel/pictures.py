@@ -169,14 +169,16 @@ def _on_axes(runs: tuple[Run, ...], shown: Run) -> tuple[str, str, list[Run]]:
     """
     fields = plots.varying_fields([run.result for run in runs])
     fields += [f for f in ("batch_size", "accumulation_steps") if f not in fields]
-    # the engine follows from the budget
+    # budgets are compared within one engine
     pairs = itertools.combinations([field for field in fields if field != "budget_engine"], 2)
     found = [(*pair, [run for run in runs if _agree(run, shown, pair)]) for pair in pairs]
     return max(found, key=lambda one: len({_cell(run, one[:2]) for run in one[2]}))
 
 
 def _agree(run: Run, shown: Run, apart_from: tuple[str, str]) -> bool:
-    free = {*apart_from, "budget_engine"}
+    here, there = run.result.config, shown.result.config
+    is_plain = 1.0 in (here.memory_budget, there.memory_budget)  # whatever the engine
+    free = {*apart_from, *(("budget_engine",) if is_plain else ())}
     names = [field.name for field in dataclasses.fields(StepConfig) if field.name not in free]
     return _cell(run, names) == _cell(shown, names)
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlab._panel.choices import zoo_options
-from memlab.config import BudgetEngine, Checkpointing, Optimizer, Precision, StepConfig
+from memlab.config import (
+    PRESET_POLICIES,
+    BudgetEngine,
+    Checkpointing,
+    Optimizer,
+    Precision,
+    StepConfig,
+)
 from memlab.errors import ConfigError
 from memlab.workload import Workload
 
@@ -18,28 +25,30 @@ Settings = Mapping[str, Any]
 PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.BF16)
 OPTIMIZERS = (Optimizer.SGD, Optimizer.SGD_MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
 CHECKPOINTING = tuple(Checkpointing)
+BUDGET_ENGINES = tuple(BudgetEngine)
 FIELDS = (
-    "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing", "optimizer",
-    "compile",
+    "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
+    "checkpoint_policy", "budget_engine", "optimizer", "compile",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OFFERED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "optimizer": OPTIMIZERS,
     "checkpointing": CHECKPOINTING,
+    "checkpoint_policy": PRESET_POLICIES,
 }
 
 
 def to_config(settings: Settings) -> StepConfig:
-    """Return the config of these settings; below a budget of 1 torch.compile's partitioner plans.
+    """Return the config of these settings; without checkpointing its policy does not count.
 
     Raises:
         ConfigError: the settings cannot be; the message is the sentence to show.
     """
-    budget = settings["memory_budget"]
-    planned = isinstance(budget, float) and budget < 1.0
-    engine = BudgetEngine.COMPILE if planned else BudgetEngine.EAGER
-    return StepConfig(**settings, budget_engine=engine)
+    values = dict(settings)
+    if values["checkpointing"] == Checkpointing.NONE:
+        del values["checkpoint_policy"]
+    return StepConfig(**values)
 
 
 def from_config(config: StepConfig) -> dict[str, Any]:
@@ -54,6 +63,11 @@ def from_config(config: StepConfig) -> dict[str, Any]:
             raise ConfigError(
                 f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
             )
+    if config.checkpoint_modules != "auto":
+        raise ConfigError(
+            f"checkpoint_modules={config.checkpoint_modules!r} has no control in the panel; "
+            "allowed is 'auto', or memlab.measure for others"
+        )
     return {field: getattr(config, field) for field in FIELDS}
 
 
@@ -76,6 +90,8 @@ def problems(settings: Settings) -> dict[str, str]:
         alone = {field: value}
         if field == "accumulation_steps" and isinstance(value, int):
             alone["batch_size"] = max(value, 1)
+        if field == "checkpoint_policy":
+            alone["checkpointing"] = Checkpointing.BLOCKS
         try:
             StepConfig(**alone)
         except ConfigError as error:
@@ -118,6 +134,10 @@ def others(config: StepConfig) -> list[str]:
     default, said = StepConfig(), []
     if config.checkpointing is not default.checkpointing:
         said.append(f"checkpointed {config.checkpointing}")
+    if config.checkpoint_policy != default.checkpoint_policy:
+        said.append(str(config.checkpoint_policy))
+    if config.memory_budget < 1.0 and config.budget_engine is not default.budget_engine:
+        said.append(f"budget by torch.{config.budget_engine}")
     if config.optimizer is not default.optimizer:
         said.append(str(config.optimizer))
     if config.compile:

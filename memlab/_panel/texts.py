@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memlab._inspect import WorkloadFacts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
-from memlab.config import Precision, StepConfig
+from memlab.config import BudgetEngine, Precision, StepConfig
 from memlab.errors import MemlabError
 from memlab.units import MIB, format_bytes, parse_bytes
 
@@ -49,27 +49,47 @@ def budget_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
     budget = settings["memory_budget"]
     if budget >= 1.0:
         return Line("keeps every activation that backward needs: the plain step")
+    if settings["budget_engine"] == BudgetEngine.COMPILE:
+        return _compiled_budget_line(budget, facts)
+    if settings["compile"]:
+        return Line(
+            "memlab plans eager steps; a compiled one is planned by torch.compile",
+            remedy=("let it", {"budget_engine": BudgetEngine.COMPILE}),
+            kind=WARN,
+        )
+    if settings["checkpointing"] != "none":
+        return Line(
+            "the budget chooses itself what to recompute, blocks are checkpointed already",
+            remedy=("no checkpointing", {"checkpointing": "none"}),
+            kind=WARN,
+        )
+    if budget == 0.0:
+        return Line("holds as little as this model can, recomputes the rest")
+    return Line(f"holds at most {100 * budget:.0f} % of the activations, recomputes the rest")
+
+
+def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
+    """Explain a budget that torch.compile plans, or why this workload cannot have it."""
+    by_memlab = ("plan it by memlab", {"budget_engine": BudgetEngine.EAGER, "compile": False})
+    if facts and facts.recurrent_modules:
+        where = facts.recurrent_modules[0] or "the model"
+        return Line(
+            f"not possible: torch.compile cannot put {where}, a recurrent module, in one graph",
+            remedy=by_memlab,
+            kind=WARN,
+        )
+    if facts and facts.random_modules:
+        return Line(
+            f"refused: {facts.random_modules[0]} draws random numbers, and gradients of "
+            "torch.compile are wrong below 1 then",
+            remedy=by_memlab,
+            kind=WARN,
+        )
     keep = (
         f"keeps {100 * budget:.0f} % for backward, recomputes the rest"
         if budget > 0
         else "keeps the graph's inputs alone, recomputes everything"
     )
-    to_plain = ("set to 1", {"memory_budget": 1.0})
-    if facts and facts.recurrent_modules:
-        where = facts.recurrent_modules[0] or "the model"
-        return Line(
-            f"not possible here: torch.compile cannot put {where}, a recurrent module, in one "
-            "graph; use 1 and more accumulation",
-            remedy=to_plain,
-            kind=WARN,
-        )
-    if facts and facts.random_modules:
-        return Line(
-            f"refused: {facts.random_modules[0]} draws random numbers, and PyTorch's gradients are "
-            "wrong below 1 then; set its dropout to 0, or use 1",
-            remedy=to_plain,
-            kind=WARN,
-        )
     return Line(f"{keep}; planned by torch.compile's partitioner (compiling takes seconds)")
 
 
@@ -125,6 +145,14 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
     return Line(texts[precision])
 
 
+KEPT = {
+    "recompute-all": "only its input",
+    "keep-matmuls": "its input and what matrix products return",
+    "keep-attention": "its input and what attention returns",
+    "recompute-pointwise": "all but what pointwise operators and norms return",
+}
+
+
 def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name: str) -> Line:
     """Explain checkpointing and torch.compile, as far as they are on or not possible."""
     said = []
@@ -132,7 +160,7 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
         said.append(f"{name} has no repeated blocks that could be checkpointed")
     elif settings["checkpointing"] == "blocks":
         blocks = f"each of the {len(facts.blocks)} blocks" if facts else "each repeated block"
-        said.append(f"{blocks} keeps only its input and runs again in backward")
+        said.append(f"{blocks} keeps {KEPT[settings['checkpoint_policy']]}; the rest runs again")
     if settings["compile"]:
         said.append(
             "torch.compile on a CPU plans the graph, no code is generated"

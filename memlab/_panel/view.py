@@ -126,10 +126,12 @@ class View:
         controls = self.controls
         explained = controls.more_explained
         inside = _box(
-            widgets.HBox, "more", controls.checkpointing, controls.optimizer, controls.compile,
-            explained.text, explained.button,
+            widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
+            controls.optimizer, controls.compile, explained.text, explained.button,
         )  # fmt: skip
-        self._more_toggle = _toggle("more", "checkpointing, optimizer, torch.compile", inside)
+        self._more_toggle = _toggle(
+            "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside
+        )
         return _box(widgets.HBox, "more-row", self._more_toggle), inside
 
     def _run_row(self) -> Any:

@@ -179,6 +179,8 @@ class Tracker(TorchDispatchMode):
             ) from error
 
     def _note(self, func: Any, signature: Signature | None, args: Any, out: Any) -> None:
+        if func is aten.detach.default:  # no meter counts it: a recompute calls it inside others
+            return
         recording = self.recording
         number = len(recording.operators)
         interval = len(recording.intervals) - 1
