@@ -77,7 +77,7 @@ def built(workload: Workload, config: StepConfig) -> tuple[torch.nn.Module, Any]
     model = workload.build_model().train()
     precision.cast_model(model, config.precision)
     if config.checkpointing == "blocks":
-        checkpointing.apply(model, compiled=False)
+        checkpointing.apply(model, config, compiled=False)
     torch.manual_seed(SEED)
     return model, precision.cast_batch(workload.make_batch(config.batch_size), config.precision)
 
