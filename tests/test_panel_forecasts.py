@@ -254,6 +254,16 @@ def test_an_interpolated_prediction_says_so_and_every_number_its_uncertainty():
     assert "predicted for cpu" in outlook_of(estimate=estimate(result)).costs()
 
 
+def test_a_budget_says_what_recomputing_saves_and_costs():
+    half = predicted(60 * MIB, config=StepConfig(memory_budget=0.5), step_seconds=0.55)
+    asked = estimate(half)
+    assert asked.question.plain == question()
+    assert question().plain is None
+    now = outlook.outlook(RunLog(), asked.question, asked, "", predicted(100 * MIB))
+    assert "; recomputing: -40.0 % allocated, +10.0 % time" in now.costs()
+    assert "recomputing" not in outlook_of(estimate=asked).costs()
+
+
 def test_a_prediction_on_its_way_greys_what_there_is():
     now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
     assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")

@@ -1,5 +1,7 @@
 """What the panel says, without its widgets: settings, verdicts, advice, the table of runs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,21 @@ from memlab.trace import CATEGORIES, Timeline
 from tests.panel_parts import make_facts, make_result, settings
 
 # settings
+
+
+def test_a_budget_that_leaves_the_gradient_alone_is_tried_before_smaller_micro_batches():
+    tried = []
+    config = StepConfig(batch_size=2)
+    for _ in range(4):
+        remedy = advice.advice_line(make_result(config=config), [], 2**10).remedy
+        tried.append(remedy[1])
+        config = dataclasses.replace(config, **remedy[1])
+    assert tried == [
+        {"memory_budget": 0.5}, {"memory_budget": 0.2}, {"memory_budget": 0.0},
+        {"accumulation_steps": 2},
+    ]  # fmt: skip
+    blocks = make_result(config=StepConfig(checkpointing="blocks"))
+    assert "accumulation 2" in advice.advice_line(blocks, [], 2**10).text
 
 
 def test_a_policy_counts_only_where_something_is_checkpointed():
@@ -156,10 +173,13 @@ def test_what_does_not_fit_offers_the_nearest_measured_run_that_does():
 @pytest.mark.parametrize(
     ("now", "remedy"),
     [
-        (config(16, 4), ("try accumulation 8", {"accumulation_steps": 8})),
-        (config(12, 8), ("try accumulation 12", {"accumulation_steps": 12})),
-        (config(16, 16), ("try batch 8", {"batch_size": 8, "accumulation_steps": 8})),
-        (config(1, 1), None),
+        (config(16, 4, memory_budget=0.0), ("try accumulation 8", {"accumulation_steps": 8})),
+        (config(12, 8, memory_budget=0.0), ("try accumulation 12", {"accumulation_steps": 12})),
+        (
+            config(16, 16, memory_budget=0.0),
+            ("try batch 8", {"batch_size": 8, "accumulation_steps": 8}),
+        ),
+        (config(1, 1, memory_budget=0.0), None),
     ],
     ids=str,
 )
@@ -180,7 +200,7 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
     said = advice.advice_line(run.result, [run], 629).text
     assert said.startswith("a smaller model, optimizer or precision is needed")
     assert "630 B" in said
-    assert advice.advice_line(run.result, [run], 630).remedy[0] == "try accumulation 2"
+    assert advice.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
 
 
 def test_the_heat_map_takes_only_runs_that_agree_in_all_but_its_axes():
