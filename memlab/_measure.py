@@ -48,7 +48,7 @@ def measure_in_process(
     warmup: int,
     seed: int,
     memory_limit: int | None,
-    plan: Plan | None,
+    plan: Plan | None = None,
     report: Report,
 ) -> StepResult:
     """Return what the step costs on this device, measured here and now; never raises for the step.

@@ -17,6 +17,7 @@ from memlab._predict import recorded
 from memlab._running import Progress, Report, explain
 from memlab.config import StepConfig
 from memlab.memory import stand_in
+from memlab.memory.allocator import round_block
 from memlab.memory.assembly import sizes_of
 from memlab.memory.cards import Target
 from memlab.memory.chain import Chain, chain_of
@@ -51,8 +52,7 @@ def plan_in_process(
     plain = dataclasses.replace(config, memory_budget=1.0)
     tracker = None
     try:
-        if target.kind == "cuda":
-            stand_in.device()  # autograd counts the devices at the first backward of a process
+        stand_in.device()  # autograd counts the devices at the first backward of a process
         with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)
             report(Progress(text=f"recording {workload.name} to plan its budget", fraction=0.1))
@@ -63,8 +63,11 @@ def plan_in_process(
             target,
             lambda share: report(Progress(text="running new operators alone", fraction=share)),
         )
+        is_card = target.kind == "cuda"
         own = sizes_of(program.recording, program.layout, kernels.effects)
-        return Planning(chain=chain_of(WhatIf(program, own, kernels.seconds)))
+        own = round_block(own) if is_card else own
+        told = WhatIf(program, own, kernels.seconds, hides_host=is_card)
+        return Planning(chain=chain_of(told))
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         outcome, message = explain(error, "planning" if tracker is None else tracker.place())
         return Planning(

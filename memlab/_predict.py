@@ -76,7 +76,7 @@ def predict_in_process(
     *,
     seed: int,
     memory_limit: int | None,
-    plan: Plan | None,
+    plan: Plan | None = None,
     report: Report,
 ) -> Prediction:
     """Return what the step would cost on the target; never raises for the step.

@@ -1,10 +1,13 @@
 """Did a technique leave the gradients alone? Both steps are run, in this process, and compared.
 
 The reference step has the same workload, batch, seed and micro-batch split, in fp32 with every
-technique off. Gradients are taken before any clipping or optimizer, with the loss scale undone. Not
-covered: whether training converges to the same loss.
+technique off, and what the model itself does through `torch.utils.checkpoint` as well. Gradients
+are taken before any clipping or optimizer, with the loss scale undone. Not covered: whether
+training converges to the same loss; and what is wrong in both steps alike, such as a recompute that
+a model has written for itself.
 """
 
+import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from memlab.result import Outcome
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.compilation import forget, is_compiled
+from memlab.techniques.recompute import of_a_model_off
 from memlab.workload import Workload
 
 FP32_TOLERANCE = 1e-5
@@ -38,6 +42,18 @@ Held against the error of all gradients together: of one parameter with a small 
 can change most.
 """
 
+RECOMPUTE_TOLERANCE = {
+    Precision.FP16_MIXED: torch.finfo(torch.float16).eps,
+    Precision.FP16: torch.finfo(torch.float16).eps,
+    Precision.BF16_MIXED: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16: torch.finfo(torch.bfloat16).eps,
+}
+"""What recomputing may change, which is nothing where a device's kernels give the same bits twice.
+
+Held against the step of the same precision that keeps every activation: some kernels add in any
+order, and that is seen in the last digit of the format. fp32 and tf32 have FP32_TOLERANCE.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
@@ -45,15 +61,17 @@ class VerifyReport:
 
     Attributes:
         ok: whether buffers are equal and the error is within the tolerance: in fp32
-            `max_relative_error`, in a narrower format `global_relative_error`.
+            `max_relative_error`, in a narrower format `global_relative_error`. Where something is
+            recomputed, the same is asked of it against the step that keeps every activation, at its
+            own precision and within `RECOMPUTE_TOLERANCE`.
         outcome: `ok`, or why there was nothing to compare.
         max_relative_error: the largest ||g - g_ref|| / max(||g_ref||, 1e-3 ||G_ref|| / sqrt(P))
             over the P parameters, G_ref being all gradients; None without a comparison.
         global_relative_error: ||G - G_ref|| / ||G_ref||.
         worst_parameter: the parameter with that largest error.
         tolerance: what that error was held against: 1e-5 in fp32, 1e-4 compiled.
-        bitwise: whether gradients and buffers are, bit by bit, those of the same step without
-            recomputing; None if nothing is recomputed in eager mode.
+        bitwise: whether recomputing changes no bit of gradients and buffers, at the precision of
+            the config; None if nothing is recomputed in eager mode.
         buffers_equal: whether running statistics and the like end up as in the reference step.
         same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
             gradient of the undivided batch, in fp32.
@@ -93,14 +111,15 @@ def verify_in_process(
     device: torch.device,
     *,
     seed: int,
-    plan: Plan | None,
+    plan: Plan | None = None,
     report: Report,
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
-    plain = _without_recompute(config)
+    plain = config.without_recompute()
     reference = dataclasses.replace(plain, precision=Precision.FP32, compile=False)
     try:
-        with preserved_random_state(device):
+        with preserved_random_state(device), contextlib.ExitStack() as without_own:
+            own = without_own.enter_context(of_a_model_off())
             report(Progress(text="gradients of the reference step", fraction=0.0))
             expected = _gradients(workload, reference, device, seed)
             if is_compiled(config) and expected.random:
@@ -108,17 +127,19 @@ def verify_in_process(
                     f"cannot be compared: under torch.compile {expected.random[0]} draws other "
                     "random numbers than in the reference step; set its dropout to 0 to check"
                 )
-            report(Progress(text="gradients of this step", fraction=0.4))
-            found = expected
-            if config != reference:
-                found = _gradients(workload, config, device, seed, plan)
-            bitwise = None
-            if config != plain and not is_compiled(config):
-                report(Progress(text="gradients without recomputing", fraction=0.6))
+            kept = None
+            if (config != plain or own) and not is_compiled(config):
+                report(Progress(text="gradients without recomputing", fraction=0.3))
                 kept = expected if plain == reference else _gradients(workload, plain, device, seed)
-                bitwise = _is_same(found, kept)
-            report(Progress(text="gradients of the undivided batch", fraction=0.8))
+            report(Progress(text="gradients of the undivided batch", fraction=0.5))
             same, why = _same_as_full_batch(workload, reference, device, seed, expected)
+            without_own.close()
+            report(Progress(text="gradients of this step", fraction=0.7))
+            found = expected
+            if config != reference or own:
+                found = _gradients(workload, config, device, seed, plan)
+            if own:
+                why = f"the model checkpoints itself, and is compared with itself without; {why}"
     except (
         Exception,
         SystemExit,
@@ -129,18 +150,8 @@ def verify_in_process(
         if is_compiled(config):
             forget()
         cuda.release(device)
-    return _compare(config, found, expected, bitwise, same, why)
-
-
-def _without_recompute(config: StepConfig) -> StepConfig:
-    """Return the config that keeps every activation, and is else the same."""
-    default = StepConfig()
     return dataclasses.replace(
-        config,
-        memory_budget=default.memory_budget,
-        checkpointing=default.checkpointing,
-        checkpoint_modules=default.checkpoint_modules,
-        checkpoint_policy=default.checkpoint_policy,
+        _compare(config, found, expected, kept, why), same_as_full_batch=same
     )
 
 
@@ -203,28 +214,26 @@ def _compare(
     config: StepConfig,
     found: _Gradients,
     expected: _Gradients,
-    bitwise: bool | None,
-    same: str,
+    kept: _Gradients | None,
     why: str,
 ) -> VerifyReport:
     worst, max_error, global_error = _errors(found.by_parameter, expected.by_parameter)
     exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
     tolerance = ROUNDING_TOLERANCE.get(config.precision, exact)
     unequal = _first_unequal_buffer(found.buffers, expected.buffers, tolerance)
-    if config.precision is Precision.FP32:
-        ok, text = max_error <= tolerance, f"largest relative error {max_error:.1e} in {worst}"
-    else:
-        ok, text = global_error <= tolerance, f"relative error {global_error:.1e}"
-    text += f", tolerance {tolerance:.0e} for {config.precision}"
-    text += " compiled" if is_compiled(config) else ""
-    if bitwise is not None:
-        text += f"; {'' if bitwise else 'not '}bit by bit those without recomputing"
+    error, text = _judged(config, worst, max_error, global_error)
+    text += f" (allowed in {config.precision}{' compiled' * is_compiled(config)}: {tolerance:.0e})"
     if not math.isfinite(global_error):
         text = f"the gradients are not finite, first in {worst}"
     if unequal is not None:
         text += f"; buffer {unequal} differs from the reference step"
+    ok, bitwise = error <= tolerance and unequal is None, None
+    if kept is not None:
+        bitwise = _is_same(found, kept)
+        is_exact, said = _recompute_changes(config, found, kept, bitwise)
+        ok, text = ok and is_exact, f"{text}; {said}"
     return VerifyReport(
-        ok=ok and unequal is None,
+        ok=ok,
         why=f"{text}; {why}",
         max_relative_error=max_error,
         global_relative_error=global_error,
@@ -232,8 +241,30 @@ def _compare(
         tolerance=tolerance,
         bitwise=bitwise,
         buffers_equal=unequal is None,
-        same_as_full_batch=same,
     )
+
+
+def _judged(
+    config: StepConfig, worst: str, max_error: float, global_error: float
+) -> tuple[float, str]:
+    """Return the error that a tolerance is held against, and what it is."""
+    if config.precision is Precision.FP32:
+        return max_error, f"largest relative error {max_error:.1e} in {worst}"
+    return global_error, f"relative error {global_error:.1e}"
+
+
+def _recompute_changes(
+    config: StepConfig, found: _Gradients, kept: _Gradients, bitwise: bool
+) -> tuple[bool, str]:
+    """Return whether recomputing changes little enough, and what it changes."""
+    if bitwise:
+        return True, "recomputing changes no bit"
+    tolerance = RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE)
+    unequal = _first_unequal_buffer(found.buffers, kept.buffers, tolerance)
+    if unequal is not None:
+        return False, f"recomputing changes buffer {unequal}"
+    error, text = _judged(config, *_errors(found.by_parameter, kept.by_parameter))
+    return error <= tolerance, f"recomputing changes bits: {text} (allowed: {tolerance:.0e})"
 
 
 def _errors(

@@ -3,6 +3,7 @@
 import platform
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ def measure(
         )
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
-    return result
+    return replace(result, config=config)  # a policy function comes back as another object
 
 
 def predict(
@@ -195,7 +196,7 @@ def predict_with_forecast(
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
         return _predict.Prediction(result=result, forecast=None)
-    return found
+    return replace(found, result=replace(found.result, config=config))  # as in measure
 
 
 def verify(
@@ -210,6 +211,9 @@ def verify(
     cancel: threading.Event | None = None,
 ) -> VerifyReport:
     """Return whether `config` gives the gradients of the plain fp32 step, split as it is.
+
+    A model's own use of `torch.utils.checkpoint` is off in the reference step, and so is checked
+    too; a recompute that it has written for itself is part of both steps and cannot be seen.
 
     Args:
         workload: what is trained.

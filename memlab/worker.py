@@ -97,7 +97,7 @@ def main() -> None:
         started_ns = time.time_ns()
         answer = _serve(job, connection)
         sources.note(started_ns)
-        connection.send(answer)
+        connection.send_bytes(_pickled(answer))
         del job, answer
         _give_memory_back()
 
@@ -120,6 +120,14 @@ def _serve(job: Job, connection: Connection) -> tuple[str, Any]:
         return "raised", f"{type(error).__name__}: {error}"
     finally:
         limit_memory(sys.maxsize)
+
+
+def _pickled(answer: tuple[str, Any]) -> bytes:
+    """Return what `Connection.recv` reads; a result's config may hold a function of a notebook."""
+    import cloudpickle  # as above
+
+    pickled: bytes = cloudpickle.dumps(answer)
+    return pickled
 
 
 def _switches() -> tuple[object, ...]:

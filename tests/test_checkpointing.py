@@ -1,5 +1,6 @@
 """Checkpointed modules do as plain ones do, bit by bit: gradients, buffers, random numbers."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -10,11 +11,12 @@ from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from memlab import StepConfig, Workload
+import memlab
+from memlab import Outcome, StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.step import build_step, set_seed
-from memlab.techniques import policies
+from memlab.techniques import policies, recompute
 
 aten = torch.ops.aten
 
@@ -150,11 +152,7 @@ def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
 
 
 def test_without_the_noted_state_the_gradients_are_wrong(monkeypatch):
-    from memlab.techniques import checkpointing
-
-    monkeypatch.setattr(
-        checkpointing._State, "restored", lambda self: checkpointing.contextlib.nullcontext()
-    )
+    monkeypatch.setattr(recompute._State, "restored", lambda self: contextlib.nullcontext())
     workload = make_workload(BLOCKS["average"])
     found = state_after(workload, plain_config(checkpointing="blocks"), steps=1)
     expected = state_after(workload, plain_config(), steps=1)
@@ -192,6 +190,17 @@ def test_a_policy_that_compares_with_packets_is_named():
     )
     with pytest.raises(UnsupportedError, match=r"keeps nothing: .*compare with torch\.ops\.aten"):
         state_after(make_workload(BLOCKS["linear"]), config)
+
+
+def test_a_policy_of_a_notebook_reaches_the_worker_with_the_operators_it_names():
+    packet, overload, everything = aten.mm, aten.addmm.default, torch.ops
+
+    def keep(_, op, *args, **kwargs):
+        return op in (packet.default, overload, everything.aten.bmm.default)
+
+    config = plain_config(checkpointing="blocks", checkpoint_policy=keep)
+    report = memlab.verify(make_workload(lambda: [nn.Linear(8, 8), nn.Tanh()]), config, "cpu")
+    assert report.bitwise, report.why
 
 
 @pytest.mark.parametrize("answer", ["save", None, 1.5])
@@ -280,3 +289,72 @@ def test_a_buffer_that_changes_late_is_refused():
     config = plain_config(checkpointing="blocks")
     with pytest.raises(UnsupportedError, match="changes its buffer 'average'"):
         state_after(make_workload(lambda: [Late()]), config)
+
+
+class Unused(nn.Module):
+    """Its weight is read and its layer never called, as in `nn.MultiheadAttention`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.layer[0].weight)
+
+
+def raise_an_error(_, op):
+    return True
+
+
+def return_nonsense(_, op, *args, **kwargs):
+    return "save"
+
+
+def offload(_, op, *args, **kwargs):
+    return getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", "offload")  # not before torch 2.13
+
+
+BAD = {
+    "no-module": ({"checkpoint_modules": "Residul"}, Outcome.UNSUPPORTED, "mean 'Residual'"),
+    "never-called": (
+        {"checkpoint_modules": "*.layer"}, Outcome.UNSUPPORTED, "does not call, so that nothing",
+    ),
+    "keeps-nothing": (
+        {"checkpoint_policy": "aten.bmm"}, Outcome.UNSUPPORTED, "keeps nothing in the checkp",
+    ),
+    "nonsense": ({"checkpoint_policy": return_nonsense}, Outcome.FAILED, "returned 'save'"),
+    "raises": ({"checkpoint_policy": raise_an_error}, Outcome.FAILED, "raised TypeError for aten"),
+    "offload": (
+        {"checkpoint_policy": offload},
+        Outcome.UNSUPPORTED if hasattr(CheckpointPolicy, "MUST_CPU_OFFLOAD") else Outcome.FAILED,
+        "checkpoint_policy returned",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("function", [memlab.measure, memlab.predict, memlab.verify])
+def test_bad_input_is_an_outcome_with_a_remedy(name, function):
+    fields, outcome, text = BAD[name]
+    options = {} if function is memlab.predict else {"isolate": False}
+    block = Unused if name == "never-called" else lambda: nn.Sequential(*BLOCKS["linear"]())
+    workload = make_workload(lambda: [block()])
+    found = function(workload, plain_config(checkpointing="blocks", **fields), "cpu", **options)
+    said = found.why if function is memlab.verify else found.message
+    assert found.outcome is outcome, said
+    assert text in said
+
+
+@pytest.mark.parametrize("function", [memlab.measure, memlab.predict, memlab.verify])
+def test_an_unknown_operator_is_raised_where_it_is_asked_for(function):
+    config = plain_config(checkpointing="blocks", checkpoint_policy="aten.adddmm")
+    with pytest.raises(ConfigError, match=r"did you mean 'aten\.addmm'"):
+        function(make_workload(BLOCKS["linear"]), config, "cpu")
+
+
+def test_a_module_that_some_forwards_leave_out_is_not_called_unused():
+    workload = make_workload(lambda: [StochasticDepth(lambda: 1.0)])
+    assert_same(
+        state_after(workload, plain_config(checkpointing="blocks")),
+        state_after(workload, plain_config()),
+    )

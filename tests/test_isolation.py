@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import MemlabError, StepConfig, Workload, _isolation, measure, verify
+from memlab import MemlabError, StepConfig, Workload, _isolation, measure, predict, verify
 from memlab.api import inspect_workload
 from memlab.worker import FUNCTIONS
 from tests.models import blocks, linear
@@ -248,7 +248,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     assert facts.blocks == ("0", "1")
     assert facts.num_parameters == 2 * (2 * (32 * 32 + 32) + 64) + 32 * 3 + 3
     assert facts.sample_bytes == 4 * 32 + 8
-    assert set(FUNCTIONS) == {"measure", "predict", "verify", "inspect"}
+    assert set(FUNCTIONS) == {"measure", "predict", "plan", "verify", "inspect"}
 
 
 def test_a_workload_that_cannot_be_built_is_said():
@@ -449,3 +449,14 @@ def test_the_worker_stays_warm_for_a_script_too(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, check=True, env=env
     )
     assert done.stdout.split()[-1] == "1"
+
+
+def test_a_config_that_holds_a_function_comes_back_with_it():
+    def policy(context, op, *args, **kwargs):
+        return op is torch.ops.aten.addmm.default
+
+    config = StepConfig(checkpointing="blocks", checkpoint_policy=policy)
+    measured = measure(blocks(), config, "cpu", repeats=1)
+    assert measured.outcome == "ok", measured.message
+    assert measured.config is config
+    assert predict(blocks(), config, "cpu").config is config

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "memlab"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A file imports only from floors below its own, and on its own floor only from those before it.
-# A name with a slash is a folder; its files may import one another.
+# A name that ends in a slash is a folder; its files may import one another, but for one that has a
+# floor of its own.
 FLOORS = [
     ["errors", "units", "_version"],
     ["config", "workload", "trace", "plan", "result"],
@@ -28,7 +29,7 @@ FLOORS = [
     ["worker", "_process", "_isolation"],
     ["_plans", "api", "_holdings", "_remedies", "_explain"],
     ["_figures", "_timeline_figure", "_peak_map_figure", "plots"],
-    ["_panel/"],
+    ["_panel/", "workloads/pairs"],
 ]
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}
 
@@ -45,6 +46,8 @@ PUBLIC_MODULES = {"workloads"}
 
 def place(parts: tuple[str, ...]) -> str:
     """Return the name in FLOORS of a module path below memlab."""
+    if "/".join(parts[:2]) in ORDER:
+        return "/".join(parts[:2])
     return f"{parts[0]}/" if (PACKAGE / parts[0]).is_dir() else parts[0]
 
 

@@ -1,13 +1,21 @@
 """`verify` against errors planted on purpose."""
 
 import dataclasses
+import functools
+import itertools
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from memlab import StepConfig, Workload, verify
 from memlab._verify import _errors
+from memlab.techniques import compilation
 from tests.models import blocks, ignored_labels, linear
 
 
@@ -112,13 +120,13 @@ def test_a_buffer_that_differs_is_named():
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(4, 4)
-            self.count = 0  # state in Python, which a recompute changes again
             self.register_buffer("calls", torch.zeros(()))
 
         def forward(self, x):
-            self.count += 1
-            self.calls.fill_(self.count)
+            self.calls.fill_(next(count))  # state outside, which a recompute changes again
             return self.linear(x)
+
+    count = itertools.count()
 
     workload = Workload(
         name="counts",
@@ -146,3 +154,121 @@ def test_gradients_that_are_not_finite_are_said_so():
     report = check(dataclasses.replace(blocks(), compute_loss=nan_loss))
     assert not report.ok
     assert "not finite" in report.why
+
+
+class Noise(nn.Module):
+    """Two random masks; in a model of its own the first may be saved and the second drawn again."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        hidden = self.up(x).tanh()
+        hidden = hidden * (torch.rand_like(hidden) > 0.3)
+        out = self.down(hidden).tanh()
+        return x + out * (torch.rand_like(out) > 0.3)
+
+
+def save_the_first_mask(context, op, *args, **kwargs):
+    first = op is torch.ops.aten.rand_like.default and args[0].shape[-1] == 32
+    matmul = op is torch.ops.aten.addmm.default
+    return CheckpointPolicy.MUST_SAVE if first or matmul else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Checkpointed(nn.Module):
+    """A model that checkpoints its blocks itself, as `options` say."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.layers, self.options = nn.ModuleList(Noise() for _ in range(2)), options
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, **self.options) if self.options else layer(x)
+        return x
+
+
+def noisy(**options):
+    return Workload(
+        name="noisy",
+        build_model=lambda: Checkpointed(**options),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
+def test_pytorchs_wrong_gradients_of_a_compiled_budget_are_caught(monkeypatch):
+    """Pytorch issue 190758, planted by taking away the guard that refuses it."""
+    workload = noisy()
+    budget = {"budget_engine": "compile", "memory_budget": 0.0}
+    assert "190758" in check(workload, **budget).why
+    assert check(workload, compile=True).ok
+    monkeypatch.setattr(compilation, "_draws", lambda node: False)
+    report = check(workload, **budget)
+    assert report.outcome == "ok", report.why
+    assert not report.ok
+    assert report.max_relative_error > 0.1
+    assert str(report).startswith("gradients differ: largest relative error")
+
+
+def test_pytorchs_wrong_random_numbers_of_a_selective_policy_are_caught():
+    contexts = functools.partial(create_selective_checkpoint_contexts, save_the_first_mask)
+    report = check(noisy(use_reentrant=False, context_fn=contexts))
+    assert report.outcome == "ok", report.why
+    assert (report.ok, report.bitwise) == (False, False)
+    assert report.max_relative_error > 0.1
+    assert "recomputing changes bits" in report.why
+    assert "the model checkpoints itself" in report.why
+
+
+def test_the_same_policy_given_to_memlab_is_right():
+    report = check(noisy(), checkpointing="blocks", checkpoint_policy=save_the_first_mask)
+    assert (report.ok, report.bitwise) == (True, True), report.why
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("preserve", [True, False])
+def test_a_models_own_checkpointing_is_compared_with_the_model_without(use_reentrant, preserve):
+    own = noisy(use_reentrant=use_reentrant, preserve_rng_state=preserve)
+    if use_reentrant:  # which loses gradients of a module none of whose inputs needs one
+        own = dataclasses.replace(own, make_batch=lambda n: torch.randn(n, 8).requires_grad_())
+    report = check(own, accumulation_steps=2)
+    assert (report.ok, report.bitwise) == (preserve, preserve), report.why
+
+
+class InBackward(nn.Module):
+    """Multiplies by another factor when it is run again."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), factor
+
+    def forward(self, x):
+        is_again = torch._C._current_graph_task_id() != -1
+        return self.linear(x * self.factor if is_again else x * 1.0).tanh()
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "ok"),
+    [
+        ("fp32", 1 + 1e-6, True),
+        ("fp32", 1 + 1e-4, False),
+        ("bf16-mixed", 1.0, True),
+        ("bf16-mixed", 1.03, False),  # within the rounding of bf16-mixed, and not a rounding
+    ],
+)
+def test_a_recompute_that_is_not_bitwise_is_held_against_its_own_precision(precision, factor, ok):
+    workload = Workload(
+        name="again",
+        build_model=lambda: nn.Sequential(*(InBackward(factor) for _ in range(2))),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    report = check(workload, precision=precision, checkpointing="blocks")
+    assert report.ok is ok, report.why
+    assert report.bitwise is (factor == 1.0)
+    said = "recomputing changes no bit" if factor == 1.0 else "recomputing changes bits"
+    assert said in report.why
+    if precision == "bf16-mixed":
+        assert report.global_relative_error <= report.tolerance

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from memlab import MemlabError, workloads
 from memlab.workloads import data
@@ -26,13 +27,27 @@ def test_digits_are_real_and_labelled():
     assert torch.equal(pixels[:, 0], pixels[:, 2])
 
 
-@pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
+@pytest.mark.parametrize("size", [(16, 24), (16, 16, 32)])
+def test_masks_cover_the_digits_and_nothing_else(size):
+    images, masks = data.digit_masks_batch(8, size)
+    assert images.shape == (8, 1, *size)
+    assert masks.shape == (8, *size)
+    assert torch.equal(masks == 1, images[:, 0] > data.INK)
+    assert 0.02 < masks.float().mean() < 0.6
+    if len(size) == 3:  # the middle half of the depth, and the same in all of it
+        assert not masks[:, :4].any()
+        assert not masks[:, 12:].any()
+        assert torch.equal(masks[:, 4], masks[:, 11])
+
+
+SMALL = ["gpt-small", "resnet-digits", "vit-digits", "lstm-text", "densenet-digits", "vnet-digits"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_dropout_is_off_unless_asked_for(name):
     def drop_rates(**options):
         model = workloads.get(name, **options).build_model()
-        return {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} | {
-            m.dropout for m in model.modules() if isinstance(m, torch.nn.LSTM)
-        }
+        return {m.p for m in model.modules() if isinstance(m, _DropoutNd)}
 
     assert drop_rates() <= {0.0}
     assert 0.25 in drop_rates(dropout=0.25)
@@ -48,9 +63,80 @@ def test_serious_sizes_are_those_of_the_papers():
     with torch.device("meta"):
         counts = {
             name: sum(p.numel() for p in workloads.get(name).build_model().parameters())
-            for name in ("gpt2-medium", "vit-large", "resnet-50")
+            for name in ("gpt2-medium", "vit-large", "resnet-50", "densenet-121")
         }
-    assert counts == {"gpt2-medium": 354823168, "vit-large": 304326632, "resnet-50": 25557032}
+    assert counts == {
+        "gpt2-medium": 354823168,
+        "vit-large": 304326632,
+        "resnet-50": 25557032,
+        "densenet-121": 7978856,
+    }
+
+
+def test_resnet_1001_has_1001_layers():
+    with torch.device("meta"):
+        model = workloads.get("resnet-1001").build_model()
+    layers = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear) and "shortcut" not in path
+    ]
+    assert len(layers) == 1001
+
+
+def test_segments_of_a_resnet_hold_the_same_blocks():
+    sizes = {"depths": (5, 3, 1, 2), "image_size": 32}
+    found = []
+    for length in (1, 2):
+        torch.manual_seed(0)
+        workload = workloads.get("resnet-digits", segment_length=length, **sizes)
+        model = workload.build_model()
+        found.append(workload.compute_loss(model, workload.make_batch(4)))
+    assert torch.equal(*found)
+    assert [len(stage.layers) for stage in model.resnet.encoder.stages] == [3, 2, 1, 1]
+
+
+def test_an_lstm_in_stretches_of_time_is_one_lstm():
+    """The oracle is `nn.LSTM` over the whole text, with the same weights."""
+    workload = workloads.get("lstm-text", hidden_size=16, sequence_length=20, chunk_length=8)
+    model, (tokens, targets) = workload.build_model(), workload.make_batch(3)
+    whole = torch.nn.LSTM(16, 16, num_layers=2, batch_first=True)
+    for number, layer in enumerate(model.chunk.layers):
+        for name, weight in layer.lstm.named_parameters():
+            getattr(whole, name.replace("l0", f"l{number}")).data.copy_(weight.data)
+    hidden, _ = whole(model.chunk.embedding(tokens))
+    expected = torch.nn.functional.cross_entropy(
+        model.chunk.decoder(hidden).flatten(0, 1), targets.flatten()
+    )
+    loss = workload.compute_loss(model, (tokens, targets))
+    torch.testing.assert_close(loss, expected)
+    found, wanted = (
+        torch.autograd.grad(value, model.chunk.embedding.weight)[0] for value in (loss, expected)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_vnet_segments_volumes_and_images():
+    for size in ((16, 16, 16), (32, 16)):
+        workload = workloads.get("vnet-digits", volume_size=size)
+        batch = workload.make_batch(2)
+        with torch.no_grad():
+            model = workload.build_model()
+            assert model(batch[0]).shape == (2, 2, *size)
+            assert 0.1 < workload.compute_loss(model, batch) < 3.0
+
+
+def test_a_volume_size_that_a_vnet_cannot_halve_is_refused():
+    with pytest.raises(MemlabError, match=r"volume_size=\(20, 20, 20\)"):
+        workloads.get("vnet-digits", volume_size=(20, 20, 20))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("lstm-text", "chunk_length"), ("resnet-digits", "segment_length")]
+)
+def test_stretches_of_nothing_are_refused(name, option):
+    with pytest.raises(MemlabError, match=f"{option}=0"):
+        workloads.get(name, **{option: 0})
 
 
 @pytest.mark.parametrize(

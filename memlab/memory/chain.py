@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memlab.memory.what_if import Candidate, Cut, Estimate, Item, WhatIf
+from memlab.memory.cut import Cut, Estimate
+from memlab.memory.what_if import Candidate, Item, WhatIf
 from memlab.plan import Plan, Region
 
 MOST_CUTS = 12
-MOST_PLANS = 64  # of one cut
+MOST_PLANS = 48  # of one cut, of one kind
 LEAST_STEP = 0.005  # of the plain step's activations, between two plans
 NEAR = 1.02  # peaks this near to the least are as good
-# two calls of Python for each operator of a module that keeps some: one in forward, one when it is
-# run again (measured by benchmarks/recompute.py)
-DISPATCH_SECONDS = 15e-6
+SAME = 1.0005  # peaks this near are one: estimates are no better
 Kept = tuple[frozenset[int] | None, ...]
 
 
@@ -67,6 +66,7 @@ def chain_of(told: WhatIf) -> Chain:
     found = [plain]
     for cut in cuts:
         found += [_choice(cut, kept) for kept in _thinned(list(_descent(cut)))]
+        found += [_choice(cut, kept) for kept in _thinned(list(_whole(len(cut.candidates))))]
     all_blocks = cuts[0].evaluate([frozenset()] * len(cuts[0].candidates))
     choices = _monotonic(found, all_blocks.peak_bytes)
     return Chain(plans=tuple(_plan(told, choice, plain.cost) for choice in choices))
@@ -85,20 +85,32 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
         found: the plain step first.
         most_bytes: that the last one may peak at, if one is no higher.
     """
+    plain = found[0].cost
     least = min(choice.cost.peak_bytes for choice in found)
-    least = max(least, min(int(NEAR * least), most_bytes))
+    least = max(least, min(int(NEAR * least), most_bytes, plain.peak_bytes))
     end = min(
-        (choice for choice in found if choice.cost.peak_bytes <= least),
-        key=lambda choice: (choice.cost.saved_bytes, choice.cost.recompute_seconds),
+        (choice for choice in found if choice.cost.peak_bytes <= SAME * least),
+        key=lambda choice: (choice.cost.saved_bytes, choice.cost.seconds),
     )
-    plans = [found[0]]
-    for choice in sorted(found, key=lambda choice: choice.cost.recompute_seconds):
+    plans, lowest = [found[0]], plain.peak_bytes
+    for choice in sorted(found, key=lambda choice: choice.cost.seconds):
         cost, last = choice.cost, plans[-1].cost
-        falls = last.saved_bytes - cost.saved_bytes >= LEAST_STEP * found[0].cost.saved_bytes
-        above = cost.saved_bytes > end.cost.saved_bytes and cost.peak_bytes >= end.cost.peak_bytes
-        if falls and above and cost.peak_bytes <= last.peak_bytes:
+        falls = last.saved_bytes - cost.saved_bytes >= LEAST_STEP * plain.saved_bytes
+        above = cost.saved_bytes > end.cost.saved_bytes
+        above = above and SAME * cost.peak_bytes >= end.cost.peak_bytes
+        slower = last.recompute_seconds <= cost.recompute_seconds <= end.cost.recompute_seconds
+        if falls and above and slower and cost.peak_bytes <= SAME * lowest:
             plans.append(choice)
+            lowest = min(lowest, cost.peak_bytes)
     return plans if end is found[0] else [*plans, end]
+
+
+def _whole(count: int) -> Iterator[Kept]:
+    """Yield the choices that a person makes by hand: the first blocks, and every so many."""
+    nothing: frozenset[int] = frozenset()
+    for number in range(count, 0, -1):
+        yield (nothing,) * number + (None,) * (count - number)
+        yield tuple(None if at % number else nothing for at in range(count))
 
 
 def _thinned(descent: list[Kept]) -> list[Kept]:
@@ -120,14 +132,13 @@ def _ladder(at: int, candidate: Candidate, cut: Cut) -> list[_Move]:
     """Return the steps from plain to recomputing all, those of the convex hull, cheapest first."""
     items = sorted(candidate.items, key=lambda item: item.nbytes / max(item.seconds, 1e-12))
     points: list[tuple[float, float, frozenset[int]]] = []  # bytes held, seconds, what is kept
-    count = sum(span.stop - span.first for span in candidate.spans)
     keep: frozenset[int] = frozenset()
     nbytes, seconds = 0.0, candidate.seconds
-    points.append((nbytes, seconds, keep))
+    points.append((nbytes, cut.total_seconds(candidate, seconds, keeps=False), keep))
     for item in items:
         keep |= set(item.operators)
         nbytes, seconds = nbytes + item.nbytes, seconds - item.seconds
-        points.append((nbytes, seconds + DISPATCH_SECONDS * count, keep))
+        points.append((nbytes, cut.total_seconds(candidate, seconds, keeps=True), keep))
     return _hull(at, points, float(candidate.nbytes))
 
 

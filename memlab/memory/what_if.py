@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from memlab.memory.operators import call_of
+from memlab.memory.operators import Signature, TensorSpec, call_of
 from memlab.memory.program import Program
 from memlab.plan import Instance
 from memlab.techniques import policies
@@ -40,6 +40,7 @@ class Span:
         stop: number after the last operator that runs again: autograd saves nothing later.
         backward: row at which its backward begins.
         done: row after its backward.
+        state: buffers that it changes, of which a recomputed call keeps a copy, and makes another.
     """
 
     first: int
@@ -47,6 +48,7 @@ class Span:
     stop: int = NEVER
     backward: int = NEVER
     done: int = NEVER
+    state: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,8 @@ class Candidate:
         spans: its calls.
         nbytes: of activations that are born in its calls and held for backward.
         items: what can be kept of it.
-        seconds: of running it again, all of it.
+        seconds: of running it again, all of it, and of copying its state.
+        num_operators: that run again.
     """
 
     path: str
@@ -76,6 +79,7 @@ class Candidate:
     nbytes: int = 0
     items: list[Item] = field(default_factory=list)
     seconds: float = 0.0
+    num_operators: int = 0
 
 
 class WhatIf:
@@ -85,6 +89,7 @@ class WhatIf:
         program: recorded with `memory_budget=1.0`, with its signatures.
         own: int64, (blocks,), bytes of every block as recorded.
         seconds: float64, (operators,); None where times are not known.
+        hides_host: whether operators run on a card while Python goes on.
     """
 
     def __init__(
@@ -92,12 +97,15 @@ class WhatIf:
         program: Program,
         own: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.float64] | None,
+        *,
+        hides_host: bool = False,
     ) -> None:
         recording, layout = program.recording, program.layout
+        self._keepable: dict[Signature, bool] = {}
         self.recording, self.own = recording, own
         count = len(recording.operators)
         self.seconds = np.zeros(count) if seconds is None else seconds
-        self.knows_times = seconds is not None
+        self.knows_times, self.hides_host = seconds is not None, hides_host
         steps = np.array([i.step == STEP for i in recording.intervals])[layout.interval]
         in_step = np.flatnonzero(steps)
         self.block, self.operator = layout.block, layout.operator
@@ -109,6 +117,8 @@ class WhatIf:
         for number, block in enumerate(recording.blocks):
             self.outputs[block.operator].append(number)
         self._find_activations(program)
+        run = self.seconds[self.is_forward]
+        self.copy_seconds = float(run[run > 0].min(initial=np.inf)) if (run > 0).any() else 0.0
         others = in_step[~np.isin(layout.block[in_step], self.activations)]
         self.other_rows, self.other_bytes = others.astype(np.float64), self.row_bytes[others]
         self._find_holders()
@@ -129,6 +139,8 @@ class WhatIf:
         (self.activations,) = np.nonzero(
             (births >= 0) & (deaths >= 0) & is_forward[born_in] & (died_in != born_in)
         )
+        self.is_activation = np.zeros(num_blocks, bool)
+        self.is_activation[self.activations] = True
         self.index = {int(block): at for at, block in enumerate(self.activations)}
         self.made_by = np.where(births >= 0, layout.operator[births] - 1, NEVER).astype(np.int64)
         self.birth_operator = self.made_by[self.activations]
@@ -176,15 +188,20 @@ class WhatIf:
             saving = [f for f in inside if self._saves(f)]
             if not backward or not saving or self._changes_its_inputs(span):
                 return None
+            if any(self._draws_unseen(number) for number in inside):
+                return None
             # what an operator saves of its arguments is saved before its kernel runs
             span.stop = saving[-1] + self._saves_its_output(saving[-1])
             span.backward = int(self.starts[min(backward)])
             span.done = int(self.ends[max(backward)])
+            span.state = self._state(span)
         candidate = Candidate(path, spans)
         for span in spans:
             born = (self.birth_operator >= span.first) & (self.birth_operator < span.end)
             candidate.nbytes += int(self.own[self.activations[born]].sum())
             candidate.seconds += float(self.seconds[span.first : span.stop].sum())
+            candidate.seconds += 2 * len(span.state) * self.copy_seconds
+            candidate.num_operators += span.stop - span.first
         candidate.items = self._items(spans)
         return candidate
 
@@ -204,6 +221,14 @@ class WhatIf:
         operator = self.recording.operators[self.recording.blocks[block].operator]
         return self.recording.intervals[operator.interval].phase is Phase.BACKWARD
 
+    def _draws_unseen(self, number: int) -> bool:
+        """Return whether it draws numbers from a state that cuDNN keeps, and nothing rewinds."""
+        operator = self.recording.operators[number]
+        if "_cudnn_rnn" not in operator.name or operator.signature is None:
+            return False
+        func, args, kwargs = call_of(operator.signature, _stand_in)
+        return policies.draws(func, policies.values_of(func, args, kwargs))
+
     def _changes_its_inputs(self, span: Span) -> bool:
         """Return whether it writes in place what is born outside of it, in this step."""
         return any(
@@ -211,6 +236,19 @@ class WhatIf:
             for number in range(span.first, span.end)
             for block in self.recording.operators[number].writes
             if not span.first <= self.recording.blocks[block].operator < span.end
+        )
+
+    def _state(self, span: Span) -> tuple[int, ...]:
+        """Return the buffers that a call changes: written, or a norm's running statistics."""
+        found: set[int] = set()
+        for number in range(span.first, span.end):
+            operator = self.recording.operators[number]
+            is_norm = "batch_norm" in operator.name  # its kernel writes what its schema only reads
+            found.update(operator.reads if is_norm else operator.writes)
+        return tuple(
+            block
+            for block in found - self.recording.parameters.keys()
+            if block not in self.index and not self._is_of_forward(block)
         )
 
     def _is_of_forward(self, block: int) -> bool:
@@ -235,11 +273,9 @@ class WhatIf:
         signature, blocks = self.recording.operators[number].signature, self.outputs[number]
         if signature is None or not blocks or any(b in self.written for b in blocks):
             return False
-        try:
-            func, args, kwargs = call_of(signature, lambda spec: torch.empty(0, device="meta"))
-        except AttributeError:  # an operator that only another process knows
-            return False
-        return policies.can_be_kept(func, policies.values_of(func, args, kwargs))
+        if signature not in self._keepable:
+            self._keepable[signature] = _is_keepable(signature)
+        return self._keepable[signature]
 
     def _instances(self, span: Span) -> dict[Instance, int]:
         counts: dict[str, int] = defaultdict(int)
@@ -252,148 +288,13 @@ class WhatIf:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a choice costs.
-
-    Attributes:
-        saved_bytes: activations of one micro-batch that are held when its forward ends.
-        peak_bytes: most allocated at once in the step.
-        recompute_seconds: of operators that run again.
-    """
-
-    saved_bytes: int
-    peak_bytes: int
-    recompute_seconds: float
+def _is_keepable(signature: Signature) -> bool:
+    try:
+        func, args, kwargs = call_of(signature, _stand_in)
+    except AttributeError:  # an operator that only another process knows
+        return False
+    return policies.can_be_kept(func, policies.values_of(func, args, kwargs))
 
 
-class Cut:
-    """Modules none of which is inside another, and what choices among them cost.
-
-    Args:
-        told: the recorded step.
-        candidates: the modules, in order.
-    """
-
-    def __init__(self, told: WhatIf, candidates: Sequence[Candidate]) -> None:
-        self.told, self.candidates = told, list(candidates)
-        self.spans = [(i, span) for i, c in enumerate(self.candidates) for span in c.spans]
-        self._attribute()
-        self._find_transients()
-
-    def _attribute(self) -> None:
-        """Find for each activation the call that makes it, and those that it is held for."""
-        told, count = self.told, len(self.told.activations)
-        span_of = np.full(len(told.recording.operators), NEVER)
-        for at, (_, span) in enumerate(self.spans):
-            span_of[span.first : span.end] = at
-        self.producer = span_of[told.birth_operator]
-        self.is_held_inside = np.zeros(count, bool)
-        pairs: list[tuple[int, int, int]] = []  # activation, call that it is held for, until when
-        for at in range(count):
-            own = int(self.producer[at])
-            outside: dict[int, int] = {}
-            for forward, row in told.holders[at].items():
-                call = int(span_of[forward])
-                if call == own != NEVER:
-                    self.is_held_inside[at] = True
-                else:
-                    outside[call] = max(outside.get(call, 0), row)
-            if not told.holders[at]:  # saved, and never read again
-                self.is_held_inside[at] = own != NEVER
-                if own == NEVER:
-                    outside[NEVER] = int(told.deaths[told.activations[at]])
-            for user in told.users[at]:
-                call = int(span_of[user])
-                if call not in (own, NEVER):
-                    outside.setdefault(call, 0)  # an argument: held if that call is recomputed
-            pairs += [(at, call, row) for call, row in outside.items()]
-        self._pairs = np.array(pairs, np.int64).reshape(-1, 3).T
-
-    def _find_transients(self) -> None:
-        """Find what each call's forward allocates for a moment, as it is once more."""
-        told = self.told
-        self._transients = []
-        for _, span in self.spans:
-            rows = np.arange(told.starts[span.first], told.ends[max(span.stop - 1, span.first)])
-            blocks = told.block[rows]
-            is_activation = np.isin(blocks, told.activations)
-            rows = rows[~is_activation]
-            low = told.starts[span.first]
-            high = told.ends[max(span.stop - 1, span.first)]
-            positions = span.backward - 1 + 0.9 * (rows - low) / max(high - low, 1)
-            maker = told.made_by[told.block[rows]]
-            self._transients.append((positions, told.row_bytes[rows], maker))
-
-    def evaluate(self, kept: Sequence[frozenset[int] | None]) -> Estimate:
-        """Return the cost of a choice: for each module None, or the operators that it keeps."""
-        positions, nbytes, saved = self._events(kept)
-        order = np.argsort(positions, kind="stable")
-        live = np.cumsum(nbytes[order])
-        seconds = 0.0
-        for candidate, keep in zip(self.candidates, kept, strict=True):
-            if keep is not None:
-                seconds += candidate.seconds - sum(float(self.told.seconds[o]) for o in keep)
-        return Estimate(saved, self.told.standing + int(live.max(initial=0)), seconds)
-
-    def _events(
-        self, kept: Sequence[frozenset[int] | None]
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], int]:
-        """Return every allocation and free of the step: at which row, how many bytes; what is held.
-
-        A recompute lies between the row before its backward and that, in the order of the forward.
-        """
-        told = self.told
-        sizes = told.own[told.activations]
-        is_again = np.array([kept[i] is not None for i, _ in self.spans] + [False])
-        keeping = {o for keep in kept if keep for o in keep}
-        held_inside = self.is_held_inside & ~is_again[self.producer]
-        # what stays from forward on, for others or for a call that is not recomputed
-        until = told.last_use + 0.5
-        death = told.deaths[told.activations].astype(np.float64)
-        until = np.where(held_inside, death, until)
-        at, span, row = self._pairs
-        done = np.array([s.done for _, s in self.spans] + [0], np.float64)
-        np.maximum.at(until, at, np.where(is_again[span], done[span], row))
-        is_kept = np.isin(told.birth_operator, list(keeping)) & is_again[self.producer]
-        until = np.where(is_kept, death, until)
-        first = np.array([s.first for _, s in self.spans] + [0])
-        stop = np.array([s.stop for _, s in self.spans] + [0])
-        backward = np.array([s.backward for _, s in self.spans] + [0], np.float64)
-        begin, end = told.starts[first], told.ends[np.maximum(stop - 1, 0)]
-        births = told.births[told.activations].astype(np.float64)
-        share = (births - begin[self.producer]) / np.maximum(end - begin, 1)[self.producer]
-        again = is_again[self.producer] & ~is_kept & (told.birth_operator < stop[self.producer])
-        reborn = backward[self.producer] - 1 + 0.9 * share
-        redeath = np.where(self.is_held_inside, death, backward[self.producer] - 0.05)
-        again &= until < reborn
-        until = np.where(
-            is_again[self.producer] & ~again, np.maximum(until, death * is_kept), until
-        )
-        positions = [told.other_rows, births, until, reborn[again], redeath[again]]
-        nbytes = [told.other_bytes, sizes, -sizes, sizes[again], -sizes[again]]
-        for (i, _), (rows, changes, maker) in zip(self.spans, self._transients, strict=True):
-            keep = kept[i]
-            if keep is not None:
-                runs = ~np.isin(maker, list(keep))
-                positions.append(rows[runs])
-                nbytes.append(changes[runs])
-        alive = [(births <= end) & (until > end) for end in told.forward_ends]
-        saved = [int(sizes[mask].sum()) for mask in alive]
-        for number in sorted(keeping):
-            for block in told.outputs[number]:
-                self._keep_longer(number, block, positions, nbytes, saved)
-        return np.concatenate(positions), np.concatenate(nbytes), max(saved)
-
-    def _keep_longer(
-        self, number: int, block: int, positions: list[Any], nbytes: list[Any], saved: list[int]
-    ) -> None:
-        """Hold what the plain step frees in forward until the recompute has used it."""
-        told = self.told
-        if block in told.index or told.births[block] < 0:
-            return
-        span = next(span for _, span in self.spans if span.first <= number < span.end)
-        size, death = int(told.own[block]), told.deaths[block]
-        positions.append(np.array([death, span.backward - 0.05]))
-        nbytes.append(np.array([size, -size]))
-        saved[int(np.searchsorted(told.forward_ends, death))] += size
+def _stand_in(_: TensorSpec) -> torch.Tensor:
+    return torch.empty(0, device="meta")

@@ -24,11 +24,13 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     blocks.
     """
     groups: dict[type, dict[str, nn.Module]] = defaultdict(dict)
+    found: set[nn.Module] = set()  # two containers may hold the same block
     for path, container in model.named_modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
             for name, child in container.named_children():
-                if _is_block(child):
+                if _is_block(child) and child not in found:
                     groups[type(child)][f"{path}.{name}".lstrip(".")] = child
+                    found.add(child)
     return _largest(groups) or _largest(_repeated(model))
 
 

@@ -1,17 +1,19 @@
 """What a checkpointed module keeps: presets, operators by name, or a person's own policy function.
 
 Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. Never kept,
-whoever asks: views; what an operator writes in place; and operators that draw random numbers, since
-one that is kept shifts the stream of all that are drawn again, and the gradients are wrong.
+whoever asks: views; what an operator writes in place; operators that draw random numbers, since one
+that is kept shifts the stream of all that are drawn again, and the gradients are wrong; and casts,
+since autocast caches those of weights, and a forward and its recompute do not run the same ones.
 """
 
+import copyreg
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from memlab.config import PRESET_POLICIES, Policy
@@ -33,6 +35,21 @@ NORMS = frozenset(
 CHEAP = NORMS | frozenset(
     ("_softmax", "_log_softmax", "_to_copy", "clone", "copy", "mean", "var_mean", "sum", "cat")
 )
+
+
+def operators(path: str) -> Any:
+    """Return what is at a path below `torch.ops`: "aten", "aten.mm", "aten.mm.default"."""
+    return functools.reduce(getattr, filter(None, path.split(".")), torch.ops)
+
+
+def _sent_by_name(value: Any) -> tuple[Callable[[str], Any], tuple[str]]:
+    path = "" if value is torch.ops else str(value)
+    return operators, (value.name if isinstance(value, _OpNamespace) else path,)
+
+
+# a person's policy function names operators, and no pickler can send those to a worker by itself
+for kind in (type(torch.ops), _OpNamespace, OpOverloadPacket, OpOverload):
+    copyreg.pickle(kind, _sent_by_name)
 
 
 def keeps(policy: Policy) -> Keeps | None:
@@ -60,7 +77,8 @@ def can_be_kept(func: OpOverload, values: dict[str, Any]) -> bool:
     schema = func._schema
     aliases = any(value.alias_info is not None for value in schema.returns)
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    return bool(schema.returns) and not aliases and not writes and not draws(func, values)
+    casts = func is torch.ops.aten._to_copy.default
+    return not (casts or aliases or writes or draws(func, values)) and bool(schema.returns)
 
 
 def draws(func: OpOverload, values: dict[str, Any]) -> bool:
@@ -95,11 +113,14 @@ def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
                 f", and is called with overloads; compare with torch.ops.{func}"
             )
     ran = ", ".join(sorted(str(func) for func in seen if can_be_kept(func, {}))[:8])
-    name = getattr(policy, "__name__", None) or repr(policy)
-    return (
-        f"checkpoint_policy {name} keeps nothing in the checkpointed modules, which run {ran}; "
-        "name some of these, or use 'recompute-all'"
-    )
+    said = f"checkpoint_policy {_name(policy)} keeps nothing in the checkpointed modules, which run"
+    if not ran:
+        return f"{said} no operator whose output can be kept; use 'recompute-all'"
+    return f"{said} {ran}; name some of these, or use 'recompute-all'"
+
+
+def _name(policy: Policy) -> str:
+    return getattr(policy, "__name__", None) or repr(policy)
 
 
 def _by_preset(
@@ -127,7 +148,13 @@ def _by_function(
     kwargs: dict[str, Any],
     out: Any,
 ) -> bool:
-    answer = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **kwargs)
+    try:
+        answer = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"checkpoint_policy {_name(policy)} raised {type(error).__name__} for {func}: {error}; "
+            "it is called as policy(context, overload, *args, **kwargs)"
+        ) from error
     if answer is True or answer in SAVE:
         return True
     if answer is False or answer in RECOMPUTE:

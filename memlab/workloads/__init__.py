@@ -11,12 +11,15 @@ from memlab.errors import WorkloadError
 from memlab.workload import Workload
 from memlab.workloads.language import Gpt, Lstm
 from memlab.workloads.vision import ResNet, ViT
+from memlab.workloads.volumes import DenseNet, VNet
 
-SPECS: dict[str, Gpt | Lstm | ResNet | ViT] = {
+SPECS: dict[str, Gpt | Lstm | ResNet | ViT | DenseNet | VNet] = {
     "gpt-small": Gpt(),
     "resnet-digits": ResNet(),
     "vit-digits": ViT(),
     "lstm-text": Lstm(),
+    "densenet-digits": DenseNet(),
+    "vnet-digits": VNet(),
     "gpt2-medium": Gpt(
         num_layers=24, hidden_size=1024, num_heads=16, sequence_length=1024, vocab_size=50257
     ),
@@ -39,6 +42,27 @@ SPECS: dict[str, Gpt | Lstm | ResNet | ViT] = {
         num_labels=1000,
     ),
     "lstm-large": Lstm(hidden_size=1500, num_layers=3, sequence_length=512),
+    # the sizes of the checkpointing repository (pytorch_memonger, 2018): its word language model,
+    # its VNet, and of its ResNet for 32 x 32 images the depth; the stem here divides sizes by four
+    "lstm-words": Lstm(hidden_size=200, num_layers=1, sequence_length=800, vocab_size=33278),
+    "vnet": VNet(volume_size=(128, 128, 64)),
+    "resnet-1001": ResNet(
+        image_size=128,
+        num_channels=3,
+        embedding_size=16,
+        hidden_sizes=(64, 128, 256),
+        depths=(111, 111, 111),
+        layer_type="bottleneck",
+        segment_length=11,
+    ),
+    "densenet-121": DenseNet(
+        image_size=224,
+        num_channels=3,
+        embedding_size=64,
+        growth_rate=32,
+        depths=(6, 12, 24, 16),
+        num_labels=1000,
+    ),
 }
 
 

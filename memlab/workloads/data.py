@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from memlab.errors import WorkloadError
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
+
+INK = 0.5  # above which a pixel, from 0 to 1, counts as digit
 
 
 @functools.cache
@@ -48,6 +51,28 @@ def digits_batch(n: int, image_size: int, num_channels: int) -> tuple[torch.Tens
     pixels = torch.tensor(images[chosen])[:, None]  # (n, 1, 8, 8)
     pixels = torch.nn.functional.interpolate(pixels, size=(image_size, image_size), mode="bilinear")
     return pixels.repeat(1, num_channels, 1, 1), torch.tensor(labels[chosen])
+
+
+def digit_masks_batch(n: int, size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return n digits as images or volumes, and which of their voxels are digit.
+
+    Args:
+        n: samples.
+        size: (height, width), or (depth, height, width): the middle half of the depth has the
+            digit, the rest is empty.
+
+    Returns:
+        float32, (n, 1, *size), from 0 to 1, and int64, (n, *size), 1 where a digit is.
+    """
+    height, width = size[-2:]
+    images, _ = _digits()
+    pixels = torch.tensor(images[torch.randint(len(images), (n,)).numpy()])[:, None]
+    pixels = torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear")
+    if len(size) == 3:
+        depth = size[0]
+        is_inside = (torch.arange(depth) - (depth - 1) / 2).abs() < depth / 4
+        pixels = pixels[:, :, None] * is_inside[:, None, None]  # (n, 1, depth, height, width)
+    return pixels, (pixels[:, 0] > INK).long()
 
 
 def zoo_import(module: str) -> Any:

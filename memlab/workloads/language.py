@@ -1,5 +1,6 @@
 """Language models on English text, byte by byte: GPT-2 from transformers, an LSTM from torch.nn."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from memlab.errors import WorkloadError
 from memlab.workload import Workload
 from memlab.workloads.data import text_batch, zoo_import
 
 NUM_BYTES = 256
+State = tuple[torch.Tensor, torch.Tensor]
+"""Hidden and cell state of a layer, (1, n, hidden) each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,34 +58,93 @@ class Gpt:
         )
 
 
-class LstmLanguageModel(nn.Module):
-    """Embedding, LSTM and decoder: bytes (n, length) to logits (n, length, 256)."""
+class LstmLayer(nn.Module):
+    """One layer of an LSTM, and dropout after it."""
 
-    def __init__(self, hidden_size: int, num_layers: int, dropout: float) -> None:
+    def __init__(self, hidden_size: int, dropout: float) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(NUM_BYTES, hidden_size)
-        self.lstm = nn.LSTM(hidden_size, hidden_size, num_layers, batch_first=True, dropout=dropout)
-        self.decoder = nn.Linear(hidden_size, NUM_BYTES)
+        self.lstm = nn.LSTM(hidden_size, hidden_size, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the byte that follows each."""
-        hidden, _ = self.lstm(self.embedding(tokens))
-        logits: torch.Tensor = self.decoder(hidden)
-        return logits
+    def forward(self, hidden: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
+        """Return what it makes of a stretch of time, and its state thereafter."""
+        hidden, state = self.lstm(hidden, state)
+        return self.dropout(hidden), state
+
+
+class LstmChunk(nn.Module):
+    """The whole model over one stretch of time: bytes and states in, loss and states out.
+
+    Logits and loss belong to it, since a vocabulary can hold more than all layers together.
+    """
+
+    def __init__(self, spec: "Lstm") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(
+            LstmLayer(spec.hidden_size, spec.dropout if layer < spec.num_layers - 1 else 0.0)
+            for layer in range(spec.num_layers)
+        )
+        self.decoder = nn.Linear(spec.hidden_size, spec.vocab_size)
+
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor, states: Sequence[State | None]
+    ) -> tuple[torch.Tensor, list[State]]:
+        """Return the sum of the cross entropies of (n, time) tokens, and the layers' states."""
+        hidden, after = self.embedding(tokens), []
+        for layer, state in zip(self.layers, states, strict=True):
+            hidden, state_after = layer(hidden, state)
+            after.append(state_after)
+        # (n, time, vocabulary) -> (n * time, vocabulary)
+        logits = self.decoder(hidden).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"), after
+
+
+class LstmLanguageModel(nn.Module):
+    """An LSTM language model that walks over its text in stretches of time.
+
+    One module is called for each stretch, so that recomputing it bounds what is held by a stretch
+    and the states between them; a fused `nn.LSTM` over the whole text leaves nothing to cut.
+    """
+
+    def __init__(self, spec: "Lstm") -> None:
+        super().__init__()
+        self.chunk_length = spec.chunk_length
+        self.chunk = LstmChunk(spec)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross entropy of (n, length) tokens against the byte after each."""
+        states: Sequence[State | None] = [None] * len(self.chunk.layers)
+        losses = []
+        for pair in zip(
+            tokens.split(self.chunk_length, 1), targets.split(self.chunk_length, 1), strict=True
+        ):
+            loss, states = self.chunk(*pair, states)
+            losses.append(loss)
+        return torch.stack(losses).sum() / targets.numel()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lstm:
-    """Sizes of an LSTM language model over bytes."""
+    """Sizes of an LSTM language model; tokens are bytes, so of a larger vocabulary 256 are read."""
 
     hidden_size: int = 256
     num_layers: int = 2
     sequence_length: int = 128
+    chunk_length: int = 16
+    vocab_size: int = NUM_BYTES
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.chunk_length < 1:
+            raise WorkloadError(
+                f"chunk_length={self.chunk_length}; allowed is an int of at least 1, the steps of "
+                "time that are recomputed together"
+            )
 
     def build(self) -> nn.Module:
         """Return the model, randomly initialised."""
-        return LstmLanguageModel(self.hidden_size, self.num_layers, self.dropout)
+        return LstmLanguageModel(self)
 
     def workload(self, name: str) -> Workload:
         """Return next-byte prediction with this model."""
@@ -95,14 +158,11 @@ class Lstm:
 
 def _transformers_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     tokens, targets = batch
-    return _cross_entropy(model(input_ids=tokens).logits, targets)
+    logits = model(input_ids=tokens).logits
+    # (n, length, vocabulary) -> (n * length, vocabulary): every sample has the same number of terms
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    tokens, targets = batch
-    return _cross_entropy(model(tokens), targets)
-
-
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    # (n, length, vocabulary) -> (n * length, vocabulary): every sample has the same number of terms
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss: torch.Tensor = model(*batch)
+    return loss

@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from memlab.errors import WorkloadError
 from memlab.workload import Workload
 from memlab.workloads.data import digits_batch, zoo_import
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNet:
-    """Sizes of a ResNet; it has BatchNorm, so a smaller micro-batch changes its gradient."""
+    """Sizes of a ResNet; it has BatchNorm, so a smaller micro-batch changes its gradient.
+
+    Above 1, `segment_length` puts so many blocks of a stage into one module: what is recomputed
+    is a module, and a deep network holds least in about as many segments as a segment has blocks.
+    """
 
     image_size: int = 64
     num_channels: int = 1
@@ -21,8 +26,16 @@ class ResNet:
     hidden_sizes: tuple[int, ...] = (32, 64, 128, 256)
     depths: tuple[int, ...] = (2, 2, 2, 2)
     layer_type: str = "basic"
+    segment_length: int = 1
     num_labels: int = 10
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.segment_length < 1:
+            raise WorkloadError(
+                f"segment_length={self.segment_length}; allowed is an int of at least 1, how "
+                "many blocks stand in one module and can be recomputed together"
+            )
 
     def build(self) -> nn.Module:
         """Return transformers' ResNet of these sizes, with dropout before its classifier."""
@@ -39,6 +52,9 @@ class ResNet:
         )
         if self.dropout > 0:
             model.classifier.insert(1, nn.Dropout(self.dropout))  # after Flatten
+        if self.segment_length > 1:
+            for stage in model.resnet.encoder.stages:
+                stage.layers = _in_segments(stage.layers, self.segment_length)
         classifier: nn.Module = model
         return classifier
 
@@ -93,6 +109,12 @@ def _classification(spec: ResNet | ViT, name: str) -> Workload:
         ),
         compute_loss=_loss,
     )
+
+
+def _in_segments(layers: nn.Sequential, length: int) -> nn.Sequential:
+    """Return the same layers in modules of some each."""
+    starts = range(0, len(layers), length)
+    return nn.Sequential(*(layers[start : start + length] for start in starts))
 
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
