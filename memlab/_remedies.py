@@ -29,8 +29,8 @@ BUDGET = 0.5  # half of the activations that the plain step keeps
 # NVIDIA cards of compute capability below 8.0 have no bfloat16 arithmetic (CUDA C Programming
 # Guide, "Arithmetic Instructions")
 OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", re.IGNORECASE)
-# parts of operators' names: one fused operator holds all, so that a budget finds nothing to cut,
-# and its workspace does not halve
+# parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
+# often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
 
