@@ -306,7 +306,7 @@ def test_an_inner_module_is_recomputed_from_a_recomputed_input_and_holds_none():
     )
     step = build_step(regression(groups, 8), StepConfig(memory_budget=0.0), "cpu", plan=plan)
     step()
-    # a group ends with the input of its last block, which thus runs twice, the first one three times
+    # a group ends with the input of its last block, which runs twice, the first one three times
     counts = [calls.count(module) for module in step.model.modules() if isinstance(module, Counted)]
     assert counts == [3, 2, 3, 2]
 

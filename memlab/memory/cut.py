@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memlab.memory.host import python_seconds
 from memlab.memory.what_if import NEVER, Candidate, WhatIf
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
-
-# Time of Python, the least of many runs on a 2-core server with torch 2.13 (`host` of
-# benchmarks/recompute_checks.py): for each call of a recomputed module, for each of its operators
-# (what autograd saves is packed and unpacked), and for each of them where some are kept (two
-# dispatch modes count them: in forward, and when they run again).
-REGION_SECONDS, HOOK_SECONDS, DISPATCH_SECONDS = 450e-6, 11e-6, 17e-6
 
 NEXT = 1e-7  # rows, between those of a recompute
 INNER_WINDOW = (0.1, 0.04)  # a recompute inside another comes after that, before its backward
@@ -137,9 +132,14 @@ class Cut:
             low, high = told.starts[span.first], told.ends[max(span.stop - 1, span.first)]
             rows = np.arange(low, high)
             rows = rows[~told.is_activation[told.block[rows]]]
+            rows = rows[told.births[told.block[rows]] >= low]  # what it is given is not made again
+            changes, block = told.row_bytes[rows], told.block[rows]
             positions = span.backward - before + width * (rows - low) / max(high - low, 1)
-            maker = told.made_by[told.block[rows]]
-            parts.append((positions, told.row_bytes[rows], maker, np.full(len(rows), at)))
+            left = block[told.deaths[block] >= high]  # freed by what does not run again
+            ends = np.full(len(left), span.backward - before + width)
+            maker = told.made_by[np.concatenate((block, left))]
+            positions, changes = np.append(positions, ends), np.append(changes, -told.own[left])
+            parts.append((positions, changes, maker, np.full(len(maker), at)))
             state[at] = told.own[list(span.state)].sum()
             begin = told.position[low]
             during = np.array([begin, span.done, span.backward - before, span.backward - 0.05])
@@ -186,8 +186,7 @@ class Cut:
 
         On a card both run at once: what takes longer counts.
         """
-        each = HOOK_SECONDS + (DISPATCH_SECONDS if keeps else 0.0)
-        host = len(candidate.spans) * REGION_SECONDS + candidate.num_operators * each
+        host = python_seconds(len(candidate.spans), candidate.num_operators, keeps=keeps)
         return max(seconds, host) if self.told.hides_host else seconds + host
 
     def around(self, chosen: Sequence[int]) -> WhatIf:
