@@ -16,6 +16,7 @@ random combinations, fp32 within 1e-5, recompute bit by bit; goal, no mismatch (
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch import nn
 
 import memlab
 from benchmarks import meter, recompute_checks, report
-from memlab import StepConfig, StepResult, Workload
+from memlab import StepConfig, StepResult, Workload, _isolation
 from memlab._plans import chain_for
 from memlab.config import PRESET_POLICIES
 from memlab.memory.cards import resolve
@@ -119,16 +120,8 @@ def ways(workload: Workload, batch_size: int, budgets: Sequence[float]) -> Itera
 
 def chain_of(workload: Workload, config: StepConfig, device: str = "cpu") -> Chain:
     """Return the plans of a workload, made in the worker."""
-    return chain_for(
-        workload,
-        config,
-        resolve(device),
-        seed=0,
-        isolate=True,
-        timeout_seconds=600,
-        on_progress=None,
-        cancel=None,
-    )
+    run = functools.partial(_isolation.run, timeout_seconds=600, on_progress=None, cancel=None)
+    return chain_for(workload, config, resolve(device), seed=0, run=run)
 
 
 def curve(workload: Workload, batch_size: int, num_rounds: int, quick: bool) -> list[Point]:

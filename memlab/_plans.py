@@ -1,12 +1,10 @@
 """Which plan a config is run with: chains of plans are made in a worker, once, and kept here."""
 
 import dataclasses
-import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memlab import _isolation
-from memlab._isolation import OnProgress
 from memlab._process import Ended
 from memlab.config import Checkpointing, StepConfig
 from memlab.memory.cards import Target
@@ -18,19 +16,14 @@ if TYPE_CHECKING:
     from memlab.memory.chain import Chain
 
 MOST_KEPT = 32
+Run = Callable[[str, dict[str, Any]], Any]
+"""Runs what a worker can be asked, by name and arguments, where and as long as a caller said."""
+
 _chains: "OrderedDict[tuple[Any, ...], Chain]" = OrderedDict()
 
 
 def plan_for(
-    workload: Workload,
-    config: StepConfig,
-    target: Target,
-    *,
-    seed: int,
-    isolate: bool,
-    timeout_seconds: float,
-    on_progress: OnProgress | None,
-    cancel: threading.Event | None,
+    workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
 ) -> Plan | None:
     """Return the plan of a config, None if it needs none.
 
@@ -39,16 +32,7 @@ def plan_for(
     """
     if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
         return None  # what does not go with a plan is refused by build_step
-    chain = chain_for(
-        workload,
-        config,
-        target,
-        seed=seed,
-        isolate=isolate,
-        timeout_seconds=timeout_seconds,
-        on_progress=on_progress,
-        cancel=cancel,
-    )
+    chain = chain_for(workload, config, target, seed=seed, run=run)
     if len(chain.plans) == 1:
         raise Ended(
             Outcome.UNSUPPORTED,
@@ -60,15 +44,7 @@ def plan_for(
 
 
 def chain_for(
-    workload: Workload,
-    config: StepConfig,
-    target: Target,
-    *,
-    seed: int,
-    isolate: bool,
-    timeout_seconds: float,
-    on_progress: OnProgress | None,
-    cancel: threading.Event | None,
+    workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
 ) -> "Chain":
     """Return the plans for all budgets of a config, made now or before.
 
@@ -79,13 +55,8 @@ def chain_for(
     key = (workload, plain, target.name, seed)
     found = _chains.get(key)
     if found is None:
-        run = _isolation.run if isolate else _isolation.run_here
         planning = run(
-            "plan",
-            {"workload": workload, "config": plain, "target": target, "seed": seed},
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
+            "plan", {"workload": workload, "config": plain, "target": target, "seed": seed}
         )
         if planning.chain is None:
             raise Ended(planning.outcome, planning.message)

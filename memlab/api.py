@@ -1,5 +1,6 @@
 """The public functions: checked here, in the caller; run in the worker unless told otherwise."""
 
+import functools
 import platform
 import threading
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ import torch
 from memlab import _isolation
 from memlab._inspect import WorkloadFacts
 from memlab._isolation import OnProgress
-from memlab._plans import plan_for
+from memlab._plans import Run, plan_for
 from memlab._process import Ended
 from memlab._verify import VerifyReport
 from memlab._version import __version__
@@ -73,7 +74,6 @@ def measure(
     _check_types(workload, config)
     target = resolve_device(device)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    _check_timeout(timeout_seconds)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
@@ -83,25 +83,10 @@ def measure(
         "seed": _check_count("seed", seed, 0),
         "memory_limit": limit,
     }
-    run = _isolation.run if isolate else _isolation.run_here
+    run = _runner(isolate, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(
-            workload,
-            config,
-            resolve(target),
-            seed=arguments["seed"],
-            isolate=isolate,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
-        result: StepResult = run(
-            "measure",
-            arguments | {"plan": plan},
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        result: StepResult = run("measure", arguments | {"plan": plan})
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
     return replace(result, config=config)  # a policy function comes back as another object
@@ -165,7 +150,6 @@ def predict_with_forecast(
     _check_types(workload, config)
     target = resolve(device)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    _check_timeout(timeout_seconds)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
@@ -173,24 +157,10 @@ def predict_with_forecast(
         "seed": _check_count("seed", seed, 0),
         "memory_limit": limit,
     }
+    run = _runner(True, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(
-            workload,
-            config,
-            target,
-            seed=arguments["seed"],
-            isolate=True,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
-        found: Prediction = _isolation.run(
-            "predict",
-            arguments | {"plan": plan},
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
+        plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
+        found: Prediction = run("predict", arguments | {"plan": plan})
     except Ended as ended:
         from memlab import _predict  # late, as everything that fake tensors need
 
@@ -236,26 +206,10 @@ def verify(
         "device": target,
         "seed": _check_count("seed", seed, 0),
     }
-    _check_timeout(timeout_seconds)
-    run = _isolation.run if isolate else _isolation.run_here
+    run = _runner(isolate, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(
-            workload,
-            config,
-            resolve(target),
-            seed=arguments["seed"],
-            isolate=isolate,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
-        found: VerifyReport = run(
-            "verify",
-            arguments | {"plan": plan},
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cancel=cancel,
-        )
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        found: VerifyReport = run("verify", arguments | {"plan": plan})
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended))
     return found
@@ -295,6 +249,23 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
             | {f"peak_{name}_bytes": size for name, size in categories.items()}
         )
     return pd.DataFrame(rows)
+
+
+def _runner(
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> Run:
+    """Return what runs a worker's function as the caller of a public function said."""
+    _check_timeout(timeout_seconds)
+    run: Run = functools.partial(
+        _isolation.run if isolate else _isolation.run_here,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    return run
 
 
 def _ended(

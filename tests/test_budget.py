@@ -12,7 +12,7 @@ from torch import nn
 
 import memlab
 from benchmarks import models, report
-from memlab import Outcome, StepConfig, Workload, _plan, _plans
+from memlab import Outcome, StepConfig, Workload, _isolation, _plan
 from memlab._predict import predict_in_process
 from memlab.errors import UnsupportedError
 from memlab.memory import chain
@@ -21,7 +21,7 @@ from memlab.memory.chain import Chain
 from memlab.memory.chain import chain_of as chain_of_told
 from memlab.memory.cut import Cut, Estimate
 from memlab.plan import Plan, Region
-from memlab.step import build_step
+from memlab.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
 from memlab.units import KIB
 from tests.models import blocks
@@ -154,7 +154,7 @@ def test_along_a_chain_exact_peaks_never_rise_and_times_never_fall(name, card):
     for at, result in zip(some, results, strict=True):
         expected = seconds[0] + plans[at].recompute_seconds
         assert result.step_seconds == pytest.approx(expected, rel=0.001)
-        assert result.peak_allocated_bytes == pytest.approx(plans[at].peak_bytes, rel=0.04)
+        assert result.peak_allocated_bytes == pytest.approx(plans[at].peak_bytes, rel=0.015)
 
 
 def predicted(workload, config, device, plan):
@@ -284,6 +284,33 @@ def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
     assert memlab.verify(workload, config, "cpu").bitwise
 
 
+def test_an_attention_inside_a_recomputed_layer_finds_its_query_to_be_its_key_once_more():
+    """PyTorch's attention projects all three at once if they are one tensor."""
+
+    def encoder():
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        return nn.TransformerEncoder(layer, 2)
+
+    plan = plan_of("layers.0", "layers.0.self_attn", "layers.1", "layers.1.self_attn")
+    gradients = []
+    for config, planned in ((StepConfig(), None), (StepConfig(memory_budget=0.0), plan)):
+        step = build_step(regression(encoder, 6, 16), config, "cpu", plan=planned)
+        set_seed(0)
+        step.accumulate()
+        gradients.append([parameter.grad for parameter in step.model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def plan_of(*paths):
+    return Plan(
+        regions=tuple(Region(path=path) for path in paths),
+        saved_bytes=0,
+        plain_saved_bytes=1,
+        peak_bytes=0,
+        recompute_seconds=None,
+    )
+
+
 def test_an_inner_module_is_recomputed_from_a_recomputed_input_and_holds_none():
     """Counted by hand: each forward runs once, again for the group, and again for the block."""
     calls = []
@@ -296,14 +323,7 @@ def test_an_inner_module_is_recomputed_from_a_recomputed_input_and_holds_none():
     def groups():
         return nn.Sequential(*(nn.Sequential(Counted(8, 8), Counted(8, 8)) for _ in range(2)))
 
-    paths = ("0", "1", "0.0", "0.1", "1.0", "1.1")
-    plan = Plan(
-        regions=tuple(Region(path=path) for path in paths),
-        saved_bytes=0,
-        plain_saved_bytes=1,
-        peak_bytes=0,
-        recompute_seconds=None,
-    )
+    plan = plan_of("0", "1", "0.0", "0.1", "1.0", "1.1")
     step = build_step(regression(groups, 8), StepConfig(memory_budget=0.0), "cpu", plan=plan)
     step()
     # a group ends with the input of its last block, which runs twice, the first one three times
@@ -424,13 +444,13 @@ def test_what_does_not_go_with_a_plan_is_unsupported(fields, text):
 def test_a_chain_is_made_once_for_all_budgets(monkeypatch):
     workload = WORKLOADS["gelu"]()
     asked = []
-    run = _plans._isolation.run
+    run = _isolation.run
 
     def counted(function, *args, **kwargs):
         asked.append(function)
         return run(function, *args, **kwargs)
 
-    monkeypatch.setattr(_plans._isolation, "run", counted)
+    monkeypatch.setattr(_isolation, "run", counted)
     for budget in (0.9, 0.5, 0.1):
         memlab.predict(workload, StepConfig(memory_budget=budget), "h200")
     assert asked.count("plan") == 1

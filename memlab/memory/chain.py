@@ -105,14 +105,28 @@ def _inside(outer: Cut, around: Sequence[int], candidates: Sequence[Candidate]) 
     cut = Cut(outer.around(around), candidates)
     kept = (nothing,) * len(candidates)
     cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
-    again = sum(candidate.seconds for candidate in chosen)
-    whole = sum(outer.total_seconds(c, c.seconds, keeps=False) for c in chosen)
+    seconds = [c.seconds - _spared(outer.told, c, candidates) for c in chosen]
+    again = sum(seconds)
+    whole = sum(
+        outer.total_seconds(*each, keeps=False) for each in zip(chosen, seconds, strict=True)
+    )
     cost = replace(
         cost,
         recompute_seconds=cost.recompute_seconds + again,
         seconds=cost.seconds + whole,
     )
     return _Choice(cut=cut, kept=kept, cost=cost, around=chosen)
+
+
+def _spared(told: WhatIf, around: Candidate, inner: Sequence[Candidate]) -> float:
+    """Return the time of what does not run again: all after the input of the last module inside."""
+    spared = 0.0
+    for span in around.spans:
+        inside = [s for c in inner for s in c.spans if span.first <= s.first < span.end]
+        own = [f for f in span.saving if not any(s.first <= f < s.end for s in inside)]
+        stop = max([f + 1 for f in own] + [s.first for s in inside])
+        spared += float(told.seconds[stop : span.stop].sum())
+    return spared
 
 
 def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
@@ -138,6 +152,7 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
         above = cost.saved_bytes > end.cost.saved_bytes
         above = above and SAME * cost.peak_bytes >= end.cost.peak_bytes
         slower = last.recompute_seconds <= cost.recompute_seconds <= end.cost.recompute_seconds
+        slower = slower and cost.seconds <= end.cost.seconds
         if falls and above and slower and cost.peak_bytes <= SAME * lowest:
             plans.append(choice)
             lowest = min(lowest, cost.peak_bytes)

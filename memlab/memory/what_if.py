@@ -41,6 +41,7 @@ class Span:
         stop: number after the last operator that runs again: autograd saves nothing later.
         backward: row at which its backward begins.
         done: row after its backward.
+        saving: operators of whose tensors autograd saves some.
         state: buffers that it changes, of which a recomputed call keeps a copy, and makes another.
     """
 
@@ -49,6 +50,7 @@ class Span:
     stop: int = NEVER
     backward: int = NEVER
     done: int = NEVER
+    saving: tuple[int, ...] = ()
     state: tuple[int, ...] = ()
 
 
@@ -202,6 +204,7 @@ class WhatIf:
             if any(self._draws_unseen(number) for number in inside):
                 return None
             # what an operator saves of its arguments is saved before its kernel runs
+            span.saving = tuple(saving)
             span.stop = saving[-1] + self._saves_its_output(saving[-1])
             span.backward = int(self.starts[min(backward)])
             span.done = int(self.ends[max(backward)])

@@ -137,11 +137,13 @@ class _Call:
         self.others = [
             None if saved else leaf for leaf, saved in zip(leaves, is_saved, strict=True)
         ]
-        self.saved_at = [at for at, saved in enumerate(is_saved) if saved]
+        # each once: a module may ask whether its query is its key, and the recompute asks again
+        distinct = {id(leaf): leaf for leaf, saved in zip(leaves, is_saved, strict=True) if saved}
+        number = {key: at for at, key in enumerate(distinct)}
+        self.saved_at = [(at, number[id(leaves[at])]) for at, saved in enumerate(is_saved) if saved]
         anchor = torch.empty(0, requires_grad=True)  # or autograd would save nothing
-        self.inputs: Any = _Save.apply(  # type: ignore[no-untyped-call]
-            anchor, *(leaves[at] for at in self.saved_at)
-        ).grad_fn
+        save: Any = _Save.apply
+        self.inputs: Any = save(anchor, *distinct.values()).grad_fn
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -179,8 +181,10 @@ class _Call:
         """Run a recompute; a graph that is kept may ask for more than one."""
         self._check_inputs("changes an input of it in place, after its forward")
         region, leaves = self.region, list(self.others)
-        for at, tensor in zip(self.saved_at, self.inputs.saved_tensors, strict=True):
-            leaves[at] = tensor
+        inputs = self.inputs.saved_tensors
+        for at, number in self.saved_at:
+            leaves[at] = inputs[number]
+        del inputs
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         del leaves
         reuse = Reuse(self.kept) if region.keeps else contextlib.nullcontext()
