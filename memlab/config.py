@@ -31,6 +31,22 @@ class BudgetEngine(StrEnum):
     COMPILE = "compile"
 
 
+class BudgetSolver(StrEnum):
+    """How torch.compile picks what to save: `activation_memory_budget_solver` of PyTorch."""
+
+    DP = "dp"
+    GREEDY = "greedy"
+    HIRSCHBERG = "dp_knapsack_sliding_hirschberg"
+    ILP = "ilp"
+
+
+class BudgetEstimator(StrEnum):
+    """What torch.compile takes for the time of an operator that it might recompute."""
+
+    FLOPS = "flops"
+    PROFILE = "profile"
+
+
 class Optimizer(StrEnum):
     """Optimizers by their usual names."""
 
@@ -64,6 +80,8 @@ class StepConfig:
         memory_budget: 0..1, the share of the activations that the plain step keeps for backward;
             1.0 is the plain step itself, whatever the engine.
         budget_engine: see `BudgetEngine`.
+        budget_solver: see `BudgetSolver`; with the compile engine.
+        budget_estimator: see `BudgetEstimator`; with the compile engine.
         compile: run the model through `torch.compile`.
         optimizer: see `Optimizer`.
         checkpointing: see `Checkpointing`.
@@ -85,6 +103,8 @@ class StepConfig:
     precision: Precision = Precision.FP32
     memory_budget: float = 1.0
     budget_engine: BudgetEngine = BudgetEngine.EAGER
+    budget_solver: BudgetSolver = BudgetSolver.DP
+    budget_estimator: BudgetEstimator = BudgetEstimator.FLOPS
     compile: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     checkpointing: Checkpointing = Checkpointing.NONE
@@ -107,6 +127,13 @@ class StepConfig:
                 raise ConfigError(
                     f"{name}={value!r} does nothing with checkpointing='none'; add "
                     "checkpointing='blocks', or leave it out"
+                )
+        for name in ("budget_solver", "budget_estimator"):
+            value = getattr(self, name)
+            if self.budget_engine is BudgetEngine.EAGER and value != _default(name):
+                raise ConfigError(
+                    f"{name}={str(value)!r} does nothing with budget_engine='eager', which plans "
+                    "by itself; add budget_engine='compile', or leave it out"
                 )
 
     @property

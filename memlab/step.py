@@ -136,7 +136,7 @@ def build_step(
     device = torch.device(device)
     precision.check(config.precision, device)
     optimizers.check(config.optimizer)
-    compilation.check(config)
+    compilation.check(config, device)
     checkpointing.check(config, plan)
 
     mark(Phase.BUILD, 0)

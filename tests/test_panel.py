@@ -27,6 +27,7 @@ def panel():
     [
         StepConfig(batch_size=24, accumulation_steps=5, precision="bf16-mixed"),
         StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
+        StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
         StepConfig(checkpointing="blocks", compile=True),
     ],
     ids=str,
