@@ -70,14 +70,15 @@ class Choice:
         asked, taken = self.own, self.taken
         said = []
         if taken.budget != asked.budget:
-            is_larger = taken.budget > asked.budget
-            why = "no plan at or under it surely peaks lower" if is_larger else "the next that does"
+            next_one = "the next at or under it that cannot"
+            if taken.budget > asked.budget:
+                next_one = "since none at or under it is sure not to"
             said.append(
                 f"PyTorch's own plan for memory_budget={asked.budget:g} may peak higher than that "
-                f"of a larger budget; run is its plan for {taken.budget:g}, {why}: the compiled "
-                f"model is estimated to hold {format_bytes(taken.footprint.peak_bytes)} at most "
-                f"instead of {format_bytes(asked.footprint.peak_bytes)}, less what kernels "
-                "allocate for themselves."
+                f"of a larger budget. Run is its plan for {taken.budget:g}, {next_one}: the "
+                f"compiled model holds {format_bytes(taken.footprint.peak_bytes)} at most instead "
+                f"of {format_bytes(asked.footprint.peak_bytes)} (estimated, without what kernels "
+                "allocate for themselves)."
             )
         if asked.kept_fraction > asked.budget + SOLVER_GRAIN:
             said.append(
