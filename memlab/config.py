@@ -83,6 +83,7 @@ class StepConfig:
         budget_solver: see `BudgetSolver`; with the compile engine.
         budget_estimator: see `BudgetEstimator`; with the compile engine.
         compile: run the model through `torch.compile`.
+        channels_last: lay the weights of convolutions, and so their results, out channels last.
         optimizer: see `Optimizer`.
         checkpointing: see `Checkpointing`.
         checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
@@ -106,6 +107,7 @@ class StepConfig:
     budget_solver: BudgetSolver = BudgetSolver.DP
     budget_estimator: BudgetEstimator = BudgetEstimator.FLOPS
     compile: bool = False
+    channels_last: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
@@ -264,6 +266,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "accumulation_steps": _positive_int,
     "memory_budget": _fraction,
     "compile": _boolean,
+    "channels_last": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
 }

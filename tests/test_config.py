@@ -18,6 +18,7 @@ def test_defaults_are_the_contract():
         "budget_solver": "dp",
         "budget_estimator": "flops",
         "compile": False,
+        "channels_last": False,
         "optimizer": "adamw",
         "checkpointing": "none",
         "checkpoint_modules": "auto",
@@ -48,6 +49,7 @@ def test_choices_are_read_from_text_and_print_as_text():
         ("budget_solver", "greedy", "budget_engine='compile'"),
         ("budget_estimator", "profile", "budget_engine='compile'"),
         ("compile", "yes", "True or False"),
+        ("channels_last", 1, "True or False"),
         ("checkpointing", "all", "'blocks'"),
     ],
 )

@@ -29,6 +29,7 @@ def panel():
         StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
         StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
         StepConfig(checkpointing="blocks", compile=True),
+        StepConfig(channels_last=True),
     ],
     ids=str,
 )

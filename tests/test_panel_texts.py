@@ -125,6 +125,14 @@ def test_solver_and_estimator_count_with_the_compile_engine_alone():
     )
 
 
+def test_channels_last_is_explained_by_device():
+    now = settings(channels_last=True)
+    assert "channels last" in state.describe(state.to_config(now))
+    assert verdicts.setting_words("channels_last", False) == "channels first"
+    assert "rarely a gain" in texts.more_line(now, None, "cpu", "t").text
+    assert "half precision" in texts.more_line(now, None, "cuda", "t").text
+
+
 def test_uneven_micro_batches_are_counted():
     line = texts.accumulation_line(
         settings(batch_size=6, accumulation_steps=4), None, own_loss=False

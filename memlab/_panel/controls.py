@@ -34,6 +34,7 @@ LABELS = {
     "budget_estimator": "Weighed by",
     "optimizer": "Optimizer",
     "compile": "torch.compile",
+    "channels_last": "channels last",
 }
 
 
@@ -155,6 +156,7 @@ class Controls:
         self.estimator = _dropdown("budget_estimator", BUDGET_ESTIMATORS)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
         self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
+        self.channels_last = widgets.Checkbox(description=LABELS["channels_last"], indent=False)
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
@@ -164,6 +166,7 @@ class Controls:
             "budget_estimator": self.estimator,
             "optimizer": self.optimizer,
             "compile": self.compile,
+            "channels_last": self.channels_last,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
@@ -196,7 +199,7 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    self._choices[field].value = value if field == "compile" else str(value)
+                    self._choices[field].value = value if isinstance(value, bool) else str(value)
         finally:
             self._quiet = False
         self._changed()

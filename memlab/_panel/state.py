@@ -33,7 +33,7 @@ BUDGET_ESTIMATORS = tuple(BudgetEstimator)
 FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
-    "compile",
+    "compile", "channels_last",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OFFERED: dict[str, tuple[str, ...]] = {
@@ -157,6 +157,8 @@ def others(config: StepConfig) -> list[str]:
         said.append(str(config.optimizer))
     if config.compile:
         said.append("compiled")
+    if config.channels_last:
+        said.append("channels last")
     return said
 
 

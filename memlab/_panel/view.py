@@ -128,7 +128,7 @@ class View:
         inside = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
             controls.solver, controls.estimator, controls.optimizer, controls.compile,
-            explained.text, explained.button,
+            controls.channels_last, explained.text, explained.button,
         )  # fmt: skip
         self._more_toggle = _toggle(
             "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside

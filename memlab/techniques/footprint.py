@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 WITH_WORKSPACE = ("convolution", "max_pool", "rnn", "lstm", "gru")
 """Of operators whose kernels allocate as much as their results, or many times that: in torch 2.13 a
-CPU's convolution up to 60 times (benchmarks of single calls), pooling 6 times. Matrix products and
+CPU's convolution up to 60 times (of single small calls), pooling 6 times. Matrix products and
 attention of a GPT and a ViT in fp32 allocate nothing of their own there."""
 
 
