@@ -47,6 +47,15 @@ class BudgetEstimator(StrEnum):
     PROFILE = "profile"
 
 
+class CompileMode(StrEnum):
+    """What Inductor spends on a faster step, as `torch.compile(mode=...)` names it."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
 class Optimizer(StrEnum):
     """Optimizers by their usual names."""
 
@@ -83,6 +92,7 @@ class StepConfig:
         budget_solver: see `BudgetSolver`; with the compile engine.
         budget_estimator: see `BudgetEstimator`; with the compile engine.
         compile: run the model through `torch.compile`.
+        compile_mode: see `CompileMode`; with compile, or the compile engine.
         channels_last: lay the weights of convolutions, and so their results, out channels last.
         optimizer: see `Optimizer`.
         checkpointing: see `Checkpointing`.
@@ -107,6 +117,7 @@ class StepConfig:
     budget_solver: BudgetSolver = BudgetSolver.DP
     budget_estimator: BudgetEstimator = BudgetEstimator.FLOPS
     compile: bool = False
+    compile_mode: CompileMode = CompileMode.DEFAULT
     channels_last: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     checkpointing: Checkpointing = Checkpointing.NONE
@@ -130,9 +141,15 @@ class StepConfig:
                     f"{name}={value!r} does nothing with checkpointing='none'; add "
                     "checkpointing='blocks', or leave it out"
                 )
+        is_eager = self.budget_engine is BudgetEngine.EAGER
+        if is_eager and not self.compile and self.compile_mode is not CompileMode.DEFAULT:
+            raise ConfigError(
+                f"compile_mode={str(self.compile_mode)!r} does nothing with compile=False; add "
+                "compile=True, or leave it out"
+            )
         for name in ("budget_solver", "budget_estimator"):
             value = getattr(self, name)
-            if self.budget_engine is BudgetEngine.EAGER and value != _default(name):
+            if is_eager and value != _default(name):
                 raise ConfigError(
                     f"{name}={str(value)!r} does nothing with budget_engine='eager', which plans "
                     "by itself; add budget_engine='compile', or leave it out"

@@ -41,6 +41,11 @@ def test_a_config_survives_the_way_through_the_controls(config):
         made.close()
 
 
+def test_a_mode_of_torch_compile_without_a_control_is_refused():
+    with pytest.raises(MemlabError, match=r"compile_mode='max-autotune' has no control"):
+        memlab.panel(make_workload(), config=StepConfig(compile=True, compile_mode="max-autotune"))
+
+
 def test_a_precision_without_a_control_is_refused_with_what_there_is():
     with pytest.raises(MemlabError, match=r"precision='tf32' has no control.*'bf16-mixed'"):
         memlab.panel(make_workload(), config=StepConfig(precision="tf32"))

@@ -77,6 +77,11 @@ def from_config(config: StepConfig) -> dict[str, Any]:
             f"checkpoint_modules={config.checkpoint_modules!r} has no control in the panel; "
             "allowed is 'auto', or memlab.measure for others"
         )
+    if config.compile_mode is not config.compile_mode.DEFAULT:
+        raise ConfigError(
+            f"compile_mode={str(config.compile_mode)!r} has no control in the panel; allowed is "
+            "'default', or memlab.measure for others"
+        )
     return {field: getattr(config, field) for field in FIELDS}
 
 

@@ -39,6 +39,11 @@ def backend(device: torch.device) -> str:
 
 def check(config: StepConfig, device: torch.device) -> None:
     """Raise UnsupportedError for what does not go together, or is not to be had here."""
+    if is_compiled(config) and device.type != "cuda" and config.compile_mode != "default":
+        raise UnsupportedError(
+            f"compile_mode={str(config.compile_mode)!r} tunes the code that Inductor generates, "
+            f"and memlab's backend on a {device.type} generates none; use 'default'"
+        )
     if _is_planned(config):
         _check_choices(config, device)
     if not config.is_planned:
@@ -111,7 +116,13 @@ def apply(
     budget = config.memory_budget
     if budget < 1.0 and (names := random_modules(model)):
         raise UnsupportedError(_random_reason(budget, f"{names[0]} draws random numbers"))
-    compiled: Any = torch.compile(model, backend=backend(device), fullgraph=budget < 1.0)
+    compiled: Any = torch.compile(
+        model,
+        backend=backend(device),
+        fullgraph=budget < 1.0,
+        # no mode at all, since a backend other than inductor warns of it
+        mode=None if config.compile_mode == "default" else str(config.compile_mode),
+    )
     if _last is None or _last[:3] != (workload, config, device):
         forget()
         _last = (workload, config, device, Plan())
