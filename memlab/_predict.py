@@ -142,7 +142,7 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
 
 def _check(config: StepConfig, target: Target) -> None:
     """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
-    check(config)
+    check(config, torch.device(target.kind))
     if is_compiled(config):
         raise UnsupportedError(
             "predict knows eager steps only: what a compiled step keeps is decided while it "

@@ -258,7 +258,8 @@ def _is_built(config: StepConfig) -> bool:
     checks: tuple[Callable[[], None], ...] = (
         lambda: precision.check(config.precision, torch.device("cpu")),
         lambda: optimizers.check(config.optimizer),
-        lambda: compilation.check(config),
+        # of the device with all estimators: that of a result was possible where it was made
+        lambda: compilation.check(config, torch.device("cuda")),
     )
     try:
         for check in checks:

@@ -16,7 +16,7 @@ import torch
 
 from memlab._measure import MAX_SKIPPED_UPDATES, preserved_random_state
 from memlab._running import Progress, Report, explain
-from memlab.config import Precision, StepConfig
+from memlab.config import CompileMode, Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.memory import cuda
 from memlab.plan import Plan
@@ -116,7 +116,13 @@ def verify_in_process(
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
     plain = config.without_recompute()
-    reference = dataclasses.replace(plain, precision=Precision.FP32, compile=False)
+    reference = dataclasses.replace(
+        plain,
+        precision=Precision.FP32,
+        compile=False,
+        compile_mode=CompileMode.DEFAULT,
+        channels_last=False,
+    )
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())

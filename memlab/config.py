@@ -31,6 +31,31 @@ class BudgetEngine(StrEnum):
     COMPILE = "compile"
 
 
+class BudgetSolver(StrEnum):
+    """How torch.compile picks what to save: `activation_memory_budget_solver` of PyTorch."""
+
+    DP = "dp"
+    GREEDY = "greedy"
+    HIRSCHBERG = "dp_knapsack_sliding_hirschberg"
+    ILP = "ilp"
+
+
+class BudgetEstimator(StrEnum):
+    """What torch.compile takes for the time of an operator that it might recompute."""
+
+    FLOPS = "flops"
+    PROFILE = "profile"
+
+
+class CompileMode(StrEnum):
+    """What Inductor spends on a faster step, as `torch.compile(mode=...)` names it."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
 class Optimizer(StrEnum):
     """Optimizers by their usual names."""
 
@@ -64,7 +89,11 @@ class StepConfig:
         memory_budget: 0..1, the share of the activations that the plain step keeps for backward;
             1.0 is the plain step itself, whatever the engine.
         budget_engine: see `BudgetEngine`.
+        budget_solver: see `BudgetSolver`; with the compile engine.
+        budget_estimator: see `BudgetEstimator`; with the compile engine.
         compile: run the model through `torch.compile`.
+        compile_mode: see `CompileMode`; with compile, or the compile engine.
+        channels_last: lay the weights of convolutions, and so their results, out channels last.
         optimizer: see `Optimizer`.
         checkpointing: see `Checkpointing`.
         checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
@@ -85,7 +114,11 @@ class StepConfig:
     precision: Precision = Precision.FP32
     memory_budget: float = 1.0
     budget_engine: BudgetEngine = BudgetEngine.EAGER
+    budget_solver: BudgetSolver = BudgetSolver.DP
+    budget_estimator: BudgetEstimator = BudgetEstimator.FLOPS
     compile: bool = False
+    compile_mode: CompileMode = CompileMode.DEFAULT
+    channels_last: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
@@ -107,6 +140,19 @@ class StepConfig:
                 raise ConfigError(
                     f"{name}={value!r} does nothing with checkpointing='none'; add "
                     "checkpointing='blocks', or leave it out"
+                )
+        is_eager = self.budget_engine is BudgetEngine.EAGER
+        if is_eager and not self.compile and self.compile_mode is not CompileMode.DEFAULT:
+            raise ConfigError(
+                f"compile_mode={str(self.compile_mode)!r} does nothing with compile=False; add "
+                "compile=True, or leave it out"
+            )
+        for name in ("budget_solver", "budget_estimator"):
+            value = getattr(self, name)
+            if is_eager and value != _default(name):
+                raise ConfigError(
+                    f"{name}={str(value)!r} does nothing with budget_engine='eager', which plans "
+                    "by itself; add budget_engine='compile', or leave it out"
                 )
 
     @property
@@ -237,6 +283,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "accumulation_steps": _positive_int,
     "memory_budget": _fraction,
     "compile": _boolean,
+    "channels_last": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
 }

@@ -19,7 +19,14 @@ from torch.utils import _pytree as pytree
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
-from memlab.techniques import accumulation, checkpointing, compilation, optimizers, precision
+from memlab.techniques import (
+    accumulation,
+    checkpointing,
+    compilation,
+    layout,
+    optimizers,
+    precision,
+)
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -136,7 +143,7 @@ def build_step(
     device = torch.device(device)
     precision.check(config.precision, device)
     optimizers.check(config.optimizer)
-    compilation.check(config)
+    compilation.check(config, device)
     checkpointing.check(config, plan)
 
     mark(Phase.BUILD, 0)
@@ -144,6 +151,8 @@ def build_step(
     model = workload.build_model()
     _check_model(model)
     precision.cast_model(model.to(device), config.precision)
+    if config.channels_last:
+        layout.apply(model)
     model.train()
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))

@@ -15,7 +15,11 @@ def test_defaults_are_the_contract():
         "precision": "fp32",
         "memory_budget": 1.0,
         "budget_engine": "eager",
+        "budget_solver": "dp",
+        "budget_estimator": "flops",
         "compile": False,
+        "compile_mode": "default",
+        "channels_last": False,
         "optimizer": "adamw",
         "checkpointing": "none",
         "checkpoint_modules": "auto",
@@ -42,7 +46,13 @@ def test_choices_are_read_from_text_and_print_as_text():
         ("precision", "fp12", "'bf16-mixed'"),
         ("optimizer", "adamax", "'adamw'"),
         ("budget_engine", None, "'compile'"),
+        ("budget_solver", "cplex", "'dp_knapsack_sliding_hirschberg'"),
+        ("budget_solver", "greedy", "budget_engine='compile'"),
+        ("budget_estimator", "profile", "budget_engine='compile'"),
         ("compile", "yes", "True or False"),
+        ("compile_mode", "fast", "'max-autotune-no-cudagraphs'"),
+        ("compile_mode", "reduce-overhead", "add compile=True"),
+        ("channels_last", 1, "True or False"),
         ("checkpointing", "all", "'blocks'"),
     ],
 )
@@ -57,6 +67,12 @@ def test_bad_value_names_field_value_and_what_is_allowed(field, value, allowed):
 def test_more_micro_batches_than_samples_is_refused_with_a_remedy():
     with pytest.raises(MemlabError, match=r"accumulation_steps=9 .* batch_size=8.*lower"):
         StepConfig(accumulation_steps=9)
+
+
+def test_the_budget_slides_to_one_with_a_solver_chosen():
+    chosen = StepConfig(memory_budget=0.5, budget_engine="compile", budget_solver="greedy")
+    assert dataclasses.replace(chosen, memory_budget=1.0).budget_solver == "greedy"
+    assert chosen.without_recompute().memory_budget == 1.0
 
 
 def test_positional_and_unknown_fields_are_refused():

@@ -27,7 +27,9 @@ def panel():
     [
         StepConfig(batch_size=24, accumulation_steps=5, precision="bf16-mixed"),
         StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
+        StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
         StepConfig(checkpointing="blocks", compile=True),
+        StepConfig(channels_last=True),
     ],
     ids=str,
 )
@@ -37,6 +39,11 @@ def test_a_config_survives_the_way_through_the_controls(config):
         assert made.config == config
     finally:
         made.close()
+
+
+def test_a_mode_of_torch_compile_without_a_control_is_refused():
+    with pytest.raises(MemlabError, match=r"compile_mode='max-autotune' has no control"):
+        memlab.panel(make_workload(), config=StepConfig(compile=True, compile_mode="max-autotune"))
 
 
 def test_a_precision_without_a_control_is_refused_with_what_there_is():

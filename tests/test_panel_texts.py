@@ -110,6 +110,29 @@ def test_a_budget_by_torch_compile_says_what_it_cannot():
         assert line.remedy == ("plan it by memlab", by_memlab)
 
 
+def test_solver_and_estimator_count_with_the_compile_engine_alone():
+    now = settings(memory_budget=0.5, budget_solver="greedy", budget_estimator="profile")
+    assert state.problems(now) == {}
+    assert state.to_config(now) == StepConfig(memory_budget=0.5)
+    compiled = {**now, "budget_engine": "compile"}
+    assert state.to_config(compiled).budget_solver == "greedy"
+    assert "greedy" in state.describe(state.to_config(compiled))
+    line = texts.more_line(compiled, None, "cpu", "t")
+    assert line.remedy == ("count flops", {"budget_estimator": "flops"})
+    assert "dearest first" in texts.more_line(compiled, None, "cuda", "t").text
+    assert (
+        "dearest" not in texts.more_line({**compiled, "memory_budget": 1.0}, None, "cpu", "t").text
+    )
+
+
+def test_channels_last_is_explained_by_device():
+    now = settings(channels_last=True)
+    assert "channels last" in state.describe(state.to_config(now))
+    assert verdicts.setting_words("channels_last", False) == "channels first"
+    assert "rarely a gain" in texts.more_line(now, None, "cpu", "t").text
+    assert "half precision" in texts.more_line(now, None, "cuda", "t").text
+
+
 def test_uneven_micro_batches_are_counted():
     line = texts.accumulation_line(
         settings(batch_size=6, accumulation_steps=4), None, own_loss=False

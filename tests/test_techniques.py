@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure, verify
+from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
 from memlab.techniques import compilation
@@ -133,13 +134,29 @@ def test_two_steps_with_other_budgets_are_not_given_one_plan():
     build_step(workload, whole, "cpu")()
     build_step(workload, half, "cpu")()
     plan = compilation._last[3]
-    assert plan.changed == [True]
+    assert [choice.changed for choice in plan.choices] == [True]
     build_step(workload, half, "cpu")()
-    assert plan.changed == [True]  # the same step again is not compiled again
+    assert len(plan.choices) == 1  # the same step again is not compiled again
     other = blocks(width=64, depth=6)
     build_step(other, half, "cpu")()
     assert compilation._last[3] is not plan
-    assert compilation._last[3].changed == [True]
+    assert [choice.changed for choice in compilation._last[3].choices] == [True]
+
+
+def test_a_mode_of_inductor_is_refused_on_a_cpu_and_reaches_torch_compile_on_a_card(monkeypatch):
+    tuned = StepConfig(compile=True, compile_mode="max-autotune")
+    with pytest.raises(UnsupportedError, match=r"'max-autotune' tunes the code.*on a cpu"):
+        build_step(blocks(), tuned, "cpu")
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options))
+    for config in (tuned, StepConfig(compile=True)):
+        compilation.check(config, torch.device("cuda"))
+        compilation.apply(blocks().build_model(), blocks(), config, torch.device("cuda"))
+    compilation.forget()
+    assert [options["mode"] for options in asked] == ["max-autotune", None]
+    assert asked[0]["backend"] == "inductor"
+    modes = torch._inductor.list_mode_options()
+    assert {str(mode) for mode in CompileMode} <= {"default", *modes}
 
 
 def test_a_budget_with_dropout_is_refused_by_name():

@@ -141,6 +141,12 @@ def test_a_buffer_that_differs_is_named():
     assert "layers.0.calls" in report.why
 
 
+def test_a_mode_of_inductor_is_refused_as_when_it_is_run():
+    report = check(blocks(), compile=True, compile_mode="max-autotune")
+    assert report.outcome == "unsupported"
+    assert "'max-autotune' tunes the code" in report.why
+
+
 def test_dropout_under_compile_is_not_called_a_difference():
     report = check(blocks(dropout=0.3), compile=True)
     assert report.outcome == "unsupported"

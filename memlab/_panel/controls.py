@@ -12,13 +12,15 @@ import ipywidgets as widgets
 
 from memlab._panel.state import (
     BUDGET_ENGINES,
+    BUDGET_ESTIMATORS,
+    BUDGET_SOLVERS,
     CHECKPOINTING,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
 )
 from memlab._panel.texts import Line
-from memlab.config import PRESET_POLICIES
+from memlab.config import PRESET_POLICIES, BudgetEngine
 
 LABELS = {
     "memory_budget": "Memory budget",
@@ -28,8 +30,11 @@ LABELS = {
     "checkpointing": "Checkpointing",
     "checkpoint_policy": "Blocks keep",
     "budget_engine": "Budget by",
+    "budget_solver": "Picked by",
+    "budget_estimator": "Weighed by",
     "optimizer": "Optimizer",
     "compile": "torch.compile",
+    "channels_last": "channels last",
 }
 
 
@@ -147,21 +152,29 @@ class Controls:
         self.checkpointing = _dropdown("checkpointing", CHECKPOINTING)
         self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
         self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
+        self.solver = _dropdown("budget_solver", BUDGET_SOLVERS)
+        self.estimator = _dropdown("budget_estimator", BUDGET_ESTIMATORS)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
         self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
+        self.channels_last = widgets.Checkbox(description=LABELS["channels_last"], indent=False)
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
             "checkpoint_policy": self.policy,
             "budget_engine": self.engine,
+            "budget_solver": self.solver,
+            "budget_estimator": self.estimator,
             "optimizer": self.optimizer,
             "compile": self.compile,
+            "channels_last": self.channels_last,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
+        self.engine.observe(lambda _: self._offer_solvers(), "value")
         self.precision_explained = Explanation(self.set)
         self.more_explained = Explanation(self.set)
         self.set(settings)
+        self._offer_solvers()
 
     def precision_row(self) -> Any:
         """Return the row of the number formats."""
@@ -186,7 +199,7 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    self._choices[field].value = value if field == "compile" else str(value)
+                    self._choices[field].value = value if isinstance(value, bool) else str(value)
         finally:
             self._quiet = False
         self._changed()
@@ -197,6 +210,11 @@ class Controls:
         if not possible:
             self.checkpointing.value = "none"
         self.policy.disabled = self.checkpointing.value == "none"
+
+    def _offer_solvers(self) -> None:
+        """Allow the choices of PyTorch's partitioner where it plans."""
+        for choice in (self.solver, self.estimator):
+            choice.disabled = self.engine.value != BudgetEngine.COMPILE
 
     def _tell(self) -> None:
         if not self._quiet:

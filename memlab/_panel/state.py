@@ -12,6 +12,8 @@ from memlab._panel.choices import zoo_options
 from memlab.config import (
     PRESET_POLICIES,
     BudgetEngine,
+    BudgetEstimator,
+    BudgetSolver,
     Checkpointing,
     Optimizer,
     Precision,
@@ -26,9 +28,12 @@ PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.FP16_MIXED, Precis
 OPTIMIZERS = (Optimizer.SGD, Optimizer.SGD_MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
 CHECKPOINTING = tuple(Checkpointing)
 BUDGET_ENGINES = tuple(BudgetEngine)
+BUDGET_SOLVERS = tuple(BudgetSolver)
+BUDGET_ESTIMATORS = tuple(BudgetEstimator)
 FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
-    "checkpoint_policy", "budget_engine", "optimizer", "compile",
+    "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
+    "compile", "channels_last",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OFFERED: dict[str, tuple[str, ...]] = {
@@ -40,7 +45,9 @@ OFFERED: dict[str, tuple[str, ...]] = {
 
 
 def to_config(settings: Settings) -> StepConfig:
-    """Return the config of these settings; without checkpointing its policy does not count.
+    """Return the config of these settings; choices of what is off do not count.
+
+    They are the policy without checkpointing, and solver and estimator with the eager engine.
 
     Raises:
         ConfigError: the settings cannot be; the message is the sentence to show.
@@ -48,6 +55,8 @@ def to_config(settings: Settings) -> StepConfig:
     values = dict(settings)
     if values["checkpointing"] == Checkpointing.NONE:
         del values["checkpoint_policy"]
+    if values["budget_engine"] == BudgetEngine.EAGER:
+        del values["budget_solver"], values["budget_estimator"]
     return StepConfig(**values)
 
 
@@ -67,6 +76,11 @@ def from_config(config: StepConfig) -> dict[str, Any]:
         raise ConfigError(
             f"checkpoint_modules={config.checkpoint_modules!r} has no control in the panel; "
             "allowed is 'auto', or memlab.measure for others"
+        )
+    if config.compile_mode is not config.compile_mode.DEFAULT:
+        raise ConfigError(
+            f"compile_mode={str(config.compile_mode)!r} has no control in the panel; allowed is "
+            "'default', or memlab.measure for others"
         )
     return {field: getattr(config, field) for field in FIELDS}
 
@@ -92,6 +106,8 @@ def problems(settings: Settings) -> dict[str, str]:
             alone["batch_size"] = max(value, 1)
         if field == "checkpoint_policy":
             alone["checkpointing"] = Checkpointing.BLOCKS
+        if field in ("budget_solver", "budget_estimator"):
+            alone["budget_engine"] = BudgetEngine.COMPILE
         try:
             StepConfig(**alone)
         except ConfigError as error:
@@ -138,10 +154,16 @@ def others(config: StepConfig) -> list[str]:
         said.append(str(config.checkpoint_policy))
     if config.memory_budget < 1.0 and config.budget_engine is not default.budget_engine:
         said.append(f"budget by torch.{config.budget_engine}")
+        chosen = (config.budget_solver, config.budget_estimator)
+        said += [
+            str(c) for c in chosen if c not in (default.budget_solver, default.budget_estimator)
+        ]
     if config.optimizer is not default.optimizer:
         said.append(str(config.optimizer))
     if config.compile:
         said.append("compiled")
+    if config.channels_last:
+        said.append("channels last")
     return said
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memlab._inspect import WorkloadFacts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
-from memlab.config import BudgetEngine, Precision, StepConfig
+from memlab.config import BudgetEngine, BudgetEstimator, Precision, StepConfig
 from memlab.errors import MemlabError
 from memlab.units import MIB, format_bytes, parse_bytes
 
@@ -86,9 +86,9 @@ def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
             kind=WARN,
         )
     keep = (
-        f"keeps {100 * budget:.0f} % for backward, recomputes the rest"
+        f"saves at most {100 * budget:.0f} % for backward"
         if budget > 0
-        else "keeps the graph's inputs alone, recomputes everything"
+        else "saves as little for backward as keeps the peak down"
     )
     return Line(f"{keep}; planned by torch.compile's partitioner (compiling takes seconds)")
 
@@ -153,6 +153,15 @@ KEPT = {
 }
 
 
+PICKED = {
+    "dp": "exactly (dynamic programming)",
+    "greedy": "one by one, dearest first",
+    "dp_knapsack_sliding_hirschberg": "exactly in less memory, but may exceed its budget",
+    "ilp": "by integer programming (scipy)",
+}
+WEIGHED = {"flops": "their arithmetic", "profile": "their time on this card"}
+
+
 def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name: str) -> Line:
     """Explain checkpointing and torch.compile, as far as they are on or not possible."""
     said = []
@@ -161,11 +170,28 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
     elif settings["checkpointing"] == "blocks":
         blocks = f"each of the {len(facts.blocks)} blocks" if facts else "each repeated block"
         said.append(f"{blocks} keeps {KEPT[settings['checkpoint_policy']]}; the rest runs again")
+    if settings["budget_engine"] == BudgetEngine.COMPILE and settings["memory_budget"] < 1.0:
+        if settings["budget_estimator"] == BudgetEstimator.PROFILE and device == "cpu":
+            return Line(
+                "operators are timed with CUDA events, which a CPU does not have",
+                remedy=("count flops", {"budget_estimator": BudgetEstimator.FLOPS}),
+                kind=WARN,
+            )
+        said.append(
+            f"what to save is picked {PICKED[settings['budget_solver']]}, operators are weighed "
+            f"by {WEIGHED[settings['budget_estimator']]}"
+        )
     if settings["compile"]:
         said.append(
             "torch.compile on a CPU plans the graph, no code is generated"
             if device == "cpu"
             else "torch.compile with inductor; the first run compiles"
+        )
+    if settings["channels_last"]:
+        said.append(
+            "convolutions channels last: rarely a gain on a CPU"
+            if device == "cpu"
+            else "convolutions channels last: faster in half precision"
         )
     return Line("; ".join(said) or "whole blocks run again in backward, other optimizers, compile")
 

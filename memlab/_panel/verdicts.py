@@ -190,6 +190,8 @@ def setting_words(field: str, value: object) -> str:
     }  # fmt: skip
     if field == "compile":
         return "compiled" if value else "not compiled"
+    if field == "channels_last":
+        return "channels last" if value else "channels first"
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{names[field]} {text}" if field in names else text
 

@@ -127,7 +127,8 @@ class View:
         explained = controls.more_explained
         inside = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
-            controls.optimizer, controls.compile, explained.text, explained.button,
+            controls.solver, controls.estimator, controls.optimizer, controls.compile,
+            controls.channels_last, explained.text, explained.button,
         )  # fmt: skip
         self._more_toggle = _toggle(
             "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside

@@ -1,30 +1,35 @@
 """torch.compile, and its Memory Budget API with the guards that it lacks.
 
-Source: `torch._functorch.config.activation_memory_budget` and the partitioner that reads it
-(`torch/_functorch/partitioners.py`). A budget below 1 needs the whole model in one graph, and is
-wrong where that graph draws random numbers (pytorch issues 190758 and 190717); both are refused.
+Source: `torch._functorch.config.activation_memory_budget` and the partitioner that reads it, whose
+plans `partitions` judges. A budget below 1 needs the whole model in one graph, and is wrong where
+that graph draws random numbers (pytorch issues 190758 and 190717); both are refused.
 On a CPU the backend is `aot_eager_decomp_partition` (graph and partitioner, no code generation,
 since there may be no C++ compiler); on CUDA it is inductor. Compare budgets within one of them.
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques import policies
+from memlab.techniques import partitions, policies
 from memlab.techniques.accumulation import random_modules
 from memlab.workload import Workload
 
 
 def is_compiled(config: StepConfig) -> bool:
     """Return whether the step runs through torch.compile."""
-    planned = config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.COMPILE
-    return config.compile or planned
+    return config.compile or _is_planned(config)
+
+
+def _is_planned(config: StepConfig) -> bool:
+    """Return whether PyTorch's partitioner plans what to recompute."""
+    return config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.COMPILE
 
 
 def backend(device: torch.device) -> str:
@@ -32,8 +37,15 @@ def backend(device: torch.device) -> str:
     return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
 
 
-def check(config: StepConfig) -> None:
-    """Raise UnsupportedError for what does not go with a budget of the eager engine."""
+def check(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for what does not go together, or is not to be had here."""
+    if is_compiled(config) and device.type != "cuda" and config.compile_mode != "default":
+        raise UnsupportedError(
+            f"compile_mode={str(config.compile_mode)!r} tunes the code that Inductor generates, "
+            f"and memlab's backend on a {device.type} generates none; use 'default'"
+        )
+    if _is_planned(config):
+        _check_choices(config, device)
     if not config.is_planned:
         return
     asked = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
@@ -50,19 +62,41 @@ def check(config: StepConfig) -> None:
         )
 
 
+def _check_choices(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for a solver or an estimator that PyTorch does not have here."""
+    if config.budget_solver is BudgetSolver.ILP and importlib.util.find_spec("scipy") is None:
+        raise UnsupportedError(
+            "budget_solver='ilp' needs the package scipy, which is not installed; install it, or "
+            "use 'dp'"
+        )
+    if config.budget_estimator is BudgetEstimator.PROFILE and device.type != "cuda":
+        raise UnsupportedError(
+            "budget_estimator='profile' times operators with CUDA events, and the device is "
+            f"{device.type}; use 'flops'"
+        )
+
+
 def notes(config: StepConfig, device: torch.device) -> list[str]:
-    """Return what a reader of the numbers must know about a compiled step on this device."""
-    if not is_compiled(config) or device.type == "cuda":
+    """Return what a reader of the numbers must know about a compiled step on this device.
+
+    What was decided while it compiled is among it once a step has run.
+    """
+    if not is_compiled(config):
         return []
-    return [f"torch.compile ran with backend {backend(device)}: no code is generated on a CPU."]
+    said = []
+    if device.type != "cuda":
+        said = [f"torch.compile ran with backend {backend(device)}: no code is generated on a CPU."]
+    if _is_planned(config) and _last is not None and _last[1:3] == (config, device):
+        for choice in _last[3].choices:
+            said += [note for note in choice.notes(str(config.budget_solver)) if note not in said]
+    return said
 
 
 @dataclass(slots=True)
 class Plan:
-    """What the partitioner did while a model was compiled: one entry for each graph."""
+    """What was decided while a model was compiled: one choice for each graph."""
 
-    changed: list[bool] = field(default_factory=list)
-    random_operators: list[str] = field(default_factory=list)
+    choices: list[partitions.Choice] = field(default_factory=list)
 
 
 _last: tuple[Workload, StepConfig, torch.device, Plan] | None = None  # what dynamo holds now
@@ -82,20 +116,31 @@ def apply(
     budget = config.memory_budget
     if budget < 1.0 and (names := random_modules(model)):
         raise UnsupportedError(_random_reason(budget, f"{names[0]} draws random numbers"))
-    compiled: Any = torch.compile(model, backend=backend(device), fullgraph=budget < 1.0)
+    compiled: Any = torch.compile(
+        model,
+        backend=backend(device),
+        fullgraph=budget < 1.0,
+        # no mode at all, since a backend other than inductor warns of it
+        mode=None if config.compile_mode == "default" else str(config.compile_mode),
+    )
     if _last is None or _last[:3] != (workload, config, device):
         forget()
         _last = (workload, config, device, Plan())
     plan = _last[3]
 
+    def check_graph(graph: torch.fx.Graph) -> None:
+        if random := next(filter(_draws, graph.nodes), None):
+            raise UnsupportedError(_random_reason(budget, _describe(random)))
+
     @contextlib.contextmanager
     def run_in() -> Iterator[None]:
         if budget == 1.0:
-            with _budget(budget):
+            with _budget(config):
                 yield
             return
-        planned_before = bool(plan.changed)
-        with _budget(budget), _observed(plan):
+        planned_before = bool(plan.choices)
+        chosen = partitions.chosen(partitions.stepped(budget), plan.choices.append, check_graph)
+        with _budget(config), chosen:
             try:
                 yield
             except torch._dynamo.exc.TorchDynamoException as error:
@@ -116,35 +161,16 @@ def forget() -> None:
     torch._dynamo.reset()
 
 
-@contextlib.contextmanager
-def _budget(budget: float) -> Iterator[None]:
-    # without the cache of whole graphs, so that the partitioner is always asked
-    with torch._functorch.config.patch(
-        activation_memory_budget=budget, enable_autograd_cache=False
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _observed(plan: Plan) -> Iterator[None]:
-    """Note for each graph whether the budget changed what is saved, and its random operators."""
-    partitioners = torch._functorch.partitioners
-    choose = partitioners.choose_saved_values_set
-
-    def observe(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
-        plain = choose(joint_graph, node_info, memory_budget=1)
-        saved = choose(joint_graph, node_info, memory_budget=memory_budget)
-        plan.changed.append(set(saved) != set(plain))
-        plan.random_operators += [_describe(n) for n in joint_graph.nodes if _draws(n)]
-        if plan.random_operators:
-            raise UnsupportedError(_random_reason(memory_budget, plan.random_operators[0]))
-        return saved
-
-    partitioners.choose_saved_values_set = observe
-    try:
-        yield
-    finally:
-        partitioners.choose_saved_values_set = choose
+def _budget(config: StepConfig) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which PyTorch plans as the config says."""
+    patched: contextlib.AbstractContextManager[None] = torch._functorch.config.patch(
+        activation_memory_budget=partitions.stepped(config.memory_budget),
+        activation_memory_budget_solver=str(config.budget_solver),
+        activation_memory_budget_runtime_estimator=str(config.budget_estimator),
+        # without the cache of whole graphs, so that the partitioner is always asked
+        enable_autograd_cache=False,
+    )
+    return patched
 
 
 def _draws(node: torch.fx.Node) -> bool:
@@ -174,12 +200,12 @@ def _random_reason(budget: float, what: str) -> str:
 
 def _check_plan(plan: Plan, budget: float, model: torch.nn.Module) -> None:
     name = type(model).__name__
-    if not plan.changed:
+    if not plan.choices:
         raise UnsupportedError(
             f"memory_budget={budget:g} did nothing: torch.compile planned no backward of {name}; "
             "compute_loss must call model(...) itself, and the model needs trainable parameters"
         )
-    if not any(plan.changed):
+    if not any(choice.changed for choice in plan.choices):
         raise UnsupportedError(
             f"memory_budget={budget:g} left the plan of {name} as it is at 1.0: there is nothing "
             "more to recompute within it; use a lower budget, or accumulation_steps"

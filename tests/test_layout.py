@@ -1,0 +1,71 @@
+"""Channels last: where it is put, that gradients stay, and that predictions follow."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from memlab import StepConfig, Workload, measure, predict, verify, workloads
+from memlab.errors import UnsupportedError
+from memlab.step import build_step
+from tests.models import linear
+
+LAST = StepConfig(batch_size=8, channels_last=True)
+
+
+def convolutions(dimensions: int = 2, channels: int = 24) -> Workload:
+    kind = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
+    size = {2: 24, 3: 8}[dimensions]
+
+    def build() -> nn.Module:
+        layers = [kind(channels, channels, 3, padding=1) for _ in range(3)]
+        return nn.Sequential(*(layer for conv in layers for layer in (conv, nn.ReLU())))
+
+    return Workload(
+        name="convolutions",
+        build_model=build,
+        make_batch=lambda n: torch.randn(n, channels, *[size] * dimensions),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "form"), [(2, torch.channels_last), (3, torch.channels_last_3d)]
+)
+def test_weights_and_results_lie_channels_last(dimensions, form):
+    step = build_step(convolutions(dimensions), LAST, "cpu")
+    assert all(p.is_contiguous(memory_format=form) for p in step.model.parameters() if p.ndim > 1)
+    assert step.run_model(step.micro_batches[0]).is_contiguous(memory_format=form)
+    step()
+    weight = step.model[0].weight
+    assert step.optimizer.state[weight]["exp_avg"].is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("config", [LAST, StepConfig(channels_last=True, compile=True)], ids=str)
+def test_the_gradient_is_that_of_the_reference(config):
+    for workload in (
+        convolutions(),
+        convolutions(3),
+        workloads.get("resnet-digits", depths=(1, 1, 1, 1)),
+    ):
+        report = verify(workload, config, "cpu", isolate=False)
+        assert report.ok, report.why
+
+
+def test_the_prediction_is_what_is_measured():
+    workload = convolutions(channels=64)
+    found = measure(workload, LAST, "cpu", repeats=1)
+    guess = predict(workload, LAST, "cpu")
+    assert guess.outcome == found.outcome == "ok", (guess.message, found.message)
+    plain = dataclasses.replace(LAST, channels_last=False)
+    missed = [found.peak_allocated_bytes - guess.peak_allocated_bytes]
+    found, guess = measure(workload, plain, "cpu", repeats=1), predict(workload, plain, "cpu")
+    missed.append(found.peak_allocated_bytes - guess.peak_allocated_bytes)
+    assert missed[0] == missed[1]  # a few bytes of counters, and no more than without
+    assert missed[0] < 100
+
+
+def test_a_model_without_convolutions_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"channels_last=True does nothing for Linear"):
+        build_step(linear(), LAST, "cpu")
