@@ -39,7 +39,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     """
     device = torch.device(device)
     precision.check(config.precision, device)
-    optimizers.check(config.optimizer)
+    optimizers.check(config, device)
     compilation.check(config)
     checkpointing.check(config, plan)
     whole = together(

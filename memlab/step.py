@@ -20,6 +20,7 @@ from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, checkpointing, compilation, optimizers, precision
+from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -74,7 +75,9 @@ class Step:
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
         total: float | torch.Tensor = 0.0
-        with self.run_in():
+        if isinstance(self.optimizer, InBackward):
+            self.optimizer.tell = lambda phase: mark(phase, 0)
+        with self.run_in(), precision.matrix_products(self.config.precision):
             for index, weight in enumerate(self.weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
@@ -135,7 +138,7 @@ def build_step(
     """
     device = torch.device(device)
     precision.check(config.precision, device)
-    optimizers.check(config.optimizer)
+    optimizers.check(config, device)
     compilation.check(config)
     checkpointing.check(config, plan)
 
@@ -149,7 +152,7 @@ def build_step(
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:
         checkpointing.apply_plan(model, plan)
-    optimizer, scheduler = optimizers.make(model, config.optimizer)
+    optimizer, scheduler = optimizers.make(model, config)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):

@@ -1,6 +1,11 @@
-"""Number formats: autocast over fp32 weights, whole-model casts, and the loss scaler of fp16."""
+"""Number formats: autocast over fp32 weights, whole-model casts, TF32, and fp16's loss scaler.
+
+Left out: fp8, whose torchao conversion needs a card that none of memlab's tests have run on, and
+stochastic rounding, which torchao does only in code that it compiles.
+"""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,29 +16,43 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.source import BACKWARD, Source
 
 AUTOCAST_DTYPE = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}
-MODEL_DTYPE = {Precision.BF16: torch.bfloat16}
-NOT_BUILT = {Precision.TF32: Precision.FP32, Precision.FP16: Precision.FP16_MIXED}
+MODEL_DTYPE = {
+    Precision.BF16: torch.bfloat16,
+    Precision.BF16_MASTER: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
+NEEDS_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_MASTER)
+AMPERE = (8, 0)  # compute capability, of the first cards with TF32
+TF32_REASON = "TF32 is a format of the tensor cores of Ampere and newer CUDA cards"
 
 
 def check(precision: Precision, device: torch.device) -> None:
-    """Raise UnsupportedError where this precision is not built or the device cannot do it."""
-    if precision in NOT_BUILT:
-        raise UnsupportedError(
-            f"precision={str(precision)!r} is not built yet; use {str(NOT_BUILT[precision])!r}"
-        )
-    wants_bf16 = precision in (Precision.BF16_MIXED, Precision.BF16)
-    if wants_bf16 and device.type == "cuda" and not _cuda_has_bf16(device):
-        raise UnsupportedError(
-            f"precision={str(precision)!r}: {torch.cuda.get_device_name(device)} has no bfloat16 "
-            "arithmetic; use 'fp16-mixed'"
-        )
+    """Raise UnsupportedError where the device cannot compute in this precision."""
+    asked = f"precision={str(precision)!r}"
+    if precision is Precision.TF32 and device.type == "cpu":
+        raise UnsupportedError(f"{asked} on a CPU: {TF32_REASON}; use 'fp32' or 'bf16-mixed'")
+    if device.type != "cuda":
+        return
+    name = torch.cuda.get_device_name(device)
+    if precision is Precision.TF32 and torch.cuda.get_device_capability(device) < AMPERE:
+        raise UnsupportedError(f"{asked} on {name}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'")
+    if precision in NEEDS_BF16 and not _cuda_has_bf16(device):
+        raise UnsupportedError(f"{asked}: {name} has no bfloat16 arithmetic; use 'fp16-mixed'")
 
 
 def notes(precision: Precision, device: torch.device) -> list[str]:
     """Return what a reader of the numbers must know about this precision on this device."""
+    said = []
     if precision is Precision.FP16_MIXED and device.type == "cpu":
-        return ["fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is the fast one."]
-    return []
+        said.append(
+            "fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is the fast one."
+        )
+    if precision is Precision.FP16:
+        said.append(
+            "fp16 throughout has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients "
+            "below 6e-8 vanish and a weight without gradient becomes NaN. fp16-mixed or bf16 train."
+        )
+    return said
 
 
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
@@ -60,6 +79,20 @@ def autocast(
     return torch.autocast(device.type, AUTOCAST_DTYPE[precision])
 
 
+@contextlib.contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Let fp32 matrices be multiplied in TF32 where that is asked for, forward and backward."""
+    if precision is not Precision.TF32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
     """Return the loss scaler that fp16-mixed needs, else None."""
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
@@ -69,18 +102,19 @@ def source(config: StepConfig) -> Source:
     """Return the casts, the autocast and the loss scaler of a script."""
     precision = config.precision
     dtype = MODEL_DTYPE.get(precision, torch.float32)
-    cast = {torch.float32: "float()", torch.bfloat16: "bfloat16()"}[dtype]
-    has_scaler = precision is Precision.FP16_MIXED
-    autocast = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
+    casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
+    is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
+    context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
     return Source(
-        model=(f"model.{cast}",),
+        before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
+        model=(f"model.{casts[dtype]}()",),
         batch=(
             "batch = tree_map_only(",
             f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
             ")",
         ),
         optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
-        contexts=(autocast,) if precision in AUTOCAST_DTYPE else (),
+        contexts=(context,) if precision in AUTOCAST_DTYPE else (),
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
