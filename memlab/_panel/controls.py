@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from memlab._panel.state import (
     BUDGET_ENGINES,
     CHECKPOINTING,
+    IMPLEMENTATIONS,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
@@ -29,6 +30,8 @@ LABELS = {
     "checkpoint_policy": "Blocks keep",
     "budget_engine": "Budget by",
     "optimizer": "Optimizer",
+    "optimizer_implementation": "runs as",
+    "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
 }
 
@@ -148,19 +151,24 @@ class Controls:
         self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
         self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
-        self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
+        self.implementation = _dropdown("optimizer_implementation", IMPLEMENTATIONS)
+        self.in_backward = _checkbox("optimizer_in_backward")
+        self.compile = _checkbox("compile")
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
             "checkpoint_policy": self.policy,
             "budget_engine": self.engine,
             "optimizer": self.optimizer,
+            "optimizer_implementation": self.implementation,
+            "optimizer_in_backward": self.in_backward,
             "compile": self.compile,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
         self.precision_explained = Explanation(self.set)
         self.more_explained = Explanation(self.set)
+        self.optimizer_explained = Explanation(self.set)
         self.set(settings)
 
     def precision_row(self) -> Any:
@@ -186,7 +194,8 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    self._choices[field].value = value if field == "compile" else str(value)
+                    choice = self._choices[field]
+                    choice.value = value if isinstance(value, bool) else str(value)
         finally:
             self._quiet = False
         self._changed()
@@ -215,3 +224,7 @@ def on_enter(box: Any, submit: Callable[[], None]) -> None:
 
 def _dropdown(field: str, choices: tuple[Any, ...]) -> Any:
     return widgets.Dropdown(options=[str(c) for c in choices], description=LABELS[field])
+
+
+def _checkbox(field: str) -> Any:
+    return widgets.Checkbox(description=LABELS[field], indent=False)

@@ -166,7 +166,9 @@ def _check_eight_bit(device: torch.device) -> None:
         )
     import bitsandbytes  # an optional package, which takes a second to import
 
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
+    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
+    )
     if device.type == "cpu" and not has_kernel:
         raise UnsupportedError(
             "optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "

@@ -31,8 +31,8 @@ def check(precision: Precision, device: torch.device) -> None:
     asked = f"precision={str(precision)!r}"
     if precision is Precision.TF32 and device.type == "cpu":
         raise UnsupportedError(f"{asked} on a CPU: {TF32_REASON}; use 'fp32' or 'bf16-mixed'")
-    if device.type != "cuda":
-        return
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return  # a script may be for a card that is not here
     name = torch.cuda.get_device_name(device)
     if precision is Precision.TF32 and torch.cuda.get_device_capability(device) < AMPERE:
         raise UnsupportedError(f"{asked} on {name}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'")
