@@ -44,7 +44,7 @@ from memlab.result import Outcome, Source, StepResult
 from memlab.step import build_step, notes, set_seed
 from memlab.techniques import optimizers
 from memlab.techniques.compilation import check, is_compiled
-from memlab.techniques.precision import AMPERE, NEEDS_BF16, TF32_REASON
+from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
 from memlab.workload import Workload
@@ -151,10 +151,17 @@ def check_target(config: StepConfig, target: Target) -> None:
             "predict knows eager steps only: what a compiled step keeps is decided while it "
             "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
         )
+    asked = f"precision={str(config.precision)!r}"
+    if config.precision is Precision.FP8_MIXED:
+        raise UnsupportedError(
+            f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'"
+            if target.kind == "cpu"
+            else f"{asked} cannot be predicted: what torchao's fp8 layers hold is not known before "
+            "they run; use memlab.measure on such a card, or 'bf16-mixed'"
+        )
     card = target.card
     if card is None or not card.compute_capability:
         return
-    asked = f"precision={str(config.precision)!r}"
     if config.precision in NEEDS_BF16 and not card.has_bf16:
         raise UnsupportedError(
             f"{asked}: {card.title} has no bfloat16 arithmetic; use 'fp16-mixed'"

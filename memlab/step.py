@@ -147,6 +147,8 @@ def build_step(
     model = workload.build_model()
     _check_model(model)
     precision.cast_model(model.to(device), config.precision)
+    if config.precision is config.precision.FP8_MIXED:
+        precision.multiply_in_fp8(model)
     model.train()
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))

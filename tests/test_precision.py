@@ -1,6 +1,8 @@
 """Number formats: what they refuse, what they switch and put back, and what small updates do."""
 
+import copy
 import dataclasses
+import importlib.util
 
 import pytest
 import torch
@@ -96,3 +98,33 @@ def test_master_weights_keep_updates_that_bf16_loses(in_backward):
     assert ends["bf16"] == 1.0
     assert ends["fp32"] == pytest.approx(0.99, abs=1e-4)
     assert ends["bf16-master"] == pytest.approx(0.99, abs=2**-9)
+
+
+def test_fp8_is_refused_where_there_is_none(monkeypatch):
+    config = StepConfig(precision="fp8-mixed")
+    with pytest.raises(UnsupportedError, match=r"'fp8-mixed' on a CPU.*use 'bf16-mixed'"):
+        build_step(linear(), config, "cpu")
+    found = predicted(config, "h200")
+    assert (found.outcome, "cannot be predicted" in found.message) == ("unsupported", True)
+    monkeypatch.setattr(precision, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"needs torchao.*memlab\[fp8\]"):
+        precision.check(Precision.FP8_MIXED, torch.device("cuda"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs memlab[fp8]")
+def test_fp8_replaces_the_linear_layers_that_it_can_and_keeps_the_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.Linear(64, 3))
+    plain, x = copy.deepcopy(model), torch.randn(32, 64)
+    weights = list(map(id, model.parameters()))
+    precision.multiply_in_fp8(model, emulate=True)
+    assert [type(m).__name__ for m in model] == ["Float8Linear", "GELU", "Float8Linear", "Linear"]
+    assert list(map(id, model.parameters())) == weights
+    for each in (model, plain):
+        each(x).square().mean().backward()
+    found, expected = (
+        torch.cat([p.grad.flatten() for p in each.parameters()]) for each in (model, plain)
+    )
+    assert 1e-3 < (found - expected).norm() / expected.norm() < 0.25
+    with pytest.raises(UnsupportedError, match="multiples of 16"):
+        precision.multiply_in_fp8(nn.Linear(64, 3))

@@ -149,11 +149,15 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         f"master weights{masters}, so small updates are not lost",
         Precision.TF32: f"fp32 throughout, weights{size}; matrix products round their inputs to "
         "TF32: faster on Ampere and newer, saves no memory",
+        Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and "
+        f"newer cards), else as bf16-mixed: weights{size} in fp32",
     }
-    if precision == Precision.TF32 and device == "cpu":
+    instead = {Precision.TF32: Precision.FP32, Precision.FP8_MIXED: Precision.BF16_MIXED}
+    if precision in instead and device == "cpu":
+        other = instead[Precision(precision)]
         return Line(
-            "not possible on a CPU: TF32 is a format of the tensor cores of CUDA cards",
-            remedy=("use fp32", {"precision": Precision.FP32}),
+            f"not possible on a CPU: {precision} is computed by tensor cores of CUDA cards",
+            remedy=(f"use {other}", {"precision": other}),
             kind=WARN,
         )
     if precision == Precision.FP16_MIXED and device == "cpu":

@@ -1,11 +1,13 @@
-"""Number formats: autocast over fp32 weights, whole-model casts, TF32, and fp16's loss scaler.
+"""Number formats: autocast over fp32 weights, whole-model casts, TF32, fp8, fp16's loss scaler.
 
-Left out: fp8, whose torchao conversion needs a card that none of memlab's tests have run on, and
-stochastic rounding, which torchao does only in code that it compiles.
+fp8 is torchao's: linear layers whose sizes are multiples of 16 multiply in fp8 with a scale for
+each tensor, all else is bf16-mixed. Left out: stochastic rounding of bf16, which torchao does only
+in code that torch.compile generates.
 """
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,22 +15,39 @@ from torch.utils import _pytree as pytree
 
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.source import BACKWARD, Source
+from memlab.techniques.source import BACKWARD, Source, text_of
 
-AUTOCAST_DTYPE = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}
+AUTOCAST_DTYPE = {
+    Precision.BF16_MIXED: torch.bfloat16,
+    Precision.FP16_MIXED: torch.float16,
+    Precision.FP8_MIXED: torch.bfloat16,
+}
 MODEL_DTYPE = {
     Precision.BF16: torch.bfloat16,
     Precision.BF16_MASTER: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
-NEEDS_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_MASTER)
+NEEDS_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_MASTER, Precision.FP8_MIXED)
+TO_FP8 = "convert_to_float8_training(model, module_filter_fn=_can_be_fp8)"
 AMPERE = (8, 0)  # compute capability, of the first cards with TF32
 TF32_REASON = "TF32 is a format of the tensor cores of Ampere and newer CUDA cards"
+
+
+FP8_REASON = "fp8 is a format of the tensor cores of Ada, Hopper and newer CUDA cards"
+ADA = (8, 9)
 
 
 def check(precision: Precision, device: torch.device) -> None:
     """Raise UnsupportedError where the device cannot compute in this precision."""
     asked = f"precision={str(precision)!r}"
+    if precision is Precision.FP8_MIXED:
+        if device.type == "cpu":
+            raise UnsupportedError(f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'")
+        if find_spec("torchao") is None:
+            raise UnsupportedError(
+                f"{asked} needs torchao, which is not installed; pip install 'memlab[fp8]', or use "
+                "'bf16-mixed'"
+            )
     if precision is Precision.TF32 and device.type == "cpu":
         raise UnsupportedError(f"{asked} on a CPU: {TF32_REASON}; use 'fp32' or 'bf16-mixed'")
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -36,6 +55,8 @@ def check(precision: Precision, device: torch.device) -> None:
     name = torch.cuda.get_device_name(device)
     if precision is Precision.TF32 and torch.cuda.get_device_capability(device) < AMPERE:
         raise UnsupportedError(f"{asked} on {name}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'")
+    if precision is Precision.FP8_MIXED and torch.cuda.get_device_capability(device) < ADA:
+        raise UnsupportedError(f"{asked} on {name}: {FP8_REASON}; use 'bf16-mixed'")
     if precision in NEEDS_BF16 and not _cuda_has_bf16(device):
         raise UnsupportedError(f"{asked}: {name} has no bfloat16 arithmetic; use 'fp16-mixed'")
 
@@ -52,6 +73,8 @@ def notes(precision: Precision, device: torch.device) -> list[str]:
             "fp16 throughout has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients "
             "below 6e-8 vanish and a weight without gradient becomes NaN. fp16-mixed or bf16 train."
         )
+    if precision is Precision.FP8_MIXED:
+        said.append("No fp8 card has run memlab's tests: these numbers are torchao's, unchecked.")
     return said
 
 
@@ -60,6 +83,36 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     dtype = MODEL_DTYPE.get(precision, torch.float32)
     # not model.to(dtype), which takes the imaginary part off a complex buffer
     model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
+    """Replace the linear layers of a model by torchao's that multiply in fp8, in place.
+
+    Args:
+        model: its parameters stay the same objects.
+        emulate: compute in fp32 with values rounded to fp8, on any device.
+
+    Raises:
+        UnsupportedError: no layer has sizes that are multiples of 16, as fp8 products need.
+    """
+    from torchao.float8 import (  # an optional package
+        Float8LinearConfig,
+        convert_to_float8_training,
+    )
+
+    if not any(_can_be_fp8(module, "") for module in model.modules()):
+        raise UnsupportedError(
+            f"precision='fp8-mixed': {type(model).__name__} has no nn.Linear whose sizes are "
+            "multiples of 16; use 'bf16-mixed'"
+        )
+    fp8 = Float8LinearConfig(emulate=emulate)
+    convert_to_float8_training(model, config=fp8, module_filter_fn=_can_be_fp8)
+
+
+def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
+    if type(module) is not torch.nn.Linear:
+        return False
+    return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
 def cast_batch(batch: Any, precision: Precision) -> Any:
@@ -104,10 +157,13 @@ def source(config: StepConfig) -> Source:
     dtype = MODEL_DTYPE.get(precision, torch.float32)
     casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
+    is_fp8 = precision is Precision.FP8_MIXED
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
     return Source(
+        imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
+        functions=(text_of(_can_be_fp8),) if is_fp8 else (),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
-        model=(f"model.{casts[dtype]}()",),
+        model=(f"model.{casts[dtype]}()", *((TO_FP8,) if is_fp8 else ())),
         batch=(
             "batch = tree_map_only(",
             f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
