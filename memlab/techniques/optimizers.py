@@ -2,7 +2,7 @@
 
 8-bit states are bitsandbytes': blocks of 256 values share a scale, parameters of fewer than 4096
 values keep fp32. Left out: GaLore and other low-rank projections, which neither torch nor torchao
-has and whose own package (galore-torch) is no longer kept.
+has and whose own package, galore-torch, had its last release in 2024.
 """
 
 from collections.abc import Callable, Iterator
