@@ -27,6 +27,7 @@ from memlab.techniques import (
     optimizers,
     precision,
 )
+from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -81,7 +82,9 @@ class Step:
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
         total: float | torch.Tensor = 0.0
-        with self.run_in():
+        if isinstance(self.optimizer, InBackward):
+            self.optimizer.tell = lambda phase: mark(phase, 0)
+        with self.run_in(), precision.matrix_products(self.config.precision):
             for index, weight in enumerate(self.weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
@@ -142,7 +145,7 @@ def build_step(
     """
     device = torch.device(device)
     precision.check(config.precision, device)
-    optimizers.check(config.optimizer)
+    optimizers.check(config, device)
     compilation.check(config, device)
     checkpointing.check(config, plan)
 
@@ -153,12 +156,14 @@ def build_step(
     precision.cast_model(model.to(device), config.precision)
     if config.channels_last:
         layout.apply(model)
+    if config.precision is config.precision.FP8_MIXED:
+        precision.multiply_in_fp8(model)
     model.train()
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:
         checkpointing.apply_plan(model, plan)
-    optimizer, scheduler = optimizers.make(model, config.optimizer)
+    optimizer, scheduler = optimizers.make(model, config)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):

@@ -21,6 +21,8 @@ def test_defaults_are_the_contract():
         "compile_mode": "default",
         "channels_last": False,
         "optimizer": "adamw",
+        "optimizer_implementation": "default",
+        "optimizer_in_backward": False,
         "checkpointing": "none",
         "checkpoint_modules": "auto",
         "checkpoint_policy": "recompute-all",

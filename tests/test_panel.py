@@ -30,6 +30,8 @@ def panel():
         StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
         StepConfig(checkpointing="blocks", compile=True),
         StepConfig(channels_last=True),
+        StepConfig(precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True),
+        StepConfig(optimizer_implementation="fused"),
     ],
     ids=str,
 )
@@ -46,9 +48,10 @@ def test_a_mode_of_torch_compile_without_a_control_is_refused():
         memlab.panel(make_workload(), config=StepConfig(compile=True, compile_mode="max-autotune"))
 
 
-def test_a_precision_without_a_control_is_refused_with_what_there_is():
-    with pytest.raises(MemlabError, match=r"precision='tf32' has no control.*'bf16-mixed'"):
-        memlab.panel(make_workload(), config=StepConfig(precision="tf32"))
+def test_a_policy_without_a_control_is_refused_with_what_there_is():
+    own = StepConfig(checkpointing="blocks", checkpoint_policy="aten.mm")
+    with pytest.raises(MemlabError, match=r"checkpoint_policy='aten.mm' has no.*'keep-matmuls'"):
+        memlab.panel(make_workload(), config=own)
 
 
 def test_a_name_can_be_given_and_taken_back(panel):

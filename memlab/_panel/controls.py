@@ -15,6 +15,7 @@ from memlab._panel.state import (
     BUDGET_ESTIMATORS,
     BUDGET_SOLVERS,
     CHECKPOINTING,
+    IMPLEMENTATIONS,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
@@ -33,6 +34,8 @@ LABELS = {
     "budget_solver": "Picked by",
     "budget_estimator": "Weighed by",
     "optimizer": "Optimizer",
+    "optimizer_implementation": "runs as",
+    "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
     "channels_last": "channels last",
 }
@@ -155,8 +158,10 @@ class Controls:
         self.solver = _dropdown("budget_solver", BUDGET_SOLVERS)
         self.estimator = _dropdown("budget_estimator", BUDGET_ESTIMATORS)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
-        self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
-        self.channels_last = widgets.Checkbox(description=LABELS["channels_last"], indent=False)
+        self.implementation = _dropdown("optimizer_implementation", IMPLEMENTATIONS)
+        self.in_backward = _checkbox("optimizer_in_backward")
+        self.compile = _checkbox("compile")
+        self.channels_last = _checkbox("channels_last")
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
@@ -165,6 +170,8 @@ class Controls:
             "budget_solver": self.solver,
             "budget_estimator": self.estimator,
             "optimizer": self.optimizer,
+            "optimizer_implementation": self.implementation,
+            "optimizer_in_backward": self.in_backward,
             "compile": self.compile,
             "channels_last": self.channels_last,
         }
@@ -173,6 +180,7 @@ class Controls:
         self.engine.observe(lambda _: self._offer_solvers(), "value")
         self.precision_explained = Explanation(self.set)
         self.more_explained = Explanation(self.set)
+        self.optimizer_explained = Explanation(self.set)
         self.set(settings)
         self._offer_solvers()
 
@@ -199,7 +207,8 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    self._choices[field].value = value if isinstance(value, bool) else str(value)
+                    choice = self._choices[field]
+                    choice.value = value if isinstance(value, bool) else str(value)
         finally:
             self._quiet = False
         self._changed()
@@ -233,3 +242,7 @@ def on_enter(box: Any, submit: Callable[[], None]) -> None:
 
 def _dropdown(field: str, choices: tuple[Any, ...]) -> Any:
     return widgets.Dropdown(options=[str(c) for c in choices], description=LABELS[field])
+
+
+def _checkbox(field: str) -> Any:
+    return widgets.Checkbox(description=LABELS[field], indent=False)

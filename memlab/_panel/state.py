@@ -16,6 +16,7 @@ from memlab.config import (
     BudgetSolver,
     Checkpointing,
     Optimizer,
+    OptimizerImplementation,
     Precision,
     StepConfig,
 )
@@ -24,8 +25,9 @@ from memlab.workload import Workload
 
 Settings = Mapping[str, Any]
 
-PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.BF16)
-OPTIMIZERS = (Optimizer.SGD, Optimizer.SGD_MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
+PRECISIONS = tuple(Precision)
+OPTIMIZERS = tuple(Optimizer)
+IMPLEMENTATIONS = tuple(OptimizerImplementation)
 CHECKPOINTING = tuple(Checkpointing)
 BUDGET_ENGINES = tuple(BudgetEngine)
 BUDGET_SOLVERS = tuple(BudgetSolver)
@@ -33,13 +35,10 @@ BUDGET_ESTIMATORS = tuple(BudgetEstimator)
 FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
-    "compile", "channels_last",
+    "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OFFERED: dict[str, tuple[str, ...]] = {
-    "precision": PRECISIONS,
-    "optimizer": OPTIMIZERS,
-    "checkpointing": CHECKPOINTING,
     "checkpoint_policy": PRESET_POLICIES,
 }
 
@@ -160,6 +159,10 @@ def others(config: StepConfig) -> list[str]:
         ]
     if config.optimizer is not default.optimizer:
         said.append(str(config.optimizer))
+    if config.optimizer_implementation is not default.optimizer_implementation:
+        said.append(f"{config.optimizer_implementation} optimizer")
+    if config.optimizer_in_backward:
+        said.append("optimizer in backward")
     if config.compile:
         said.append("compiled")
     if config.channels_last:

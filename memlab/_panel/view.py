@@ -124,12 +124,17 @@ class View:
     def _more(self) -> tuple[Any, Any]:
         """Return the button of the folded controls, and their box."""
         controls = self.controls
-        explained = controls.more_explained
-        inside = _box(
+        more, optimizer = controls.more_explained, controls.optimizer_explained
+        upper = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
-            controls.solver, controls.estimator, controls.optimizer, controls.compile,
-            controls.channels_last, explained.text, explained.button,
+            controls.solver, controls.estimator, controls.compile, controls.channels_last,
+            more.text, more.button,
         )  # fmt: skip
+        lower = _box(
+            widgets.HBox, "more", controls.optimizer, controls.implementation,
+            controls.in_backward, optimizer.text, optimizer.button,
+        )  # fmt: skip
+        inside = _box(widgets.VBox, "more-rows", upper, lower)
         self._more_toggle = _toggle(
             "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside
         )
@@ -173,6 +178,7 @@ class View:
             row.explanation.show(lines[field])
         self.controls.precision_explained.show(lines["precision"])
         self.controls.more_explained.show(lines["more"])
+        self.controls.optimizer_explained.show(lines["optimizer"])
         self._more_toggle.description = more_label(self.controls.settings())
 
     def show_about(self, line: Line) -> None:

@@ -63,14 +63,16 @@ def kernels_of(
     sizes: Sequence[int],
     target: Target,
     on_progress: Callable[[float], None],
+    *,
+    tf32_matmul: bool = False,
 ) -> Kernels:
-    """Return what the kernels of a run do on the target.
+    """Return what the kernels of a run do on the target, a card with or without TF32 products.
 
     On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
     is known of them is scaled to the other recorded size.
     """
     if target.kind == "cuda":
-        return _on_card(program.recording, target)
+        return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
     return _on_cpu(program, sizes, on_progress)
 
 
@@ -83,20 +85,20 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
     return np.bincount(interval, weights=kernels.seconds, minlength=count).astype(np.float64)
 
 
-def _on_card(recording: Recording, target: Target) -> Kernels:
+def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
     card = target.card
     seconds = None
     if card is not None and card.memory_bytes_per_second is not None:
-        times = [_time_on(operator, card) for operator in recording.operators]
+        times = [_time_on(operator, card, tf32_matmul) for operator in recording.operators]
         seconds = np.array(times)
     return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
 
 
-def _time_on(operator: Operator, card: Card) -> float:
+def _time_on(operator: Operator, card: Card, tf32_matmul: bool) -> float:
     if operator.signature is None:
         return 0.0
     call = Call(operator.signature, operator.outputs)
-    time = step_time([call], card)
+    time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds
 
 

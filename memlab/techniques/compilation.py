@@ -19,6 +19,7 @@ from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, Checkpoin
 from memlab.errors import UnsupportedError
 from memlab.techniques import partitions, policies
 from memlab.techniques.accumulation import random_modules
+from memlab.techniques.source import Source
 from memlab.workload import Workload
 
 
@@ -90,6 +91,31 @@ def notes(config: StepConfig, device: torch.device) -> list[str]:
         for choice in _last[3].choices:
             said += [note for note in choice.notes(str(config.budget_solver)) if note not in said]
     return said
+
+
+def source(config: StepConfig, device: torch.device) -> Source:
+    """Return what a script compiles; dropout with a budget below 1 it must not have.
+
+    The partitioner then takes its own plan for the budget, of which memlab runs no one that peaks
+    above that for a larger budget.
+    """
+    if not is_compiled(config):
+        return Source()
+    budget, mode = config.memory_budget, str(config.compile_mode)
+    switches = {
+        "activation_memory_budget": budget,
+        "activation_memory_budget_solver": str(config.budget_solver),
+        "activation_memory_budget_runtime_estimator": str(config.budget_estimator),
+    }
+    lines = (f"torch._functorch.config.{name} = {value!r}" for name, value in switches.items())
+    arguments = f"backend={backend(device)!r}, fullgraph={budget < 1.0}"
+    if mode != "default":
+        arguments += f", mode={mode!r}"
+    return Source(
+        imports=("import torch._functorch.config",) if budget < 1.0 else (),
+        before=tuple(lines) if budget < 1.0 else (),
+        model=(f"model = torch.compile(model, {arguments})",),
+    )
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ out: the batch, which the first convolution lays out for itself. Meant for cards
 import torch
 from torch import nn
 
+from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
+from memlab.techniques.source import Source
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions of a convolution's weight."""
@@ -33,3 +35,21 @@ def apply(model: nn.Module) -> None:
     for module in found:
         weight = module.weight
         weight.data = weight.data.contiguous(memory_format=FORMATS[weight.ndim])
+
+
+def source(config: StepConfig) -> Source:
+    """Return what a script lays out."""
+    if not config.channels_last:
+        return Source()
+    kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
+    formats = ", ".join(f"{ndim}: {format_}" for ndim, format_ in FORMATS.items())
+    return Source(
+        before=(f"formats = {{{formats}}}",),
+        model=(
+            "for module in model.modules():",
+            f"    if isinstance(module, ({kinds})):",
+            "        weight = module.weight",
+            "        format = formats[weight.ndim]",
+            "        weight.data = weight.data.contiguous(memory_format=format)",
+        ),
+    )
