@@ -72,6 +72,8 @@ class StepConfig:
         checkpoint_policy: what checkpointed modules keep for backward all the same: one of
             `PRESET_POLICIES`, operators by name ("aten.mm, aten.addmm"), or a policy function as
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
+        loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
+            that its logits are never whole; 1 is all at once.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -90,6 +92,7 @@ class StepConfig:
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -239,4 +242,5 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "compile": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
+    "loss_chunks": _positive_int,
 }

@@ -19,7 +19,14 @@ from torch.utils import _pytree as pytree
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
-from memlab.techniques import accumulation, checkpointing, compilation, optimizers, precision
+from memlab.techniques import (
+    accumulation,
+    checkpointing,
+    chunked_loss,
+    compilation,
+    optimizers,
+    precision,
+)
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -138,6 +145,7 @@ def build_step(
     optimizers.check(config.optimizer)
     compilation.check(config)
     checkpointing.check(config, plan)
+    chunked_loss.check(config)
 
     mark(Phase.BUILD, 0)
     set_seed(seed)
@@ -145,6 +153,8 @@ def build_step(
     _check_model(model)
     precision.cast_model(model.to(device), config.precision)
     model.train()
+    if config.loss_chunks > 1:
+        chunked_loss.apply(model, config.loss_chunks)
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:

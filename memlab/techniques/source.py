@@ -1,0 +1,72 @@
+"""`Source`: what a technique adds to a plain PyTorch training script, by place.
+
+`memlab.script` puts the sources of all techniques together. In their lines these names exist:
+`device`, `model`, `parameters` (the trainable ones), `batch`, `micro_batch`, `loss`, `weight`,
+`optimizer`. Left out: memlab itself, which no script needs.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+BACKWARD = "(loss * weight).backward()"
+UPDATE = "optimizer.step()"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a technique adds to a plain PyTorch training script, by place; lines of Python.
+
+    Attributes:
+        imports: at the top, one import a line.
+        functions: definitions of the module, each with all of its lines.
+        before: before the model is built: switches.
+        model: once `model` is on `device`.
+        batch: of each `batch`, whole and where the loader left it.
+        optimizer: defines `optimizer` (and `scheduler`, `scaler`).
+        contexts: expressions, entered around the forward of a micro-batch.
+        backward: in place of the line `BACKWARD`.
+        update: in place of the line `UPDATE`.
+    """
+
+    imports: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+    batch: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+    contexts: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    update: tuple[str, ...] = ()
+
+
+def together(sources: list[Source]) -> Source:
+    """Return one source of several, each place in their order.
+
+    What stands in place of a line stands in place of that line of those before it.
+
+    >>> schedule = Source(update=(UPDATE, "scheduler.step()"))
+    >>> scaler = Source(update=("scaler.step(optimizer)", "scaler.update()"))
+    >>> together([schedule, scaler]).update
+    ('scaler.step(optimizer)', 'scaler.update()', 'scheduler.step()')
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for field in fields(Source):
+        replaced = {"backward": BACKWARD, "update": UPDATE}.get(field.name)
+        lines = (replaced,) if replaced else ()
+        for source in sources:
+            given = getattr(source, field.name)
+            if not replaced:
+                lines += given
+            elif given:
+                at = lines.index(replaced)
+                lines = (*lines[:at], *given, *lines[at + 1 :])
+        found[field.name] = lines
+    return Source(**found)
+
+
+def text_of(function: Callable[..., Any]) -> str:
+    """Return the definition of a function of memlab, for a script to hold."""
+    return textwrap.dedent(inspect.getsource(function)).rstrip()
