@@ -152,7 +152,7 @@ def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
 
 
 def test_without_the_noted_state_the_gradients_are_wrong(monkeypatch):
-    monkeypatch.setattr(recompute._State, "restored", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(recompute.State, "restored", lambda self: contextlib.nullcontext())
     workload = make_workload(BLOCKS["average"])
     found = state_after(workload, plain_config(checkpointing="blocks"), steps=1)
     expected = state_after(workload, plain_config(), steps=1)

@@ -1,38 +1,34 @@
 """One checkpointed module: it keeps its inputs and what it is told to, and runs again in backward.
 
-Source: `torch.utils.checkpoint`, non-reentrant, by a wrapped forward: the module's source, paths,
-state dict and hooks stay as they are. A recompute begins with the state that the forward began with
-and leaves none behind, so running statistics move once and dropout draws the same mask twice. State
-is: random numbers of torch, NumPy and `random`; buffers that the forward changes; and the plain
-attributes of its modules, lists, dicts and generators among them by value. Not covered: what
-objects of other kinds hold, and what lies outside of the module; `memlab.verify` finds both.
+By a wrapped forward: the module's source, paths, state dict and hooks stay as they are. What its
+forward saves for backward is dropped by hooks of autograd (`saved_tensors_hooks`), and filled in by
+a recompute when backward first asks for it; that ends with the last tensor that is needed. Its
+inputs are saved by autograd, so that a module around it, checkpointed too, drops them in turn.
+`memlab.techniques.state` notes all that a recompute must begin with.
+
+The method is that of `torch.utils.checkpoint`, non-reentrant; memlab has its own since a call of
+that costs half a millisecond of Python more (`host` of benchmarks/recompute_checks.py), keeps 5 kB
+of random numbers that nobody drew, and holds all the inputs of a module by reference.
 """
 
 import contextlib
-import copy
 import functools
-import inspect
-import random
-import traceback
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.nn.modules.batchnorm import _NormBase
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.keeping import Keep, Key, Reuse
 from memlab.techniques.policies import Keeps
+from memlab.techniques.state import Changes, State
 
-OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
-BY_VALUE = (list, dict, set, deque, random.Random, np.random.Generator, np.random.RandomState)
 Told = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
 """Told of a forward: the module's path, what was kept, which operators ran."""
 
@@ -62,26 +58,9 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return region.forward(*args, **kwargs)
-        call = _Call(region, args, kwargs)
-        with set_checkpoint_early_stop(region.stops_early), _left_when_it_raises():
-            # all arguments as one, which torch searches for devices with random numbers to keep
-            return checkpoint(call.run, (args, kwargs, call.anchor), use_reentrant=False)
+        return _Call(region, args, kwargs).run(args, kwargs)
 
     module.forward = forward
-
-
-@contextlib.contextmanager
-def _left_when_it_raises() -> Iterator[None]:
-    """Leave torch's contexts if a forward raises: those of torch 2.11 would see all later ones."""
-    try:
-        yield
-    except BaseException as error:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-                generator = frame.f_locals.get("gen")
-                if inspect.isgenerator(generator):
-                    generator.close()
-        raise
 
 
 @contextlib.contextmanager
@@ -119,125 +98,157 @@ class _Region:
     """A checkpointed module, and what there is to know of it from one call to the next."""
 
     def __init__(self, path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
-        self.path, self.module, self.keeps, self.told = path, module, keeps, told
+        self.path, self.keeps, self.told = path, keeps, told
         self.forward: Callable[..., Any] = module.forward
-        self.changing: list[tuple[nn.Module, str]] | None = None  # buffers; not known yet
+        self.changes = Changes(path, module)
         # RReLU saves its noise before its kernel fills it: stopping there would leave it empty
         self.stops_early = not any(isinstance(part, nn.RReLU) for part in module.modules())
+
+
+class _Dropped:
+    """What autograd holds in place of a tensor; the tensor is here from recompute to its use."""
+
+    __slots__ = ("__weakref__", "call", "kind", "tensor", "version")
+
+    def __init__(self, call: "_Call", tensor: torch.Tensor) -> None:
+        self.call, self.kind = call, _kind(tensor)
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
 
 
 class _Call:
     """One call of a region: its arguments, what it began with, and what it keeps."""
 
     def __init__(self, region: _Region, args: Any, kwargs: Any) -> None:
-        self.region, self.kept, self.has_run = region, dict[Key, Any](), False
-        self.state = _State(region)
-        self.inputs = [(tensor, _version(tensor)) for tensor in _tensors((args, kwargs), region)]
-        devices = {tensor.device for tensor, _ in self.inputs}
-        own = next((p.device for p in region.module.parameters()), None)
-        # a module that is given nothing on its device draws random numbers there all the same
-        self.anchor = None if own in devices or own is None else torch.empty(0, device=own)
+        self.region, self.kept = region, dict[Key, Any]()
+        self.dropped: list[weakref.ref[_Dropped]] = []  # in the order in which they were saved
+        leaves, self.structure = pytree.tree_flatten((args, kwargs))
+        tensors = list(_tensors(leaves, region))
+        self.versions = [(weakref.ref(tensor), _version(tensor)) for tensor in tensors]
+        self.state = State(region.changes, {tensor.device for tensor in tensors})
+        is_saved = [isinstance(leaf, torch.Tensor) and not leaf.is_inference() for leaf in leaves]
+        self.others = [
+            None if saved else leaf for leaf, saved in zip(leaves, is_saved, strict=True)
+        ]
+        self.saved_at = [at for at, saved in enumerate(is_saved) if saved]
+        anchor = torch.empty(0, requires_grad=True)  # or autograd would save nothing
+        self.inputs: Any = _Save.apply(  # type: ignore[no-untyped-call]
+            anchor, *(leaves[at] for at in self.saved_at)
+        ).grad_fn
 
-    def run(self, given: tuple[Any, Any, Any]) -> Any:
-        """Run the module's own forward: the first time as such, then as its recompute."""
-        args, kwargs, _ = given
-        # not by torch's context_fn, which torch 2.11 leaves entered when a forward raises
-        context = self._again() if self.has_run else self._first()
-        self.has_run = True
-        with context:
-            return self.region.forward(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _first(self) -> Iterator[None]:
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Run the module's own forward."""
         region = self.region
         keep = Keep(region.keeps, self.kept) if region.keeps else None
-        with self.state.noted(), keep or contextlib.nullcontext():
-            yield
-        self.check_inputs("changes an input of its own in place")
+        with (
+            saved_tensors_hooks(self._drop, self._fetch),
+            self.state.noted(),
+            keep or contextlib.nullcontext(),
+        ):
+            out = region.forward(*args, **kwargs)
+        self._check_inputs("changes an input of its own in place")
         region.told(region.path, self.kept, keep.counts if keep else ())
+        return out
 
-    @contextlib.contextmanager
-    def _again(self) -> Iterator[None]:
+    def _drop(self, tensor: torch.Tensor) -> _Dropped:
+        dropped = _Dropped(self, tensor)
+        self.dropped.append(weakref.ref(dropped))
+        return dropped
+
+    @staticmethod
+    def _fetch(dropped: _Dropped) -> torch.Tensor:
+        if dropped.tensor is None:
+            dropped.call._run_again()
+        tensor, dropped.tensor = dropped.tensor, None
+        if tensor is None or _version(tensor) != dropped.version:
+            raise UnsupportedError(
+                f"{dropped.call.region.path} cannot be recomputed: running again, it "
+                f"{'saves less for backward' if tensor is None else 'changes what it has saved'} "
+                "than before; leave it out by checkpoint_modules"
+            )
+        return tensor
+
+    def _run_again(self) -> None:
         """Run a recompute; a graph that is kept may ask for more than one."""
-        self.check_inputs("changes an input of it in place, after its forward")
-        reuse = Reuse(self.kept) if self.region.keeps else contextlib.nullcontext()
+        self._check_inputs("changes an input of it in place, after its forward")
+        region, leaves = self.region, list(self.others)
+        for at, tensor in zip(self.saved_at, self.inputs.saved_tensors, strict=True):
+            leaves[at] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        del leaves
+        reuse = Reuse(self.kept) if region.keeps else contextlib.nullcontext()
         try:
-            with self.state.restored(), reuse:
-                yield
+            with (
+                contextlib.suppress(_HasAll),
+                saved_tensors_hooks(_Filling(self).fill, _as_it_is),
+                torch.enable_grad(),
+                self.state.restored(),
+                reuse,
+            ):
+                region.forward(*args, **kwargs)
         finally:
             self.kept.clear()  # what an early stop left over
 
-    def check_inputs(self, what: str) -> None:
+    def _check_inputs(self, what: str) -> None:
         """Raise UnsupportedError if a tensor that the call was given is not as it was."""
-        if any(_version(tensor) != version for tensor, version in self.inputs):
-            raise UnsupportedError(
-                f"{self.region.path} cannot be recomputed: the model {what}; leave it out by "
-                "checkpoint_modules, or make that operator one that is not in place"
-            )
+        for reference, version in self.versions:
+            tensor = reference()
+            if tensor is not None and _version(tensor) != version:
+                raise UnsupportedError(
+                    f"{self.region.path} cannot be recomputed: the model {what}; leave it out by "
+                    "checkpoint_modules, or make that operator one that is not in place"
+                )
 
 
-class _State:
-    """What a module's forward began with beside its inputs: random numbers, buffers, attributes.
+class _Save(torch.autograd.Function):
+    """Saves tensors and does nothing else."""
 
-    The states of torch's own generators are kept by `torch.utils.checkpoint`.
-    """
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.new_empty(0)
 
-    def __init__(self, region: _Region) -> None:
-        self.region = region
-        self.buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
-        self.attributes: dict[nn.Module, dict[str, Any]] = {}
-        self.generators: tuple[Any, Any] | None = None
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note the state, run the forward, keep what it changed as it was before."""
-        region = self.region
-        self.generators = random.getstate(), np.random.get_state()
-        self.attributes = {part: _by_value(_plain(part)) for part in region.module.modules()}
-        every = dict(_buffers(region.module))
-        versions = {place: buffer._version for place, buffer in every.items()}
-        wanted = every if region.changing is None else region.changing
-        self.buffers = {place: every[place].detach().clone() for place in wanted}
-        yield
-        after = dict(_buffers(region.module))
-        changed = [
-            place
-            for place, buffer in every.items()
-            if after.get(place) is not buffer
-            or buffer._version != versions[place]
-            or _is_running_statistic(*place)  # its kernel changes it and does not say so
-        ]
-        late = [place for place in changed if place not in self.buffers]
-        if late:
-            raise UnsupportedError(
-                f"{region.path} changes its buffer {late[0][1]!r} in this forward and did not in "
-                "its first, so that it cannot be recomputed exactly; leave it out by "
-                "checkpoint_modules"
-            )
-        if region.changing is None:
-            region.changing = changed
-        self.buffers = {place: self.buffers[place] for place in changed}
+class _HasAll(BaseException):
+    """Ends a recompute; no model that catches exceptions is to catch it."""
 
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Run a recompute from the noted state and leave everything as it is now."""
-        buffers = {(module, name): module._buffers[name] for module, name in self.buffers}
-        attributes = {part: _plain(part) for part in self.attributes}
-        generators = random.getstate(), np.random.get_state()
-        assert self.generators is not None
-        _set_generators(*self.generators)
-        for (module, name), before in self.buffers.items():
-            module._buffers[name] = before.clone()
-        for part, noted in self.attributes.items():
-            _set_attributes(part, _by_value(noted))  # a kept graph may need them once more
-        try:
-            yield
-        finally:
-            _set_generators(*generators)
-            for (module, name), buffer in buffers.items():
-                module._buffers[name] = buffer
-            for part, now in attributes.items():
-                _set_attributes(part, now)
+
+class _Filling:
+    """Gives the tensors that a recompute saves to those who hold their place."""
+
+    def __init__(self, call: _Call) -> None:
+        self.call, self.count = call, 0
+
+    def fill(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Take the next tensor."""
+        every = self.call.dropped
+        if self.count == len(every):
+            self._refuse("saves more for backward than before")
+        # outside of the recompute's graph, which a tensor that it saves would else hold for ever
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        dropped = every[self.count]()
+        self.count += 1
+        if dropped is not None:
+            if dropped.kind != _kind(tensor):
+                self._refuse("saves tensors of another shape or format than before")
+            dropped.tensor, dropped.version = tensor, _version(tensor)
+        if self.call.region.stops_early and self.count == len(every):
+            raise _HasAll
+        return tensor
+
+    def _refuse(self, what: str) -> None:
+        raise UnsupportedError(
+            f"{self.call.region.path} cannot be recomputed: running again, it {what}; what it does "
+            "depends on something that is not part of it: leave it out by checkpoint_modules"
+        )
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _tensors(given: Any, region: _Region) -> Iterator[torch.Tensor]:
@@ -266,46 +277,5 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _buffers(module: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], torch.Tensor]]:
-    """Yield every buffer of a module and its children by where it is."""
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                yield (part, name), buffer
-
-
-def _is_running_statistic(module: nn.Module, name: str) -> bool:
-    return isinstance(module, _NormBase) and module.training and name.startswith("running_")
-
-
 def _is_on_an_accelerator(module: nn.Module) -> bool:
     return any(parameter.device.type != "cpu" for parameter in module.parameters())
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are neither parameters, buffers nor torch's own."""
-    return {name: value for name, value in vars(module).items() if name not in OF_TORCH}
-
-
-def _by_value(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: _value(value) for name, value in attributes.items()}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
-    if type(value) in BY_VALUE:
-        deep = type(value).__module__ not in ("builtins", "collections")
-        return copy.deepcopy(value) if deep else copy.copy(value)
-    return value
-
-
-def _set_attributes(module: nn.Module, attributes: dict[str, Any]) -> None:
-    for name in _plain(module).keys() - attributes.keys():
-        del vars(module)[name]
-    vars(module).update(attributes)
-
-
-def _set_generators(python: Any, numpy: Any) -> None:
-    random.setstate(python)
-    np.random.set_state(numpy)
