@@ -24,7 +24,7 @@ FLOORS = [
     ["errors", "units", "_version"],
     ["config", "workload", "trace", "plan", "result"],
     ["workloads/", "techniques/"],
-    ["memory/", "step"],
+    ["memory/", "step", "script"],
     ["_sources", "_running", "_measure", "_verify", "_predict", "_plan", "_inspect"],
     ["worker", "_process", "_isolation"],
     ["_plans", "api", "_holdings", "_remedies", "_explain"],

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.workload import Workload
 
@@ -72,6 +73,24 @@ def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[in
             "at least one is above 0"
         )
     return [count / total for count in terms]
+
+
+def lines(config: StepConfig) -> list[str]:
+    """Return what defines `micro_batch` in a script, and `weight` in a loop if there are several.
+
+    The loop's body is to follow.
+    """
+    sizes = list(config.micro_batch_sizes)
+    if len(sizes) == 1:
+        return ["micro_batch = tree_map_only(torch.Tensor, lambda t: t.to(device), batch)"]
+    return [
+        f"sizes = {sizes}",
+        "for index, size in enumerate(sizes):",
+        "    weight = size / sum(sizes)",
+        "    micro_batch = tree_map_only(",
+        "        torch.Tensor, lambda t: t.split(sizes)[index].to(device), batch",
+        "    )",
+    ]
 
 
 def _number(terms: Any) -> float:

@@ -56,16 +56,23 @@ def select(model: nn.Module, which: str) -> dict[str, nn.Module]:
             )
         step = int(every[1]) if every else 1
         return dict(list(blocks.items())[::step])
+    named = find_named(model, which)
+    if not named:
+        raise UnsupportedError(_nothing_meant(model, which))
+    return named
+
+
+def find_named(model: nn.Module, which: str) -> dict[str, nn.Module]:
+    """Return modules by path, none inside another: of this class, else those a pattern means."""
     modules = {path: module for path, module in model.named_modules() if path}
     named = {path: m for path, m in modules.items() if type(m).__name__ == which}
     found = named or {p: m for p, m in modules.items() if fnmatch.fnmatchcase(p, which)}
     found = {p: m for p, m in found.items() if not isinstance(m, nn.ModuleList | nn.ModuleDict)}
-    if not found:
-        raise UnsupportedError(_nothing_meant(model, which, modules))
     return {path: module for path, module in found.items() if not _is_inside(path, found)}
 
 
-def _nothing_meant(model: nn.Module, which: str, modules: dict[str, nn.Module]) -> str:
+def _nothing_meant(model: nn.Module, which: str) -> str:
+    modules = {path: module for path, module in model.named_modules() if path}
     classes = {type(m).__name__ for m in modules.values() if _is_block(m)}
     near = difflib.get_close_matches(which, [*classes, *modules], n=1, cutoff=0.5)
     suggestion = f"did you mean {near[0]!r}? " if near else ""

@@ -18,6 +18,7 @@ from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques import policies
 from memlab.techniques.accumulation import random_modules
+from memlab.techniques.source import Source
 from memlab.workload import Workload
 
 
@@ -55,6 +56,21 @@ def notes(config: StepConfig, device: torch.device) -> list[str]:
     if not is_compiled(config) or device.type == "cuda":
         return []
     return [f"torch.compile ran with backend {backend(device)}: no code is generated on a CPU."]
+
+
+def source(config: StepConfig, device: torch.device) -> Source:
+    """Return what a script compiles; dropout with a budget below 1 it must not have."""
+    if not is_compiled(config):
+        return Source()
+    budget = config.memory_budget
+    switch = f"torch._functorch.config.activation_memory_budget = {budget!r}"
+    return Source(
+        imports=("import torch._functorch.config",) if budget < 1.0 else (),
+        before=(switch,) if budget < 1.0 else (),
+        model=(
+            f"model = torch.compile(model, backend={backend(device)!r}, fullgraph={budget < 1.0})",
+        ),
+    )
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from memlab.config import Optimizer
+from memlab.config import Optimizer, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.techniques.source import UPDATE, Source
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
@@ -35,3 +36,20 @@ def make(
             return torch.optim.Adam(parameters, lr=LEARNING_RATE), None
         case _:
             return torch.optim.AdamW(parameters, lr=LEARNING_RATE), None
+
+
+def source(config: StepConfig) -> Source:
+    """Return the lines that make the optimizer, and its schedule."""
+    made = {
+        Optimizer.SGD: f"SGD(parameters, lr={LEARNING_RATE})",
+        Optimizer.SGD_MOMENTUM: f"SGD(parameters, lr={LEARNING_RATE}, momentum={MOMENTUM})",
+        Optimizer.ADAM: f"Adam(parameters, lr={LEARNING_RATE})",
+        Optimizer.ADAMW: f"AdamW(parameters, lr={LEARNING_RATE})",
+    }
+    lines = (f"optimizer = torch.optim.{made[config.optimizer]}",)
+    if config.optimizer is not Optimizer.SGD_MOMENTUM:
+        return Source(optimizer=lines)
+    schedule = (
+        f"scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max={SCHEDULE_STEPS})"
+    )
+    return Source(optimizer=(*lines, schedule), update=(UPDATE, "scheduler.step()"))

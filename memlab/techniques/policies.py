@@ -63,8 +63,8 @@ def keeps(policy: Policy) -> Keeps | None:
     if policy == "recompute-all":
         return None
     if policy in PRESET_POLICIES:
-        return functools.partial(_by_preset, policy)
-    return functools.partial(_by_list, _overloads(policy))
+        return functools.partial(by_preset, policy)
+    return functools.partial(_by_list, overloads(policy))
 
 
 def can_be_kept(func: OpOverload, values: dict[str, Any]) -> bool:
@@ -123,9 +123,10 @@ def _name(policy: Policy) -> str:
     return getattr(policy, "__name__", None) or repr(policy)
 
 
-def _by_preset(
+def by_preset(
     preset: str, func: OpOverload, _: int, args: Sequence[Any], kwargs: dict[str, Any], __: Any
 ) -> bool:
+    """Return whether a preset keeps the output of an operator."""
     name = func.overloadpacket.__name__
     if preset == "keep-attention":
         return bool(name.startswith(ATTENTION))
@@ -170,7 +171,7 @@ def _by_function(
     )
 
 
-def _overloads(names: str) -> frozenset[OpOverload]:
+def overloads(names: str) -> frozenset[OpOverload]:
     """Return the overloads that a list of names means: "aten.mm, addmm, aten.bmm.default"."""
     found: list[OpOverload] = []
     for name in filter(None, (part.strip() for part in names.split(","))):

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memlab.config import Precision
+from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.techniques.source import BACKWARD, Source
 
 AUTOCAST_DTYPE = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}
 MODEL_DTYPE = {Precision.BF16: torch.bfloat16}
@@ -62,6 +63,27 @@ def autocast(
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
     """Return the loss scaler that fp16-mixed needs, else None."""
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
+
+
+def source(config: StepConfig) -> Source:
+    """Return the casts, the autocast and the loss scaler of a script."""
+    precision = config.precision
+    dtype = MODEL_DTYPE.get(precision, torch.float32)
+    cast = {torch.float32: "float()", torch.bfloat16: "bfloat16()"}[dtype]
+    has_scaler = precision is Precision.FP16_MIXED
+    autocast = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
+    return Source(
+        model=(f"model.{cast}",),
+        batch=(
+            "batch = tree_map_only(",
+            f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
+            ")",
+        ),
+        optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
+        contexts=(autocast,) if precision in AUTOCAST_DTYPE else (),
+        backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
+        update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
+    )
 
 
 def _cuda_has_bf16(device: torch.device) -> bool:

@@ -45,7 +45,7 @@ class Source:
 def together(sources: list[Source]) -> Source:
     """Return one source of several, each place in their order.
 
-    What stands in place of a line stands in place of that line of those before it.
+    What stands in place of a line stands there, whichever of two sources comes first.
 
     >>> schedule = Source(update=(UPDATE, "scheduler.step()"))
     >>> scaler = Source(update=("scaler.step(optimizer)", "scaler.update()"))
@@ -61,8 +61,9 @@ def together(sources: list[Source]) -> Source:
             if not replaced:
                 lines += given
             elif given:
-                at = lines.index(replaced)
-                lines = (*lines[:at], *given, *lines[at + 1 :])
+                outer, inner = (lines, given) if replaced in lines else (given, lines)
+                at = outer.index(replaced)
+                lines = (*outer[:at], *inner, *outer[at + 1 :])
         found[field.name] = lines
     return Source(**found)
 

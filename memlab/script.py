@@ -1,0 +1,111 @@
+"""`script`: the step of a config as plain PyTorch, which a person can run without memlab.
+
+It puts the sources of the techniques together in the order of `build_step`. Left out: loss terms
+that are no samples (a workload's `num_loss_terms`), which a script cannot know.
+"""
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.plan import Plan
+from memlab.techniques import (
+    accumulation,
+    checkpointing,
+    checkpointing_source,
+    compilation,
+    optimizers,
+    precision,
+)
+from memlab.techniques.source import Source, together
+
+IMPORTS = ("import torch", "from torch.utils._pytree import tree_map_only")
+
+
+def script(config: StepConfig, device: torch.device | str, plan: Plan | None = None) -> str:
+    """Return a script that defines `train(build_model, batches, compute_loss, device)`.
+
+    Its losses and weights are those of `build_step`, bit by bit.
+
+    Args:
+        config: how to train.
+        device: where; the script is written for this kind of device.
+        plan: what to recompute, for a memory budget below 1 with the eager engine.
+
+    Raises:
+        UnsupportedError: the config cannot be, or has no short form in plain PyTorch.
+
+    >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
+    return model, losses
+    """
+    device = torch.device(device)
+    precision.check(config.precision, device)
+    optimizers.check(config.optimizer)
+    compilation.check(config)
+    checkpointing.check(config, plan)
+    whole = together(
+        [
+            precision.source(config),
+            checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
+            optimizers.source(config),
+            compilation.source(config, device),
+        ]
+    )
+    imports = sorted({*IMPORTS, *whole.imports}, key=lambda line: (line.split()[1], line))
+    definitions = ["\n".join([_docstring(config), "", *imports]), *whole.functions]
+    return "\n\n\n".join([*definitions, "\n".join(_train(config, device, whole))]) + "\n"
+
+
+def _docstring(config: StepConfig) -> str:
+    settings = str(config).replace(", ", "\n    ")
+    return f'"""Plain PyTorch, written by memlab, for:\n\n    {settings}\n"""'
+
+
+def _train(config: StepConfig, device: torch.device, source: Source) -> list[str]:
+    return [
+        "def train(build_model, batches, compute_loss, device):",
+        '    """Train a new model, one update for each batch; return it and the losses.',
+        "",
+        "    A batch is any structure of CPU tensors with its samples along dim 0, "
+        f"{config.batch_size} of them;",
+        "    compute_loss(model, batch) is the mean over the samples.",
+        '    """',
+        *_indented(
+            [
+                "device = torch.device(device)",
+                *source.before,
+                "model = build_model().to(device)",
+                "model.train()",
+                *source.model,
+                "parameters = [p for p in model.parameters() if p.requires_grad]",
+                *source.optimizer,
+                "losses = []",
+                "for batch in batches:",
+                *_indented(source.batch),
+                *_indented(_accumulate(config, device, source)),
+                *_indented(source.update),
+                "    optimizer.zero_grad(set_to_none=True)",
+                "    losses.append(float(total))",
+                "return model, losses",
+            ]
+        ),
+    ]
+
+
+def _accumulate(config: StepConfig, device: torch.device, source: Source) -> list[str]:
+    """Return the loop over the micro-batches of one update."""
+    forward = ["loss = compute_loss(model, micro_batch)"]
+    for context in reversed(source.contexts):
+        forward = [f"with {context}:", *_indented(forward)]
+    # read where reading is free; on an accelerator it would stall the queue of kernels
+    value = "loss.item()" if device.type == "cpu" else "loss.detach()"
+    if config.accumulation_steps == 1:
+        backward = [line.replace("(loss * weight)", "loss") for line in source.backward]
+        body = [*forward, f"total = {value}", *backward, "del loss, micro_batch"]
+        return [*accumulation.lines(config), *body]
+    body = [*forward, f"total = total + weight * {value}", *source.backward]
+    body += ["del loss, micro_batch"]
+    return ["total = 0.0", *accumulation.lines(config), *_indented(body)]
+
+
+def _indented(lines: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"    {line}" if line else "" for line in lines]
