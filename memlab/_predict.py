@@ -42,7 +42,7 @@ from memlab.memory.values import for_real
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import build_step, set_seed
-from memlab.techniques import checkpointing
+from memlab.techniques import checkpointing, offload
 from memlab.techniques.compilation import check, is_compiled
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
@@ -115,7 +115,8 @@ def predict_in_process(
         )
         forecast = _forecast(program, kernels, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
-        facts["notes"] = (*checkpointing.notes(config, plan), *facts["notes"])
+        held = offload.notes(config, program.recording.host_bytes)
+        facts["notes"] = (*checkpointing.notes(config, plan), *held, *facts["notes"])
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
@@ -288,6 +289,7 @@ def _recorded(
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
             set_seed(seed)
             step(partial(tracker.mark, 1))
+            tracker.recording.host_bytes = step.host_bytes
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(run, tracker)

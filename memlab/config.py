@@ -74,6 +74,8 @@ class StepConfig:
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
         loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
             that its logits are never whole; 1 is all at once.
+        offload_activations: what forward saves for backward waits in the host's memory.
+        offload_optimizer: the optimizer's state stays there between updates.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -93,6 +95,8 @@ class StepConfig:
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
     loss_chunks: int = 1
+    offload_activations: bool = False
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -243,4 +247,6 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
     "loss_chunks": _positive_int,
+    "offload_activations": _boolean,
+    "offload_optimizer": _boolean,
 }

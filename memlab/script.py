@@ -12,7 +12,9 @@ from memlab.techniques import (
     accumulation,
     checkpointing,
     checkpointing_source,
+    chunked_loss,
     compilation,
+    offload,
     optimizers,
     precision,
 )
@@ -42,11 +44,15 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     optimizers.check(config.optimizer)
     compilation.check(config)
     checkpointing.check(config, plan)
+    chunked_loss.check(config)
+    offload.check(config, device)
     whole = together(
         [
             precision.source(config),
+            chunked_loss.source(config),
             checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
             optimizers.source(config),
+            offload.source(config),
             compilation.source(config, device),
         ]
     )

@@ -24,9 +24,11 @@ from memlab.techniques import (
     checkpointing,
     chunked_loss,
     compilation,
+    offload,
     optimizers,
     precision,
 )
+from memlab.techniques.offloading import Offloader, offload_state
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -58,6 +60,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler | None
+    offloader: Offloader | None
     micro_batches: list[Any]
     weights: list[float]
 
@@ -65,6 +68,14 @@ class Step:
     def loss_scale(self) -> float:
         """What the loss is multiplied by; it falls when a scaler skips an update."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    @property
+    def host_bytes(self) -> int:
+        """The most bytes that were held in the host's memory for the device, since the batch."""
+        held = 0 if self.offloader is None else self.offloader.peak_host_bytes
+        if self.config.offload_optimizer:
+            held += offload.state_bytes(self.optimizer)
+        return held
 
     def __call__(self, mark: Mark = ignore) -> float:
         """Run one optimizer update and return its loss, weighted over the micro-batches."""
@@ -77,6 +88,8 @@ class Step:
         """Go on with a new batch, of another size if `config` says so and is else the same."""
         made = _make_batch(self.workload, config, self.device, seed, mark)
         self.config, (self.micro_batches, self.weights) = config, made
+        if self.offloader is not None:
+            self.offloader.peak_host_bytes = 0
 
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
@@ -104,7 +117,8 @@ class Step:
             mark(Phase.DATA, index)
             batch = _to_device(batch, self.device)
         mark(Phase.FORWARD, index)
-        with precision.autocast(self.config.precision, self.device):
+        offloaded = self.offloader or contextlib.nullcontext()
+        with precision.autocast(self.config.precision, self.device), offloaded:
             loss = self.workload.compute_loss(self.run_model, batch)
         _check_loss(loss)
         # read where reading is free; on an accelerator it would stall the queue of kernels
@@ -146,6 +160,7 @@ def build_step(
     compilation.check(config)
     checkpointing.check(config, plan)
     chunked_loss.check(config)
+    offload.check(config, device)
 
     mark(Phase.BUILD, 0)
     set_seed(seed)
@@ -160,6 +175,8 @@ def build_step(
     if plan is not None:
         checkpointing.apply_plan(model, plan)
     optimizer, scheduler = optimizers.make(model, config.optimizer)
+    if config.offload_optimizer:
+        offload_state(optimizer)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
@@ -176,6 +193,7 @@ def build_step(
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=precision.make_scaler(config.precision, device),
+        offloader=Offloader(model) if config.offload_activations else None,
         micro_batches=micro_batches,
         weights=weights,
     )

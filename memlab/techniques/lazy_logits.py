@@ -20,10 +20,8 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 
-QUESTIONS = frozenset(
-    ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "requires_grad")
-    + ("size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "__len__")
-)
+QUESTIONS = frozenset(("shape", "dtype", "device", "layout", "ndim", "is_cuda", "requires_grad"))
+QUESTIONS |= frozenset(("size", "dim", "ndimension", "numel", "nelement", "is_floating_point"))
 CUTS = frozenset(
     ("flatten", "view", "reshape", "__getitem__", "squeeze", "unsqueeze", "contiguous")
 )
@@ -106,7 +104,9 @@ class LazyLogits(torch.Tensor):
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:
         """Refuse what reaches a kernel."""
         raise UnsupportedError(
             f"loss_chunks: the model gives its logits to {func}, which needs them whole; take "
