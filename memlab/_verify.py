@@ -116,7 +116,9 @@ def verify_in_process(
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
     plain = config.without_recompute()
-    reference = dataclasses.replace(plain, precision=Precision.FP32, compile=False, loss_chunks=1)
+    reference = dataclasses.replace(
+        plain, precision=Precision.FP32, compile=False, loss_chunks=1, inplace=False
+    )
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())

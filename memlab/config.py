@@ -74,6 +74,7 @@ class StepConfig:
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
         loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
             that its logits are never whole; 1 is all at once.
+        inplace: activations write over their input where nothing else reads it.
         offload_activations: what forward saves for backward waits in the host's memory.
         offload_optimizer: the optimizer's state stays there between updates.
 
@@ -95,6 +96,7 @@ class StepConfig:
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
     loss_chunks: int = 1
+    inplace: bool = False
     offload_activations: bool = False
     offload_optimizer: bool = False
 
@@ -247,6 +249,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
     "loss_chunks": _positive_int,
+    "inplace": _boolean,
     "offload_activations": _boolean,
     "offload_optimizer": _boolean,
 }

@@ -14,6 +14,7 @@ from memlab.techniques import (
     checkpointing_source,
     chunked_loss,
     compilation,
+    inplace,
     offload,
     optimizers,
     precision,
@@ -45,12 +46,14 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     compilation.check(config)
     checkpointing.check(config, plan)
     chunked_loss.check(config)
+    inplace.check(config)
     offload.check(config, device)
     whole = together(
         [
             precision.source(config),
             chunked_loss.source(config),
             checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
+            inplace.source(config),
             optimizers.source(config),
             offload.source(config),
             compilation.source(config, device),

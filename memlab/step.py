@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from memlab.techniques import (
     checkpointing,
     chunked_loss,
     compilation,
+    inplace,
     offload,
     optimizers,
     precision,
@@ -160,6 +162,7 @@ def build_step(
     compilation.check(config)
     checkpointing.check(config, plan)
     chunked_loss.check(config)
+    inplace.check(config)
     offload.check(config, device)
 
     mark(Phase.BUILD, 0)
@@ -174,6 +177,9 @@ def build_step(
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:
         checkpointing.apply_plan(model, plan)
+    if config.inplace:
+        few = _few_samples(workload, config, device, seed)
+        inplace.apply(model, few, partial(_loss_of, workload, model, config, device, seed))
     optimizer, scheduler = optimizers.make(model, config.optimizer)
     if config.offload_optimizer:
         offload_state(optimizer)
@@ -197,6 +203,28 @@ def build_step(
         micro_batches=micro_batches,
         weights=weights,
     )
+
+
+def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
+    """Return two samples, of which a technique learns what the model does."""
+    set_seed(seed)
+    batch = workload.make_batch(min(2, config.micro_batch_size))
+    return _to_device(precision.cast_batch(batch, config.precision), device)
+
+
+def _loss_of(
+    workload: Workload,
+    model: torch.nn.Module,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    batch: Any,
+) -> torch.Tensor:
+    set_seed(seed)
+    with precision.autocast(config.precision, device):
+        loss: torch.Tensor = workload.compute_loss(model, batch)
+    _check_loss(loss)
+    return loss
 
 
 def _make_batch(

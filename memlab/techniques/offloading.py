@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-SMALLEST_BYTES = 256 * 1024  # some 10 us on a bus of 25 GB/s, as long as starting the copy takes
+SMALLEST_BYTES = 1 << 18  # 256 KiB: some 10 us on a bus of 25 GB/s, as starting the copy takes
 NUM_WAITING = 2  # tensors that stay on the device while they are copied out
 
 
