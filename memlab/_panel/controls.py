@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from memlab._panel.state import (
     BUDGET_ENGINES,
     CHECKPOINTING,
+    LOSS_CHUNKS,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
@@ -30,7 +31,12 @@ LABELS = {
     "budget_engine": "Budget by",
     "optimizer": "Optimizer",
     "compile": "torch.compile",
+    "loss_chunks": "Loss in",
+    "inplace": "in place",
+    "offload_activations": "offload activations",
+    "offload_optimizer": "offload optimizer",
 }
+SWITCHES = ("compile", "inplace", "offload_activations", "offload_optimizer")
 
 
 class Explanation:
@@ -148,14 +154,19 @@ class Controls:
         self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
         self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
-        self.compile = widgets.Checkbox(description=LABELS["compile"], indent=False)
+        switches = {f: widgets.Checkbox(description=LABELS[f], indent=False) for f in SWITCHES}
+        self.compile = switches["compile"]
+        chunks = [(f"{n} chunks" if n > 1 else "one piece", n) for n in LOSS_CHUNKS]
+        self.loss_chunks = widgets.Dropdown(options=chunks, description=LABELS["loss_chunks"])
+        self.saving = (self.loss_chunks, *(switches[field] for field in SWITCHES[1:]))
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
             "checkpoint_policy": self.policy,
             "budget_engine": self.engine,
             "optimizer": self.optimizer,
-            "compile": self.compile,
+            "loss_chunks": self.loss_chunks,
+            **switches,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
@@ -186,7 +197,7 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    self._choices[field].value = value if field == "compile" else str(value)
+                    self._choices[field].value = str(value) if isinstance(value, str) else value
         finally:
             self._quiet = False
         self._changed()

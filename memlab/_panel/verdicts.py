@@ -8,6 +8,7 @@ import html
 from dataclasses import dataclass
 
 from memlab._inspect import WorkloadFacts
+from memlab._panel import saving_texts
 from memlab._panel.state import FIELDS, describe
 from memlab._verify import VerifyReport
 from memlab.config import StepConfig
@@ -190,6 +191,8 @@ def setting_words(field: str, value: object) -> str:
     }  # fmt: skip
     if field == "compile":
         return "compiled" if value else "not compiled"
+    if (saving := saving_texts.words(field, value)) is not None:
+        return saving
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{names[field]} {text}" if field in names else text
 

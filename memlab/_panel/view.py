@@ -127,10 +127,13 @@ class View:
         explained = controls.more_explained
         inside = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
-            controls.optimizer, controls.compile, explained.text, explained.button,
+            controls.optimizer, controls.compile, *controls.saving,
+            explained.text, explained.button,
         )  # fmt: skip
         self._more_toggle = _toggle(
-            "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside
+            "more",
+            "checkpointing, who plans the budget, optimizer, torch.compile, loss, offloading",
+            inside,
         )
         return _box(widgets.HBox, "more-row", self._more_toggle), inside
 
