@@ -93,8 +93,10 @@ def test_it_is_refused_where_something_else_reads_the_input(name):
 
 def test_a_model_without_such_modules_or_compiled_is_refused():
     silu = workload(SAFE["after a linear layer"], nn.SiLU)
-    with pytest.raises(MemlabError, match="no module that is one of ReLU"):
-        build_step(silu, StepConfig(inplace=True), "cpu")
+    idle = workload(SAFE["after a linear layer"], lambda: nn.Dropout(0.0))
+    for made in (silu, idle):
+        with pytest.raises(MemlabError, match="no active module that is one of ReLU"):
+            build_step(made, StepConfig(inplace=True), "cpu")
     with pytest.raises(MemlabError, match="inplace=False"):
         build_step(silu, StepConfig(inplace=True, compile=True), "cpu")
 

@@ -1,6 +1,7 @@
 """Offloading against the plain step: the same bits, and what is on the device counted by hand."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -160,6 +161,65 @@ def test_gradients_are_the_same_bits(moves_all, kind):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert offloader.host_bytes == 0
     assert offloader.peak_host_bytes > 0
+
+
+class Queue:
+    """A stream whose copies are made as late as they may be: when something waits for them."""
+
+    active = None
+
+    def __init__(self):
+        self.waiting, self.device = [], torch.device("cpu")
+
+    def __enter__(self):
+        Queue.active = self
+
+    def __exit__(self, *_):
+        Queue.active = None
+
+    def wait_stream(self, _):
+        """Come after what has been queued: on the main stream all is done at once."""
+
+    def record_event(self):
+        return self, len(self.waiting)
+
+    def wait_event(self, event):
+        queue, count = event
+        for copy in queue.waiting[:count]:
+            copy()
+        queue.waiting[:count] = [lambda: None] * count
+
+
+def test_streams_copy_in_the_right_order(moves_all, monkeypatch):
+    """Copies read tensors that are still there, and are made before anyone reads the copy."""
+    copy, like = torch.Tensor.copy_, torch.empty_like
+
+    def copy_later(target, source, non_blocking=False):
+        if Queue.active is None:
+            return copy(target, source)
+        places = weakref.ref(target), weakref.ref(source)
+
+        def run():
+            both = [place() for place in places]
+            assert both[1] is not None, "its memory was given back before it was copied"
+            if both[0] is not None:
+                copy(*both)
+
+        Queue.active.waiting.append(run)
+        return target.fill_(torch.nan)
+
+    streams = Queue(), Queue()
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_later)
+    monkeypatch.setattr(torch, "empty_like", lambda t, pin_memory=False, **k: like(t, **k))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Queue())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(Offloader, "streams", lambda *_: streams)
+    model = nn.Sequential(*(p for _ in range(6) for p in (nn.Linear(8, 8), nn.Tanh())))
+    batch = torch.randn(4, 8)
+    expected = gradients(model, None, batch)
+    for _ in range(2):
+        found = gradients(model, Offloader(model), batch)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_a_graph_may_be_run_twice(moves_all):

@@ -80,11 +80,11 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     candidates = {
         module: path
         for path, module in model.named_modules()
-        if type(module) in kinds and not module.inplace
+        if type(module) in kinds and not module.inplace and getattr(module, "p", 1.0) > 0.0
     }
     if not candidates:
         names = ", ".join(kind.__name__ for kind in kinds)
-        return {}, f"it has no module that is one of {names} and not in place already"
+        return {}, f"it has no active module that is one of {names} and not in place already"
     reads = _Reads({*model.parameters(), *model.buffers()})
     hooks = [module.register_forward_hook(reads.note_call) for module in candidates]
     try:
