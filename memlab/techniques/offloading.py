@@ -154,8 +154,6 @@ class _Moved:
         """Begin to copy it back, if it is not on the device."""
         if self.here is None:
             self.here = torch.empty_like(self.host, device=self.device)
-            if self.into is not None and self.event is not None:
-                self.into.wait_event(self.event)
             self.event = _copy(self.here, self.host, self.into)
 
     def take(self) -> torch.Tensor:
