@@ -6,7 +6,7 @@ run in silence: recomputing changes a bit of its gradients, or in fp32 they are 
 bf16 alone rounds by more than `memlab.verify` allows (two samples under BatchNorm), that is apart.
 
 Host: what Python takes in recomputed modules beside their operators, the least of many runs; the
-source of the constants of `memlab.memory.cut`. Both are run by `recompute.py`.
+source of the constants of `memlab.memory.host`. Both are run by `recompute.py`.
 """
 
 import random
@@ -23,7 +23,7 @@ import memlab
 from benchmarks import models
 from memlab import StepConfig, Workload
 from memlab.config import PRESET_POLICIES
-from memlab.memory import cut
+from memlab.memory import host as host_time
 from memlab.plan import Plan, Region
 from memlab.techniques.checkpointing import apply_plan
 
@@ -135,11 +135,11 @@ def host() -> dict[str, Any]:
     region = seconds[few][1] - seconds[few][0] - again[few] - (few + 1) * hook
     return {
         "region us": 1e6 * region,
-        "assumed": 1e6 * cut.REGION_SECONDS,
+        "assumed": 1e6 * host_time.REGION_SECONDS,
         "operator us": 1e6 * hook,
-        "assumed ": 1e6 * cut.HOOK_SECONDS,
+        "assumed ": 1e6 * host_time.HOOK_SECONDS,
         "operator where some are kept us": 1e6 * keep,
-        "assumed  ": 1e6 * cut.DISPATCH_SECONDS,
+        "assumed  ": 1e6 * host_time.DISPATCH_SECONDS,
     }
 
 

@@ -8,14 +8,16 @@ is faster. A greedy choice on the convex hull of each module's ladder: no solver
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memlab.memory.cut import Cut, Estimate
 from memlab.memory.what_if import Candidate, Item, WhatIf
 from memlab.plan import Plan, Region
 
 MOST_CUTS = 12
+MOST_NESTED = 4  # of one cut inside another
 MOST_PLANS = 48  # of one cut, of one kind
 LEAST_STEP = 0.005  # of the plain step's activations, between two plans
 NEAR = 1.02  # peaks this near to the least are as good
@@ -36,11 +38,15 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
-    """Modules, what each of them keeps (None: it is not recomputed), and the cost."""
+    """Modules, what each of them keeps (None: it is not recomputed), and the cost.
+
+    `around` are modules that are recomputed too, with some of the others inside them.
+    """
 
     cut: Cut
     kept: Kept
     cost: Estimate
+    around: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ def chain_of(told: WhatIf) -> Chain:
     for cut in cuts:
         found += [_choice(cut, kept) for kept in _thinned(list(_descent(cut)))]
         found += [_choice(cut, kept) for kept in _thinned(list(_whole(len(cut.candidates))))]
+    found += list(_nested(cuts, min(choice.cost.peak_bytes for choice in found)))
     all_blocks = cuts[0].evaluate([frozenset()] * len(cuts[0].candidates))
     choices = _monotonic(found, all_blocks.peak_bytes)
     return Chain(plans=tuple(_plan(told, choice, plain.cost) for choice in choices))
@@ -74,6 +81,38 @@ def chain_of(told: WhatIf) -> Chain:
 
 def _choice(cut: Cut, kept: Kept) -> _Choice:
     return _Choice(cut=cut, kept=kept, cost=cut.evaluate(kept))
+
+
+def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
+    """Yield choices with recomputed modules inside others, where that lowers the peak."""
+    for outer, inner in itertools.permutations(cuts, 2):
+        of = {candidate.path: candidate for candidate in inner.candidates}
+        paths = {path for path in of for path in _around(path)}
+        around = [at for at, c in enumerate(outer.candidates) if c.path in paths]
+        if not around or len(of) <= len(outer.candidates):
+            continue
+        for share in range(MOST_NESTED, 0, -1):
+            number = len(around) * share // MOST_NESTED
+            choice = _inside(outer, around[:number], inner.candidates)
+            if choice.cost.peak_bytes >= least:
+                break
+            yield choice
+
+
+def _inside(outer: Cut, around: Sequence[int], candidates: Sequence[Candidate]) -> _Choice:
+    """Return the choice of some modules, and of all others of a cut that has modules in them."""
+    nothing: frozenset[int] = frozenset()
+    cut = Cut(outer.around(around), candidates)
+    kept = (nothing,) * len(candidates)
+    cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
+    again = sum(candidate.seconds for candidate in chosen)
+    whole = sum(outer.total_seconds(c, c.seconds, keeps=False) for c in chosen)
+    cost = replace(
+        cost,
+        recompute_seconds=cost.recompute_seconds + again,
+        seconds=cost.seconds + whole,
+    )
+    return _Choice(cut=cut, kept=kept, cost=cost, around=chosen)
 
 
 def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
@@ -173,8 +212,13 @@ def _cuts(candidates: dict[str, Candidate], blocks: Sequence[str]) -> Iterator[l
 
 
 def _is_inside(path: str, others: dict[str, Candidate]) -> bool:
+    return any(around in others for around in _around(path))
+
+
+def _around(path: str) -> list[str]:
+    """Return the paths of the modules that one is inside of."""
     parts = path.split(".")
-    return any(".".join(parts[:n]) in others for n in range(1, len(parts)))
+    return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def _plan(told: WhatIf, choice: _Choice, plain: Estimate) -> Plan:
@@ -185,7 +229,7 @@ def _plan(told: WhatIf, choice: _Choice, plain: Estimate) -> Plan:
         if keep is not None
     ]
     return Plan(
-        regions=tuple(regions),
+        regions=(*(Region(path=c.path) for c in choice.around), *regions),
         saved_bytes=cost.saved_bytes,
         plain_saved_bytes=plain.saved_bytes,
         peak_bytes=cost.peak_bytes,

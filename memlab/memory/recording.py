@@ -78,6 +78,7 @@ class Recording:
         calls: of modules, in the order in which they began.
         root: what the model itself is called among the modules.
         repeated: paths of the model's repeated blocks.
+        recomputed: path of each recomputed module to whether it keeps outputs of operators.
         parameters: block to path.
         states: block of the optimizer's state to the path of its parameter.
         assumptions: sentences: what was assumed where the run depends on values.
@@ -94,6 +95,7 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     root: str = ""
     repeated: tuple[str, ...] = ()
+    recomputed: dict[str, bool] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)

@@ -17,6 +17,7 @@ from memlab.memory.calibration import Calibration, calibrate, overhead_seconds
 from memlab.memory.cards import Card, Target
 from memlab.memory.cost_store import OperatorCost, Store
 from memlab.memory.devices import available_memory_bytes
+from memlab.memory.host import python_seconds
 from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording
 from memlab.memory.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time
@@ -139,6 +140,8 @@ def _on_cpu(
     overheads = overhead_seconds(_store)
     phases = [interval.phase for interval in recording.intervals]
     overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
+    for first, seconds in _recomputing(recording):
+        overhead[first] += seconds
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
     return Kernels(
@@ -149,6 +152,15 @@ def _on_cpu(
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
         notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
     )
+
+
+def _recomputing(recording: Recording) -> Iterator[tuple[int, float]]:
+    """Yield the first operator of each recomputed module's call, and what Python takes for it."""
+    paths = list(recording.modules)
+    for call in recording.calls:
+        keeps = recording.recomputed.get(paths[call.module])
+        if keeps is not None and call.end > call.first:
+            yield call.first, python_seconds(1, call.end - call.first, keeps=keeps)
 
 
 def _seconds(cost: OperatorCost | None) -> float:

@@ -40,6 +40,7 @@ from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.values import MOST_ELEMENTS, Values, for_real
 from memlab.techniques.blocks import find_blocks
+from memlab.techniques.recompute import recomputed
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten
@@ -81,9 +82,10 @@ class Tracker(TorchDispatchMode):
         self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
 
     def know(self, model: torch.nn.Module) -> None:
-        """Remember which blocks are the model's parameters, and its repeated modules."""
+        """Remember which blocks are the model's parameters, its repeated and recomputed modules."""
         self.recording.root = type(model).__name__
         self.recording.repeated = tuple(find_blocks(model))
+        self.recording.recomputed = recomputed(model)
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
                 self.recording.parameters.setdefault(block, path)

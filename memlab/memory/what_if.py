@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STEP = 1
 NEVER = -1
+WINDOW = (1.0, 0.9)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +86,12 @@ class Candidate:
 class WhatIf:
     """The activations of a recorded plain step, and who holds them.
 
+    `Cut.around` changes a copy of it to what it is once some modules are recomputed: then
+    `position` says where rows of their forward lie in the step, `birth_at`, `death_at` and
+    `last_use` where activations live, `also_saved` what stands at the end of each forward beside
+    them, and `window` how long before its backward a recompute begins and how long it takes, in
+    rows.
+
     Args:
         program: recorded with `memory_budget=1.0`, with its signatures.
         own: int64, (blocks,), bytes of every block as recorded.
@@ -102,7 +109,7 @@ class WhatIf:
     ) -> None:
         recording, layout = program.recording, program.layout
         self._keepable: dict[Signature, bool] = {}
-        self.recording, self.own = recording, own
+        self.recording, self.own, self.window = recording, own, WINDOW
         count = len(recording.operators)
         self.seconds = np.zeros(count) if seconds is None else seconds
         self.knows_times, self.hides_host = seconds is not None, hides_host
@@ -135,6 +142,7 @@ class WhatIf:
         births[layout.block[layout.is_birth]] = rows[layout.is_birth]
         deaths[layout.block[~layout.is_birth]] = rows[~layout.is_birth]
         self.births, self.deaths = births, deaths
+        self.position = rows.astype(np.float64)
         born_in, died_in = layout.interval[births], layout.interval[deaths]
         (self.activations,) = np.nonzero(
             (births >= 0) & (deaths >= 0) & is_forward[born_in] & (died_in != born_in)
@@ -146,10 +154,13 @@ class WhatIf:
         self.birth_operator = self.made_by[self.activations]
         ends = [np.flatnonzero(layout.interval == i) for i in np.flatnonzero(is_forward)]
         self.forward_ends = np.array([rows[-1] for rows in ends if len(rows)])
+        self.birth_at = births[self.activations].astype(np.float64)
+        self.death_at = deaths[self.activations].astype(np.float64)
+        self.also_saved = np.zeros(len(self.forward_ends), np.int64)
 
     def _find_holders(self) -> None:
         """Find the last use of each activation in forward, and which operators it is held for."""
-        self.last_use = self.births[self.activations].astype(np.float64)
+        self.last_use = self.births[self.activations] + 0.5
         self.users: list[set[int]] = [set() for _ in self.activations]
         self.holders: list[dict[int, int]] = [{} for _ in self.activations]
         self.written: set[int] = set()  # in place, after their birth
@@ -159,7 +170,7 @@ class WhatIf:
                 for block in operator.reads:
                     if (at := self.index.get(block)) is not None:
                         self.users[at].add(number)
-                        self.last_use[at] = max(self.last_use[at], self.ends[number] - 1)
+                        self.last_use[at] = max(self.last_use[at], self.ends[number] - 0.5)
                 self.written.update(operator.writes)
             elif operator.forward >= 0 and self.is_forward[operator.forward]:
                 self.backward_of[operator.forward].append(number)

@@ -60,7 +60,14 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
             return region.forward(*args, **kwargs)
         return _Call(region, args, kwargs).run(args, kwargs)
 
+    forward.keeps = keeps is not None  # type: ignore[attr-defined]
     module.forward = forward
+
+
+def recomputed(model: nn.Module) -> dict[str, bool]:
+    """Return for the path of each checkpointed module whether it keeps outputs of operators."""
+    own = ((path, getattr(part.forward, "keeps", None)) for path, part in model.named_modules())
+    return {path: keeps for path, keeps in own if keeps is not None}
 
 
 @contextlib.contextmanager
