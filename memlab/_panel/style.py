@@ -102,7 +102,7 @@ CSS = """
 .memlab-panel .memlab-more .widget-dropdown { width: auto; }
 .memlab-panel .memlab-more .widget-checkbox { width: auto; }
 .memlab-panel .memlab-more .memlab-explanation { flex: 1 1 300px; min-height: 20px; }
-.memlab-panel .memlab-more .memlab-remedy { display: none; }
+.memlab-panel .memlab-more .memlab-remedy { width: auto; margin: 0; }
 
 .memlab-panel .memlab-run-row { display: flex; flex-wrap: wrap; gap: 4px 12px;
   align-items: center; margin-top: 6px; padding-top: 8px; overflow: visible;
