@@ -117,7 +117,13 @@ def verify_in_process(
     """Return the comparison with the reference step; never raises for the step."""
     plain = config.without_recompute()
     reference = dataclasses.replace(
-        plain, precision=Precision.FP32, compile=False, loss_chunks=1, inplace=False
+        plain,
+        precision=Precision.FP32,
+        compile=False,
+        loss_chunks=1,
+        inplace=False,
+        offload_activations=False,
+        offload_optimizer=False,
     )
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
