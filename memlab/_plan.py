@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from memlab._measure import preserved_random_state
-from memlab._predict import recorded
+from memlab._predict import check_target, recorded
 from memlab._running import Progress, Report, explain
 from memlab.config import StepConfig
 from memlab.memory import stand_in
@@ -52,6 +52,7 @@ def plan_in_process(
     plain = dataclasses.replace(config, memory_budget=1.0)
     tracker = None
     try:
+        check_target(plain, target)
         stand_in.device()  # autograd counts the devices at the first backward of a process
         with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)

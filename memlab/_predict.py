@@ -41,9 +41,10 @@ from memlab.memory.tracker import Tracker, record_fake
 from memlab.memory.values import for_real
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
-from memlab.step import build_step, set_seed
-from memlab.techniques import checkpointing, offload
+from memlab.step import build_step, notes, set_seed
+from memlab.techniques import offload, optimizers
 from memlab.techniques.compilation import check, is_compiled
+from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
 from memlab.workload import Workload
@@ -100,7 +101,7 @@ def predict_in_process(
     }
     tracker = None
     try:
-        _check(config, target)
+        check_target(config, target)
         stand_in.device()  # autograd counts the devices at the first backward of a process
         with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)
@@ -112,11 +113,12 @@ def predict_in_process(
             config.micro_batch_sizes,
             target,
             lambda share: report(Progress(text=text, fraction=share)),
+            tf32_matmul=config.precision is Precision.TF32,
         )
         forecast = _forecast(program, kernels, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
         held = offload.notes(config, program.recording.host_bytes)
-        facts["notes"] = (*checkpointing.notes(config, plan), *held, *facts["notes"])
+        facts["notes"] = (*notes(config, device, plan), *held, *facts["notes"])
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
@@ -141,20 +143,33 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
     return error
 
 
-def _check(config: StepConfig, target: Target) -> None:
+def check_target(config: StepConfig, target: Target) -> None:
     """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
     check(config)
+    optimizers.check(config, torch.device(target.kind))  # which imports what a recording must not
     if is_compiled(config):
         raise UnsupportedError(
             "predict knows eager steps only: what a compiled step keeps is decided while it "
             "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
         )
-    card = target.card
-    wants_bf16 = config.precision in (Precision.BF16, Precision.BF16_MIXED)
-    if wants_bf16 and card is not None and card.compute_capability and not card.has_bf16:
+    asked = f"precision={str(config.precision)!r}"
+    if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
-            f"precision={str(config.precision)!r}: {card.title} has no bfloat16 arithmetic; "
-            "use 'fp16-mixed'"
+            f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'"
+            if target.kind == "cpu"
+            else f"{asked} cannot be predicted: what torchao's fp8 layers hold is not known before "
+            "they run; use memlab.measure on such a card, or 'bf16-mixed'"
+        )
+    card = target.card
+    if card is None or not card.compute_capability:
+        return
+    if config.precision in NEEDS_BF16 and not card.has_bf16:
+        raise UnsupportedError(
+            f"{asked}: {card.title} has no bfloat16 arithmetic; use 'fp16-mixed'"
+        )
+    if config.precision is Precision.TF32 and card.compute_capability < AMPERE:
+        raise UnsupportedError(
+            f"{asked} on {card.title}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'"
         )
 
 

@@ -122,7 +122,7 @@ def _remedy(step: _Step, change: Mapping[str, Any], **facts: Any) -> Remedy:
 def _accumulation(step: _Step) -> Iterator[Remedy]:
     config = step.config
     steps = min(2 * config.accumulation_steps, config.batch_size)
-    if steps == config.accumulation_steps:
+    if steps == config.accumulation_steps or config.optimizer_in_backward:
         return
     change: dict[str, Any] = {"accumulation_steps": steps}
     smaller = replace(config, **change).micro_batch_size / config.micro_batch_size
@@ -202,7 +202,7 @@ def _mixed(step: _Step) -> Iterator[Remedy]:
 
 def _bf16(step: _Step) -> Iterator[Remedy]:
     kind = step.config.precision
-    if kind is Precision.BF16 or not _has_bf16(step.result):
+    if kind in precision.MODEL_DTYPE or not _has_bf16(step.result):
         return
     halved = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
     if kind is Precision.FP32:
@@ -255,9 +255,10 @@ def _has_bf16(result: StepResult) -> bool:
 
 def _is_built(config: StepConfig) -> bool:
     """Return whether no technique of this config is refused before a model is seen."""
+    nowhere = torch.device("meta")
     checks: tuple[Callable[[], None], ...] = (
-        lambda: precision.check(config.precision, torch.device("cpu")),
-        lambda: optimizers.check(config.optimizer),
+        lambda: precision.check(config.precision, nowhere),
+        lambda: optimizers.check(config, nowhere),
         lambda: compilation.check(config),
     )
     try:

@@ -117,10 +117,11 @@ def _positions(timeline: Timeline) -> npt.NDArray[np.float64]:
     within = (np.arange(len(timeline)) - first[inverse]) / counts[inverse]
     x: npt.NDArray[np.float64]
     x = (timeline.operator - timeline.operator[0] + within) / (np.ptp(timeline.operator) + 1)
-    optimizer = np.flatnonzero(timeline.phase == PHASES.index(Phase.OPTIMIZER))
-    if not len(optimizer) or not 0 < x[optimizer[0]] < 1 - OPTIMIZER_SHARE:
+    others = np.flatnonzero(timeline.phase != PHASES.index(Phase.OPTIMIZER))
+    last = others[-1] + 1 if len(others) else 0  # in backward there may be updates before it
+    if last >= len(x) or not 0 < x[last] < 1 - OPTIMIZER_SHARE:
         return x
-    begin = x[optimizer[0]]
+    begin = x[last]
     x = np.interp(x, [0, begin, 1], [0, 1 - OPTIMIZER_SHARE, 1])
     return x
 

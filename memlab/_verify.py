@@ -9,6 +9,7 @@ a model has written for itself.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -35,8 +36,11 @@ ROUNDING_TOLERANCE = {
     Precision.FP16: 1e-2,
     Precision.BF16_MIXED: 5e-2,
     Precision.BF16: 5e-2,
+    Precision.BF16_MASTER: 5e-2,
+    Precision.FP8_MIXED: 0.25,
 }
-"""What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT.
+"""What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT; fp8 four
+times what its emulation does to an MLP.
 
 Held against the error of all gradients together: of one parameter with a small gradient, rounding
 can change most.
@@ -47,6 +51,8 @@ RECOMPUTE_TOLERANCE = {
     Precision.FP16: torch.finfo(torch.float16).eps,
     Precision.BF16_MIXED: torch.finfo(torch.bfloat16).eps,
     Precision.BF16: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16_MASTER: torch.finfo(torch.bfloat16).eps,
+    Precision.FP8_MIXED: torch.finfo(torch.bfloat16).eps,
 }
 """What recomputing may change, which is nothing where a device's kernels give the same bits twice.
 
@@ -124,6 +130,7 @@ def verify_in_process(
         inplace=False,
         offload_activations=False,
         offload_optimizer=False,
+        optimizer_in_backward=False,
     )
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
@@ -173,6 +180,7 @@ def _gradients(
     step = build_step(workload, config, device, plan=plan, seed=seed)
     mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
     before = _buffers(step.model)
+    used = _used_gradients(step) if config.optimizer_in_backward else None
     for _ in range(MAX_SKIPPED_UPDATES):
         set_seed(seed)
         step.accumulate()
@@ -186,7 +194,25 @@ def _gradients(
         with torch.no_grad():
             for name, buffer in step.model.named_buffers():
                 buffer.copy_(before[name])
-    return _Gradients(_by_parameter(step), _buffers(step.model), mixing, drawing)
+    gradients = _by_parameter(step) | (used or {})
+    return _Gradients(gradients, _buffers(step.model), mixing, drawing)
+
+
+def _used_gradients(step: Step) -> dict[str, torch.Tensor]:
+    """Return what will hold each gradient as backward gives it, before an update uses and frees it.
+
+    Hooks on the tensors themselves run before those that update, in the backward that is checked:
+    a weight that was updated too early shows in the gradients that come after it.
+    """
+    used: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, gradient: torch.Tensor) -> None:
+        used[name] = used.get(name, 0.0) + _as_double(gradient)
+
+    for name, parameter in step.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(functools.partial(keep, name))
+    return used
 
 
 def _by_parameter(step: Step) -> dict[str, torch.Tensor]:

@@ -14,7 +14,13 @@ from memlab.errors import ConfigError
 
 
 class Precision(StrEnum):
-    """Number formats of the step; the mixed ones keep fp32 weights and autocast the forward."""
+    """Number formats of the step.
+
+    The mixed ones keep fp32 weights and autocast the forward; tf32 multiplies fp32 matrices on
+    tensor cores; bf16 and fp16 are the format of weights, gradients and optimizer state;
+    bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; fp8-mixed is bf16-mixed
+    with the products of linear layers in fp8.
+    """
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -22,6 +28,8 @@ class Precision(StrEnum):
     FP16_MIXED = "fp16-mixed"
     BF16 = "bf16"
     FP16 = "fp16"
+    BF16_MASTER = "bf16-master"
+    FP8_MIXED = "fp8-mixed"
 
 
 class BudgetEngine(StrEnum):
@@ -40,6 +48,15 @@ class Optimizer(StrEnum):
     ADAMW = "adamw"
     ADAFACTOR = "adafactor"
     ADAMW_8BIT = "adamw-8bit"
+
+
+class OptimizerImplementation(StrEnum):
+    """Which of torch.optim's implementations runs; the default is foreach on CUDA, else none."""
+
+    DEFAULT = "default"
+    FOREACH = "foreach"
+    FUSED = "fused"
+    SINGLE_TENSOR = "single-tensor"
 
 
 class Checkpointing(StrEnum):
@@ -66,6 +83,9 @@ class StepConfig:
         budget_engine: see `BudgetEngine`.
         compile: run the model through `torch.compile`.
         optimizer: see `Optimizer`.
+        optimizer_implementation: see `OptimizerImplementation`.
+        optimizer_in_backward: update each parameter as soon as backward has its gradient, and free
+            that gradient.
         checkpointing: see `Checkpointing`.
         checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
             (the first of each three), the name of a class, or a pattern of paths ("layers.*").
@@ -92,6 +112,8 @@ class StepConfig:
     budget_engine: BudgetEngine = BudgetEngine.EAGER
     compile: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
+    optimizer_implementation: OptimizerImplementation = OptimizerImplementation.DEFAULT
+    optimizer_in_backward: bool = False
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
@@ -246,6 +268,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "accumulation_steps": _positive_int,
     "memory_budget": _fraction,
     "compile": _boolean,
+    "optimizer_in_backward": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
     "loss_chunks": _positive_int,

@@ -42,7 +42,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     """
     device = torch.device(device)
     precision.check(config.precision, device)
-    optimizers.check(config.optimizer)
+    optimizers.check(config, device)
     compilation.check(config)
     checkpointing.check(config, plan)
     chunked_loss.check(config)

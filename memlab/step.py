@@ -31,6 +31,7 @@ from memlab.techniques import (
     precision,
 )
 from memlab.techniques.offloading import Offloader, offload_state
+from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -96,7 +97,9 @@ class Step:
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
         total: float | torch.Tensor = 0.0
-        with self.run_in():
+        if isinstance(self.optimizer, InBackward):
+            self.optimizer.tell = lambda phase: mark(phase, 0)
+        with self.run_in(), precision.matrix_products(self.config.precision):
             for index, weight in enumerate(self.weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
@@ -158,7 +161,7 @@ def build_step(
     """
     device = torch.device(device)
     precision.check(config.precision, device)
-    optimizers.check(config.optimizer)
+    optimizers.check(config, device)
     compilation.check(config)
     checkpointing.check(config, plan)
     chunked_loss.check(config)
@@ -170,6 +173,8 @@ def build_step(
     model = workload.build_model()
     _check_model(model)
     precision.cast_model(model.to(device), config.precision)
+    if config.precision is config.precision.FP8_MIXED:
+        precision.multiply_in_fp8(model)
     model.train()
     if config.loss_chunks > 1:
         chunked_loss.apply(model, config.loss_chunks)
@@ -180,7 +185,7 @@ def build_step(
     if config.inplace:
         few = _few_samples(workload, config, device, seed)
         inplace.apply(model, few, partial(_loss_of, workload, model, config, device, seed))
-    optimizer, scheduler = optimizers.make(model, config.optimizer)
+    optimizer, scheduler = optimizers.make(model, config)
     if config.offload_optimizer:
         offload_state(optimizer)
     run_model: torch.nn.Module = model

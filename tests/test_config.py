@@ -17,6 +17,8 @@ def test_defaults_are_the_contract():
         "budget_engine": "eager",
         "compile": False,
         "optimizer": "adamw",
+        "optimizer_implementation": "default",
+        "optimizer_in_backward": False,
         "checkpointing": "none",
         "checkpoint_modules": "auto",
         "checkpoint_policy": "recompute-all",

@@ -231,10 +231,10 @@ def test_a_recorded_result_is_explained_like_the_measured_one():
 
 
 def test_why_there_is_nothing_to_explain():
-    result = here(linear(), StepConfig(precision="fp16"))
+    result = here(linear(), StepConfig(precision="tf32"))
     text = str(explain(result))
     assert "Nothing to explain: no memory was measured, the outcome is unsupported" in text
-    assert "fp16-mixed" in text
+    assert "bf16-mixed" in text
     untold = transformer(peak_by_category=None, peak_holdings=(), notes=("No breakdown: why.",))
     assert "has no breakdown: No breakdown: why." in explain(untold).message
     older = explain(transformer(peak_holdings=()))
@@ -258,7 +258,7 @@ def test_tables_hold_the_rows_and_escape_names():
     frame = explain(transformer()).to_frame()
     assert frame["nbytes"].sum() == transformer().peak_allocated_bytes
     assert frame.loc[0, "where"] == "h.*.mlp.act"
-    assert list(explain(here(linear(), StepConfig(precision="fp16"))).to_frame().columns)
+    assert list(explain(here(linear(), StepConfig(precision="tf32"))).to_frame().columns)
 
 
 def test_predicted_numbers_say_how_sure_they_are():

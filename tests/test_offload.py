@@ -122,6 +122,9 @@ def test_on_a_cpu_and_compiled_it_is_refused():
         with pytest.raises(MemlabError, match=f"{field}=True does nothing on a CPU"):
             build_step(blocks(), config, "cpu")
         assert memlab.predict(blocks(), config, device="cpu").outcome == "unsupported"
+    in_backward = StepConfig(offload_optimizer=True, optimizer_in_backward=True)
+    with pytest.raises(MemlabError, match="optimizer_in_backward=False"):
+        script(in_backward, stand_in.device())
     compiled = StepConfig(offload_activations=True, compile=True)
     with pytest.raises(MemlabError, match="compile=False"):
         script(compiled, stand_in.device())

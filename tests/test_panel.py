@@ -28,6 +28,8 @@ def panel():
         StepConfig(batch_size=24, accumulation_steps=5, precision="bf16-mixed"),
         StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
         StepConfig(checkpointing="blocks", compile=True),
+        StepConfig(precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True),
+        StepConfig(optimizer_implementation="fused"),
     ],
     ids=str,
 )
@@ -39,9 +41,10 @@ def test_a_config_survives_the_way_through_the_controls(config):
         made.close()
 
 
-def test_a_precision_without_a_control_is_refused_with_what_there_is():
-    with pytest.raises(MemlabError, match=r"precision='tf32' has no control.*'bf16-mixed'"):
-        memlab.panel(make_workload(), config=StepConfig(precision="tf32"))
+def test_a_policy_without_a_control_is_refused_with_what_there_is():
+    own = StepConfig(checkpointing="blocks", checkpoint_policy="aten.mm")
+    with pytest.raises(MemlabError, match=r"checkpoint_policy='aten.mm' has no.*'keep-matmuls'"):
+        memlab.panel(make_workload(), config=own)
 
 
 def test_a_name_can_be_given_and_taken_back(panel):

@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from memlab._panel.state import (
     BUDGET_ENGINES,
     CHECKPOINTING,
+    IMPLEMENTATIONS,
     LOSS_CHUNKS,
     OPTIMIZERS,
     PRECISIONS,
@@ -30,6 +31,8 @@ LABELS = {
     "checkpoint_policy": "Blocks keep",
     "budget_engine": "Budget by",
     "optimizer": "Optimizer",
+    "optimizer_implementation": "runs as",
+    "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
     "loss_chunks": "Loss in",
     "inplace": "in place",
@@ -154,7 +157,9 @@ class Controls:
         self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
         self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
-        switches = {f: widgets.Checkbox(description=LABELS[f], indent=False) for f in SWITCHES}
+        self.implementation = _dropdown("optimizer_implementation", IMPLEMENTATIONS)
+        self.in_backward = _checkbox("optimizer_in_backward")
+        switches = {f: _checkbox(f) for f in SWITCHES}
         self.compile = switches["compile"]
         chunks = [(f"{n} chunks" if n > 1 else "one piece", n) for n in LOSS_CHUNKS]
         self.loss_chunks = widgets.Dropdown(options=chunks, description=LABELS["loss_chunks"])
@@ -167,11 +172,14 @@ class Controls:
             "optimizer": self.optimizer,
             "loss_chunks": self.loss_chunks,
             **switches,
+            "optimizer_implementation": self.implementation,
+            "optimizer_in_backward": self.in_backward,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
         self.precision_explained = Explanation(self.set)
         self.more_explained = Explanation(self.set)
+        self.optimizer_explained = Explanation(self.set)
         self.set(settings)
 
     def precision_row(self) -> Any:
@@ -226,3 +234,7 @@ def on_enter(box: Any, submit: Callable[[], None]) -> None:
 
 def _dropdown(field: str, choices: tuple[Any, ...]) -> Any:
     return widgets.Dropdown(options=[str(c) for c in choices], description=LABELS[field])
+
+
+def _checkbox(field: str) -> Any:
+    return widgets.Checkbox(description=LABELS[field], indent=False)

@@ -15,6 +15,7 @@ from memlab.config import (
     BudgetEngine,
     Checkpointing,
     Optimizer,
+    OptimizerImplementation,
     Precision,
     StepConfig,
 )
@@ -23,21 +24,20 @@ from memlab.workload import Workload
 
 Settings = Mapping[str, Any]
 
-PRECISIONS = (Precision.FP32, Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.BF16)
-OPTIMIZERS = (Optimizer.SGD, Optimizer.SGD_MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
+PRECISIONS = tuple(Precision)
+OPTIMIZERS = tuple(Optimizer)
+IMPLEMENTATIONS = tuple(OptimizerImplementation)
 CHECKPOINTING = tuple(Checkpointing)
 BUDGET_ENGINES = tuple(BudgetEngine)
 FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
-    "checkpoint_policy", "budget_engine", "optimizer", "compile",
+    "checkpoint_policy", "budget_engine", "optimizer", "optimizer_implementation",
+    "optimizer_in_backward", "compile",
     "loss_chunks", "inplace", "offload_activations", "offload_optimizer",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 OFFERED: dict[str, tuple[Any, ...]] = {
-    "precision": PRECISIONS,
-    "optimizer": OPTIMIZERS,
-    "checkpointing": CHECKPOINTING,
     "checkpoint_policy": PRESET_POLICIES,
     "loss_chunks": LOSS_CHUNKS,
 }
@@ -144,6 +144,10 @@ def others(config: StepConfig) -> list[str]:
         said.append(f"budget by torch.{config.budget_engine}")
     if config.optimizer is not default.optimizer:
         said.append(str(config.optimizer))
+    if config.optimizer_implementation is not default.optimizer_implementation:
+        said.append(f"{config.optimizer_implementation} optimizer")
+    if config.optimizer_in_backward:
+        said.append("optimizer in backward")
     if config.compile:
         said.append("compiled")
     return said + saving_texts.others(config)

@@ -77,10 +77,12 @@ CSS = """
 .memlab-panel .memlab-choice-row .widget-toggle-buttons > .widget-label { grid-column: 1;
   grid-row: 1; width: auto; margin: 0; padding: 0; text-align: left;
   justify-content: flex-start; color: inherit; }
-.memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 4; grid-row: 1;
-  display: flex; flex-wrap: nowrap; gap: 4px; margin: 0; }
-.memlab-panel .memlab-choice-row .widget-toggle-button { width: auto; flex: 1 1 auto; margin: 0;
-  padding: 0 6px; }
+.memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 6; grid-row: 1;
+  display: flex; flex-wrap: wrap; gap: 4px; margin: 0; }
+.memlab-panel .memlab-choice-row .widget-toggle-button { width: auto; flex: 0 0 auto; margin: 0;
+  padding: 0 8px; }
+.memlab-panel .memlab-choice-row .memlab-explanation { grid-column: 2 / 5; grid-row: 2; }
+.memlab-panel .memlab-choice-row .memlab-remedy { grid-row: 2; }
 .memlab-panel .memlab-line { display: -webkit-box; -webkit-box-orient: vertical;
   -webkit-line-clamp: 2; overflow: hidden; max-height: 37px; }
 .memlab-panel .memlab-line-open { color: var(--memlab-quiet); }
@@ -189,7 +191,6 @@ CSS = """
   .memlab-panel .memlab-row-buttons .widget-hbox { gap: 2px; padding-left: 3px; }
   .memlab-panel .memlab-row-buttons button { padding: 0 4px; font-size: 10px; }
   .memlab-panel .memlab-row .memlab-remedy { grid-column: 4; }
-  .memlab-panel .memlab-choice-row .memlab-remedy { grid-row: 2; }
   .memlab-panel .memlab-choice-row .memlab-explanation { grid-column: 2 / 4; }
   .memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 5; }
 }

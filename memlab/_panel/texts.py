@@ -12,8 +12,15 @@ from memlab._inspect import WorkloadFacts
 from memlab._panel import saving_texts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
-from memlab.config import BudgetEngine, Precision, StepConfig
+from memlab.config import (
+    BudgetEngine,
+    Optimizer,
+    OptimizerImplementation,
+    Precision,
+    StepConfig,
+)
 from memlab.errors import MemlabError
+from memlab.techniques.precision import MODEL_DTYPE
 from memlab.units import MIB, format_bytes, parse_bytes
 
 
@@ -126,9 +133,10 @@ def _split_text(config: StepConfig) -> str:
 def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str) -> Line:
     """Explain the number format."""
     precision = settings["precision"]
-    size = ""
+    size = masters = ""
     if facts:
-        share = 0.5 if precision == Precision.BF16 else 1.0
+        masters = f" ({format_bytes(facts.parameter_bytes)})"
+        share = 0.5 if precision in MODEL_DTYPE else 1.0
         size = f" ({format_bytes(facts.parameter_bytes * share)})"
     texts = {
         Precision.FP32: f"32-bit numbers throughout: weights{size}, gradients, activations",
@@ -136,7 +144,23 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         Precision.FP16_MIXED: f"matrix products in fp16 with a loss scaler, weights{size} in fp32",
         Precision.BF16: f"weights{size}, gradients and optimizer state in bf16 too: small updates "
         "are lost",
+        Precision.FP16: f"weights{size}, gradients and optimizer state in fp16, no loss scaler: "
+        "small gradients vanish and the loss may become NaN",
+        Precision.BF16_MASTER: f"weights{size} and gradients in bf16; the optimizer keeps fp32 "
+        f"master weights{masters}, so small updates are not lost",
+        Precision.TF32: f"fp32 throughout, weights{size}; matrix products round their inputs to "
+        "TF32: faster on Ampere and newer, saves no memory",
+        Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and "
+        f"newer cards), else as bf16-mixed: weights{size} in fp32",
     }
+    instead = {Precision.TF32: Precision.FP32, Precision.FP8_MIXED: Precision.BF16_MIXED}
+    if precision in instead and device == "cpu":
+        other = instead[Precision(precision)]
+        return Line(
+            f"not possible on a CPU: {precision} is computed by tensor cores of CUDA cards",
+            remedy=(f"use {other}", {"precision": other}),
+            kind=WARN,
+        )
     if precision == Precision.FP16_MIXED and device == "cpu":
         return Line(
             "many times slower than fp32 on a CPU; bf16-mixed saves as much",
@@ -175,7 +199,55 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
             kind=WARN,
         )
     said += saving_texts.sentences(settings)
-    return Line("; ".join(said) or "whole blocks run again in backward, other optimizers, compile")
+    return Line("; ".join(said) or "whole blocks run again in backward, compile")
+
+
+STATES = {
+    Optimizer.SGD: "no state",
+    Optimizer.SGD_MOMENTUM: "one state a weight, cosine schedule",
+    Optimizer.ADAM: "two states a weight",
+    Optimizer.ADAMW: "two states a weight",
+    Optimizer.ADAFACTOR: "a row and a column of state for each matrix",
+    Optimizer.ADAMW_8BIT: "two states of one byte a weight (bitsandbytes)",
+}
+TEMPORARIES = {
+    OptimizerImplementation.FOREACH: "all parameters at once, temporaries as large as the weights",
+    OptimizerImplementation.FUSED: "one kernel, no temporaries",
+    OptimizerImplementation.SINGLE_TENSOR: "one parameter after another, the least of temporaries "
+    "without a fused kernel",
+}
+
+
+def optimizer_line(settings: Settings) -> Line:
+    """Explain the optimizer, how it runs and when; or why it cannot."""
+    optimizer, implementation = settings["optimizer"], settings["optimizer_implementation"]
+    steps, in_backward = settings["accumulation_steps"], settings["optimizer_in_backward"]
+    after = ("after backward", {"optimizer_in_backward": False})
+    if in_backward and steps != 1:
+        return Line(
+            f"not possible in backward: each of the {steps} micro-batches would update the weights",
+            remedy=after,
+            kind=WARN,
+        )
+    if in_backward and settings["precision"] == Precision.FP16_MIXED:
+        return Line(
+            "not possible in backward: fp16-mixed's loss scaler must see every gradient first",
+            remedy=after,
+            kind=WARN,
+        )
+    has_one = optimizer == Optimizer.ADAMW_8BIT and implementation != "default"
+    if has_one or (optimizer == Optimizer.ADAFACTOR and implementation == "fused"):
+        return Line(
+            f"not possible: {optimizer} has no {implementation} implementation",
+            remedy=("use its default", {"optimizer_implementation": "default"}),
+            kind=WARN,
+        )
+    said = [STATES[Optimizer(optimizer)]]
+    if implementation in TEMPORARIES:
+        said.append(TEMPORARIES[OptimizerImplementation(implementation)])
+    if in_backward:
+        said.append("each gradient is freed as soon as it was used")
+    return Line("; ".join(said))
 
 
 def lines(
@@ -203,6 +275,7 @@ def lines(
         "accumulation_steps": lambda: accumulation_line(settings, facts, own_loss=own_loss),
         "precision": lambda: precision_line(settings, facts, device),
         "more": lambda: more_line(settings, facts, device, name),
+        "optimizer": lambda: optimizer_line(settings),
     }
     if "batch_size" in wrong:
         explained["accumulation_steps"] = lambda: Line("waits for a batch size")
@@ -228,7 +301,8 @@ def more_label(settings: Settings) -> str:
     checkpointing = settings["checkpointing"]
     blocks = "no checkpointing" if checkpointing == "none" else f"checkpointing by {checkpointing}"
     compiled = "compiled" if settings["compile"] else "not compiled"
-    return f"more: {blocks}, {settings['optimizer']}, {compiled}"
+    where = " in backward" if settings["optimizer_in_backward"] else ""
+    return f"more: {blocks}, {settings['optimizer']}{where}, {compiled}"
 
 
 def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit: str = "") -> Line:

@@ -187,12 +187,14 @@ def setting_words(field: str, value: object) -> str:
     """Return one setting as the table of runs names it."""
     names = {
         "memory_budget": "budget", "batch_size": "batch", "accumulation_steps": "accumulation",
-        "checkpointing": "checkpointing",
+        "checkpointing": "checkpointing", "optimizer_implementation": "optimizer implementation",
     }  # fmt: skip
     if field == "compile":
         return "compiled" if value else "not compiled"
     if (saving := saving_texts.words(field, value)) is not None:
         return saving
+    if field == "optimizer_in_backward":
+        return f"optimizer {'in' if value else 'after'} backward"
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{names[field]} {text}" if field in names else text
 

@@ -124,12 +124,16 @@ class View:
     def _more(self) -> tuple[Any, Any]:
         """Return the button of the folded controls, and their box."""
         controls = self.controls
-        explained = controls.more_explained
-        inside = _box(
+        more, optimizer = controls.more_explained, controls.optimizer_explained
+        upper = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
-            controls.optimizer, controls.compile, *controls.saving,
-            explained.text, explained.button,
+            controls.compile, *controls.saving, more.text, more.button,
         )  # fmt: skip
+        lower = _box(
+            widgets.HBox, "more", controls.optimizer, controls.implementation,
+            controls.in_backward, optimizer.text, optimizer.button,
+        )  # fmt: skip
+        inside = _box(widgets.VBox, "more-rows", upper, lower)
         self._more_toggle = _toggle(
             "more",
             "checkpointing, who plans the budget, optimizer, torch.compile, loss, offloading",
@@ -175,6 +179,7 @@ class View:
             row.explanation.show(lines[field])
         self.controls.precision_explained.show(lines["precision"])
         self.controls.more_explained.show(lines["more"])
+        self.controls.optimizer_explained.show(lines["optimizer"])
         self._more_toggle.description = more_label(self.controls.settings())
 
     def show_about(self, line: Line) -> None:

@@ -24,6 +24,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.memory import module_calls
+from memlab.techniques.optimizers import states_of
 from memlab.trace import Interval, Phase, Place, Trace
 
 if TYPE_CHECKING:
@@ -62,13 +63,7 @@ class Meter:
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remember which storages hold optimizer state, once an update has made it."""
-        paths = {id(parameter): path for path, parameter in model.named_parameters()}
-        self.states = {
-            _address(tensor): paths.get(id(parameter), "")
-            for parameter, state in optimizer.state.items()
-            for tensor in state.values()
-            if isinstance(tensor, torch.Tensor)
-        }
+        self.states = {_address(state): path for path, state in states_of(model, optimizer)}
 
     def place_of(self, error: BaseException) -> Place:
         """Return where the run is, and the innermost module that this error was raised in."""

@@ -10,6 +10,7 @@ second is repeated. Left out: single samples beside larger micro-batches, whose 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -291,12 +292,19 @@ def _first_difference(one: list[str], zero: list[str], interval: Interval) -> st
 
 
 def _partners(intervals: Sequence[Interval]) -> dict[int, int]:
-    """Return for each interval of step 1 that of step 0; of the batch, that of the first one."""
-    zero = {(i.phase, i.micro_batch): at for at, i in enumerate(intervals) if i.step == 0}
+    """Return for each interval of step 1 that of step 0; of the batch, that of the first one.
+
+    An optimizer in backward divides a backward into several, which are paired in their order.
+    """
+    zero: dict[Interval, list[int]] = defaultdict(list)
+    one: dict[Interval, list[int]] = defaultdict(list)
+    for at, i in enumerate(intervals):
+        if i.step in (0, 1) and i.phase is not Phase.OPTIMIZER:
+            (one if i.step else zero)[replace(i, step=0)].append(at)
     partners = {
-        at: zero[i.phase, i.micro_batch]
-        for at, i in enumerate(intervals)
-        if i.step == 1 and i.phase is not Phase.OPTIMIZER
+        mine: theirs
+        for interval, places in one.items()
+        for mine, theirs in zip(places, zero[interval], strict=True)
     }
     data = [at for at, i in enumerate(intervals) if i.step < 0 and i.phase is Phase.DATA]
     return partners | {data[1]: data[0]} if len(data) == 2 else partners

@@ -75,6 +75,10 @@ def device() -> torch.device:
         library.impl(f"{name}.input", kernel, "AutogradPrivateUse1")
         library.impl(f"{name}.input", kernel, stand_in_autocast.KEY)
     library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
+        library.impl(
+            "_fused_sgd_", lambda *_, **__: None, "Meta"
+        )  # torch 2.13 has all but this one
     # torch keeps no reference of its own
     _KEPT.extend((*registered, library, *stand_in_autocast.register()))
     return torch.device(NAME, 0)

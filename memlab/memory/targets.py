@@ -64,14 +64,16 @@ def kernels_of(
     sizes: Sequence[int],
     target: Target,
     on_progress: Callable[[float], None],
+    *,
+    tf32_matmul: bool = False,
 ) -> Kernels:
-    """Return what the kernels of a run do on the target.
+    """Return what the kernels of a run do on the target, a card with or without TF32 products.
 
     On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
     is known of them is scaled to the other recorded size.
     """
     if target.kind == "cuda":
-        return _on_card(program.recording, target)
+        return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
     return _on_cpu(program, sizes, on_progress)
 
 
@@ -98,23 +100,23 @@ def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
     return np.array([o.crosses and phases[o.interval] for o in recording.operators], dtype=bool)
 
 
-def _on_card(recording: Recording, target: Target) -> Kernels:
+def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
     card = target.card
     seconds = None
     if card is not None and card.memory_bytes_per_second is not None:
-        times = [_time_on(operator, card) for operator in recording.operators]
+        times = [_time_on(operator, card, tf32_matmul) for operator in recording.operators]
         seconds = np.array(times)
     return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
 
 
-def _time_on(operator: Operator, card: Card) -> float:
+def _time_on(operator: Operator, card: Card, tf32_matmul: bool) -> float:
     if operator.signature is None:
         return 0.0
     if operator.crosses:
         nbytes = sum(output.nbytes for output in operator.outputs)
         return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
     call = Call(operator.signature, operator.outputs)
-    time = step_time([call], card)
+    time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds
 
 

@@ -40,6 +40,7 @@ from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.values import MOST_ELEMENTS, Values, for_real
 from memlab.techniques.blocks import find_blocks
+from memlab.techniques.optimizers import states_of
 from memlab.techniques.recompute import recomputed
 from memlab.trace import Interval, Phase, Place
 
@@ -92,11 +93,9 @@ class Tracker(TorchDispatchMode):
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remember which blocks are the optimizer's state, and of which parameter."""
-        for path, parameter in model.named_parameters():
-            for value in optimizer.state.get(parameter, {}).values():
-                block = self.block_of(value) if isinstance(value, torch.Tensor) else None
-                if block is not None:
-                    self.recording.states.setdefault(block, path)
+        for path, state in states_of(model, optimizer):
+            if (block := self.block_of(state)) is not None:
+                self.recording.states.setdefault(block, path)
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """Return the block that holds a tensor, None if it was not born in this run."""
@@ -190,7 +189,7 @@ class Tracker(TorchDispatchMode):
         module, forward = self._origin(number)
         operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
         recording.operators.append(operator)
-        if signature is None:
+        if signature is None and func is not aten.lift_fresh.default:  # what torch.tensor makes
             return
         if self._notes_arguments:
             operator.reads = self._blocks_in(args)

@@ -26,6 +26,11 @@ def check(config: StepConfig, device: torch.device) -> None:
                 f"{field}=True does nothing on a CPU, where the {what} are in the host's memory "
                 f"already; use {field}=False, or memlab.predict for a card: device='h200'"
             )
+    if config.offload_optimizer and config.optimizer_in_backward:
+        raise UnsupportedError(
+            "offload_optimizer=True with optimizer_in_backward=True is not built: each parameter "
+            "is updated by an optimizer of its own then; use optimizer_in_backward=False"
+        )
     if config.offload_activations and is_compiled(config):
         raise UnsupportedError(
             "offload_activations=True with torch.compile is not built: a compiled graph saves for "

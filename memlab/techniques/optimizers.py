@@ -1,55 +1,177 @@
-"""Optimizers, with PyTorch's own defaults: on CUDA that is the foreach implementation."""
+"""Optimizers by name, with PyTorch's own defaults, and which of their implementations runs.
+
+8-bit states are bitsandbytes': blocks of 256 values share a scale, parameters of fewer than 4096
+values keep fp32. Left out: GaLore and other low-rank projections, which neither torch nor torchao
+has and whose own package, galore-torch, had its last release in 2024.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from memlab.config import Optimizer, StepConfig
+from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.source import UPDATE, Source
+from memlab.techniques import master_weights, optimizer_in_backward
+from memlab.techniques.optimizer_in_backward import InBackward
+from memlab.techniques.source import UPDATE, Source, together
 
 LEARNING_RATE = 1e-3
 MOMENTUM = 0.9
 SCHEDULE_STEPS = 1000  # length of the cosine; memory and time of a step do not depend on it
+IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
+    OptimizerImplementation.DEFAULT: {},
+    OptimizerImplementation.FOREACH: {"foreach": True},
+    OptimizerImplementation.FUSED: {"fused": True},
+    OptimizerImplementation.SINGLE_TENSOR: {"foreach": False, "fused": False},
+}
+EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
-def check(optimizer: Optimizer) -> None:
-    """Raise UnsupportedError for an optimizer that is named but not built."""
-    if optimizer in (Optimizer.ADAFACTOR, Optimizer.ADAMW_8BIT):
-        raise UnsupportedError(
-            f"optimizer={str(optimizer)!r} is not built yet; "
-            "use 'sgd-momentum' for a smaller optimizer state than 'adamw'"
-        )
+def check(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for an optimizer that is not possible so, or not here."""
+    _check_implementation(config)
+    if config.optimizer is Optimizer.ADAMW_8BIT:
+        _check_eight_bit(device)
+    optimizer_in_backward.check(config)
 
 
 def make(
-    model: torch.nn.Module, optimizer: Optimizer
+    model: torch.nn.Module, config: StepConfig
 ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
     """Return the optimizer over the trainable parameters, and its schedule if it has one."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    match optimizer:
-        case Optimizer.SGD:
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE), None
-        case Optimizer.SGD_MOMENTUM:
-            sgd = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
-            return sgd, CosineAnnealingLR(sgd, T_max=SCHEDULE_STEPS)
-        case Optimizer.ADAM:
-            return torch.optim.Adam(parameters, lr=LEARNING_RATE), None
-        case _:
-            return torch.optim.AdamW(parameters, lr=LEARNING_RATE), None
+    make_one = _maker(config)
+    optimizer = (
+        InBackward(parameters, make_one, LEARNING_RATE)
+        if config.optimizer_in_backward
+        else make_one(parameters)
+    )
+    if config.optimizer is not Optimizer.SGD_MOMENTUM:
+        return optimizer, None
+    return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
 
 
 def source(config: StepConfig) -> Source:
     """Return the lines that make the optimizer, and its schedule."""
-    made = {
-        Optimizer.SGD: f"SGD(parameters, lr={LEARNING_RATE})",
-        Optimizer.SGD_MOMENTUM: f"SGD(parameters, lr={LEARNING_RATE}, momentum={MOMENTUM})",
-        Optimizer.ADAM: f"Adam(parameters, lr={LEARNING_RATE})",
-        Optimizer.ADAMW: f"AdamW(parameters, lr={LEARNING_RATE})",
+    name, options = _name_and_options(config)
+    is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
+    module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
+    made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    parts = [Source(imports=("import bitsandbytes",) if is_eight_bit else ())]
+    if config.precision is Precision.BF16_MASTER:
+        made = f"given_master_weights({made})"
+        parts.append(master_weights.source())
+    if config.optimizer_in_backward:
+        parts.append(optimizer_in_backward.source(made.format("own"), LEARNING_RATE))
+    else:
+        parts.append(Source(optimizer=(f"optimizer = {made.format('parameters')}",)))
+    if config.optimizer is Optimizer.SGD_MOMENTUM:
+        schedule = (
+            "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
+            f"optimizer, T_max={SCHEDULE_STEPS})"
+        )
+        parts.append(Source(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
+    return together(parts)
+
+
+def states_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of the optimizer state with the path of its parameter."""
+    weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
+    each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
+    updated = [held for one in each for group in one.param_groups for held in group["params"]]
+    for (path, weight), held in zip(weights, updated, strict=True):
+        if held is not weight:
+            yield path, held  # its master
+        for value in optimizer.state.get(held, {}).values():
+            if isinstance(value, torch.Tensor):
+                yield path, value
+
+
+def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+    """Return what makes an optimizer over some parameters."""
+    name, options = _name_and_options(config)
+    module: Any = torch.optim
+    if config.optimizer is Optimizer.ADAMW_8BIT:
+        import bitsandbytes  # an optional package, which takes a second to import
+
+        module = bitsandbytes.optim
+    kind: Callable[..., torch.optim.Optimizer] = partial(getattr(module, name), **options)
+    if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
+        kind = _sharing_maps(kind)
+    if config.precision is Precision.BF16_MASTER:
+        return lambda parameters: master_weights.given_master_weights(kind(parameters))
+    return kind
+
+
+def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
+    """Let all 8-bit optimizers use the maps of the first: 2 KiB, which each would have anew."""
+    maps: dict[str, torch.Tensor] = {}
+
+    def make_sharing(parameters: list[torch.nn.Parameter]) -> Any:
+        optimizer = make_one(parameters)
+        maps.update(maps or optimizer.name2qmap)
+        optimizer.name2qmap = maps
+        return optimizer
+
+    return make_sharing
+
+
+def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
+    """Return the class of the optimizer, by name, and its arguments."""
+    names = {
+        Optimizer.SGD: "SGD",
+        Optimizer.SGD_MOMENTUM: "SGD",
+        Optimizer.ADAM: "Adam",
+        Optimizer.ADAMW: "AdamW",
+        Optimizer.ADAFACTOR: "Adafactor",
+        Optimizer.ADAMW_8BIT: "AdamW8bit",
     }
-    lines = (f"optimizer = torch.optim.{made[config.optimizer]}",)
-    if config.optimizer is not Optimizer.SGD_MOMENTUM:
-        return Source(optimizer=lines)
-    schedule = (
-        f"scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max={SCHEDULE_STEPS})"
+    options: dict[str, Any] = {"lr": LEARNING_RATE}
+    if config.optimizer is Optimizer.SGD_MOMENTUM:
+        options["momentum"] = MOMENTUM
+    options |= IMPLEMENTATIONS[config.optimizer_implementation]
+    if config.optimizer is Optimizer.ADAFACTOR:
+        options.pop("fused", None)  # it knows no such argument
+    return names[config.optimizer], options
+
+
+def _check_implementation(config: StepConfig) -> None:
+    implementation = config.optimizer_implementation
+    asked = f"optimizer_implementation={str(implementation)!r}"
+    if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[implementation]:
+        raise UnsupportedError(
+            f"{asked} with optimizer='adamw-8bit': bitsandbytes has one implementation, which is "
+            "fused; use optimizer_implementation='default'"
+        )
+    is_fused = implementation is OptimizerImplementation.FUSED
+    if config.optimizer is Optimizer.ADAFACTOR and is_fused:
+        raise UnsupportedError(
+            f"{asked} with optimizer='adafactor': torch.optim.Adafactor has no fused kernel; use "
+            "'foreach' or 'single-tensor'"
+        )
+
+
+def _check_eight_bit(device: torch.device) -> None:
+    """Raise UnsupportedError without bitsandbytes, or without its kernel for a CPU."""
+    if find_spec("bitsandbytes") is None:
+        raise UnsupportedError(
+            "optimizer='adamw-8bit': 8-bit optimizers need bitsandbytes, which is not installed; "
+            "pip install 'memlab[optimizers]', or use optimizer='adafactor'"
+        )
+    import bitsandbytes  # an optional package, which takes a second to import
+
+    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
     )
-    return Source(optimizer=(*lines, schedule), update=(UPDATE, "scheduler.step()"))
+    if device.type == "cpu" and not has_kernel:
+        raise UnsupportedError(
+            "optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "
+            f"{bitsandbytes.__version__}, which has no kernel for a CPU; install 0.50 or newer, or "
+            "use optimizer='adafactor'"
+        )

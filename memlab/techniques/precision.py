@@ -1,6 +1,13 @@
-"""Number formats: autocast over fp32 weights, whole-model casts, and the loss scaler of fp16."""
+"""Number formats: autocast over fp32 weights, whole-model casts, TF32, fp8, fp16's loss scaler.
+
+fp8 is torchao's: linear layers whose sizes are multiples of 16 multiply in fp8 with a scale for
+each tensor, all else is bf16-mixed. Left out: stochastic rounding of bf16, which torchao does only
+in code that torch.compile generates.
+"""
 
 import contextlib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,32 +15,67 @@ from torch.utils import _pytree as pytree
 
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.source import BACKWARD, Source
+from memlab.techniques.source import BACKWARD, Source, text_of
 
-AUTOCAST_DTYPE = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}
-MODEL_DTYPE = {Precision.BF16: torch.bfloat16}
-NOT_BUILT = {Precision.TF32: Precision.FP32, Precision.FP16: Precision.FP16_MIXED}
+AUTOCAST_DTYPE = {
+    Precision.BF16_MIXED: torch.bfloat16,
+    Precision.FP16_MIXED: torch.float16,
+    Precision.FP8_MIXED: torch.bfloat16,
+}
+MODEL_DTYPE = {
+    Precision.BF16: torch.bfloat16,
+    Precision.BF16_MASTER: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
+NEEDS_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_MASTER, Precision.FP8_MIXED)
+TO_FP8 = "convert_to_float8_training(model, module_filter_fn=_can_be_fp8)"
+AMPERE = (8, 0)  # compute capability, of the first cards with TF32
+TF32_REASON = "TF32 is a format of the tensor cores of Ampere and newer CUDA cards"
+
+
+FP8_REASON = "fp8 is a format of the tensor cores of Ada, Hopper and newer CUDA cards"
+ADA = (8, 9)
 
 
 def check(precision: Precision, device: torch.device) -> None:
-    """Raise UnsupportedError where this precision is not built or the device cannot do it."""
-    if precision in NOT_BUILT:
-        raise UnsupportedError(
-            f"precision={str(precision)!r} is not built yet; use {str(NOT_BUILT[precision])!r}"
-        )
-    wants_bf16 = precision in (Precision.BF16_MIXED, Precision.BF16)
-    if wants_bf16 and device.type == "cuda" and not _cuda_has_bf16(device):
-        raise UnsupportedError(
-            f"precision={str(precision)!r}: {torch.cuda.get_device_name(device)} has no bfloat16 "
-            "arithmetic; use 'fp16-mixed'"
-        )
+    """Raise UnsupportedError where the device cannot compute in this precision."""
+    asked = f"precision={str(precision)!r}"
+    if precision is Precision.FP8_MIXED:
+        if device.type == "cpu":
+            raise UnsupportedError(f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'")
+        if find_spec("torchao") is None:
+            raise UnsupportedError(
+                f"{asked} needs torchao, which is not installed; pip install 'memlab[fp8]', or use "
+                "'bf16-mixed'"
+            )
+    if precision is Precision.TF32 and device.type == "cpu":
+        raise UnsupportedError(f"{asked} on a CPU: {TF32_REASON}; use 'fp32' or 'bf16-mixed'")
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return  # a script may be for a card that is not here
+    name = torch.cuda.get_device_name(device)
+    if precision is Precision.TF32 and torch.cuda.get_device_capability(device) < AMPERE:
+        raise UnsupportedError(f"{asked} on {name}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'")
+    if precision is Precision.FP8_MIXED and torch.cuda.get_device_capability(device) < ADA:
+        raise UnsupportedError(f"{asked} on {name}: {FP8_REASON}; use 'bf16-mixed'")
+    if precision in NEEDS_BF16 and not _cuda_has_bf16(device):
+        raise UnsupportedError(f"{asked}: {name} has no bfloat16 arithmetic; use 'fp16-mixed'")
 
 
 def notes(precision: Precision, device: torch.device) -> list[str]:
     """Return what a reader of the numbers must know about this precision on this device."""
+    said = []
     if precision is Precision.FP16_MIXED and device.type == "cpu":
-        return ["fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is the fast one."]
-    return []
+        said.append(
+            "fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is the fast one."
+        )
+    if precision is Precision.FP16:
+        said.append(
+            "fp16 throughout has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients "
+            "below 6e-8 vanish and a weight without gradient becomes NaN. fp16-mixed or bf16 train."
+        )
+    if precision is Precision.FP8_MIXED:
+        said.append("No fp8 card has run memlab's tests: these numbers are torchao's, unchecked.")
+    return said
 
 
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
@@ -41,6 +83,36 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     dtype = MODEL_DTYPE.get(precision, torch.float32)
     # not model.to(dtype), which takes the imaginary part off a complex buffer
     model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
+    """Replace the linear layers of a model by torchao's that multiply in fp8, in place.
+
+    Args:
+        model: its parameters stay the same objects.
+        emulate: compute in fp32 with values rounded to fp8, on any device.
+
+    Raises:
+        UnsupportedError: no layer has sizes that are multiples of 16, as fp8 products need.
+    """
+    from torchao.float8 import (  # an optional package
+        Float8LinearConfig,
+        convert_to_float8_training,
+    )
+
+    if not any(_can_be_fp8(module, "") for module in model.modules()):
+        raise UnsupportedError(
+            f"precision='fp8-mixed': {type(model).__name__} has no nn.Linear whose sizes are "
+            "multiples of 16; use 'bf16-mixed'"
+        )
+    fp8 = Float8LinearConfig(emulate=emulate)
+    convert_to_float8_training(model, config=fp8, module_filter_fn=_can_be_fp8)
+
+
+def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
+    if type(module) is not torch.nn.Linear:
+        return False
+    return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
 def cast_batch(batch: Any, precision: Precision) -> Any:
@@ -60,6 +132,20 @@ def autocast(
     return torch.autocast(device.type, AUTOCAST_DTYPE[precision])
 
 
+@contextlib.contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Let fp32 matrices be multiplied in TF32 where that is asked for, forward and backward."""
+    if precision is not Precision.TF32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
     """Return the loss scaler that fp16-mixed needs, else None."""
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
@@ -69,18 +155,22 @@ def source(config: StepConfig) -> Source:
     """Return the casts, the autocast and the loss scaler of a script."""
     precision = config.precision
     dtype = MODEL_DTYPE.get(precision, torch.float32)
-    cast = {torch.float32: "float()", torch.bfloat16: "bfloat16()"}[dtype]
-    has_scaler = precision is Precision.FP16_MIXED
-    autocast = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
+    casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
+    is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
+    is_fp8 = precision is Precision.FP8_MIXED
+    context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
     return Source(
-        model=(f"model.{cast}",),
+        imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
+        functions=(text_of(_can_be_fp8),) if is_fp8 else (),
+        before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
+        model=(f"model.{casts[dtype]}()", *((TO_FP8,) if is_fp8 else ())),
         batch=(
             "batch = tree_map_only(",
             f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
             ")",
         ),
         optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
-        contexts=(autocast,) if precision in AUTOCAST_DTYPE else (),
+        contexts=(context,) if precision in AUTOCAST_DTYPE else (),
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )

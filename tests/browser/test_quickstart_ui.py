@@ -60,7 +60,7 @@ def test_enter_in_a_number_box_runs(page, panel):
 def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     panel.get_by_label("Workload").focus()
     seen = []
-    for _ in range(18):
+    for _ in range(22):
         seen.append(
             page.evaluate(
                 "() => { const e = document.activeElement; return e.getAttribute('role')"
@@ -71,9 +71,27 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     assert seen == [
         *("Workload", "On", "Limit", "code", "?"),
         *("slider", "Memory budget", "slider", "Batch size", "slider", "Accumulation"),
-        *("fp32", "bf16-mixed", "fp16-mixed", "bf16"),
+        *("fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16", "bf16-master", "fp8-mixed"),
         *("more: no checkpointing, adamw, not compiled", "Run", "check gradients"),
     ]
+
+
+def test_an_optimizer_that_cannot_be_says_so_and_the_remedy_is_a_click(page, panel):
+    button(panel, "more: no checkpointing, adamw, not compiled").click()
+    panel.get_by_label("in backward").check()
+    wait_for(lambda: "each gradient is freed" in panel.inner_text())
+    panel.get_by_label("Accumulation", exact=True).fill("4")
+    wait_for(lambda: "4 micro-batches would update the weights" in panel.inner_text())
+    page.screenshot(path=SHOTS / "optimizer-row.png")
+    button(panel, "after backward").click()
+    wait_for(lambda: "two states a weight" in panel.inner_text())
+    assert not panel.get_by_label("in backward").is_checked()
+    names = ["fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16", "bf16-master", "fp8-mixed"]
+    tops = {button(panel, name).bounding_box()["y"] for name in names}
+    assert len(tops) == 1  # all in one row
+    for name in names:
+        node = button(panel, name)
+        assert node.evaluate("e => e.scrollWidth <= e.clientWidth"), f"{name} is cut off"
 
 
 def test_stop_stops_within_a_second_and_the_panel_recovers(page, panel):

@@ -1,0 +1,134 @@
+"""The optimizer inside of backward: each gradient is used and freed as soon as it is there.
+
+Source: the PyTorch tutorial "How to save memory by fusing the optimizer step into the backward
+pass": a hook on each parameter after its gradient was accumulated, and an optimizer of its own.
+A shared parameter is updated once, after all its uses. Left out: what needs all gradients at once,
+such as clipping by their norm.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from memlab.config import Precision, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.source import Source
+from memlab.trace import Phase
+
+HOOKS = '''
+def update_in_backward(optimizer, make_one):
+    """Let each parameter be updated, and its gradient freed, as soon as backward has it."""
+    optimizer.of_each = {p: make_one([p]) for p in optimizer.param_groups[0]["params"]}
+    held = weakref.ref(optimizer)  # no garbage collector sees what a hook holds of its tensor
+
+    def hook(parameter):
+        own = held().of_each[parameter]
+        own.param_groups[0]["lr"] = held().param_groups[0]["lr"]
+        own.step()
+        parameter.grad = None
+
+    for parameter in optimizer.of_each:
+        parameter.register_post_accumulate_grad_hook(hook)
+'''.strip()
+
+
+def check(config: StepConfig) -> None:
+    """Raise UnsupportedError for what needs the gradients after backward."""
+    if not config.optimizer_in_backward:
+        return
+    if config.accumulation_steps > 1:
+        raise UnsupportedError(
+            f"optimizer_in_backward=True with accumulation_steps={config.accumulation_steps}: each "
+            "backward would update the weights, so that the micro-batches were separate updates; "
+            "use accumulation_steps=1, or optimizer_in_backward=False"
+        )
+    if config.precision is Precision.FP16_MIXED:
+        raise UnsupportedError(
+            "optimizer_in_backward=True with precision='fp16-mixed': a loss scaler must see every "
+            "gradient before it lets any weight be updated; use 'bf16-mixed', which needs none, or "
+            "optimizer_in_backward=False"
+        )
+
+
+class InBackward(torch.optim.Optimizer):
+    """Updates each parameter in a hook of backward; a schedule sets the rate of all of them.
+
+    Args:
+        parameters: trainable, each once.
+        make_one: makes the optimizer of one of them.
+        learning_rate: of all, until a schedule sets another.
+
+    Attributes:
+        of_each: the optimizers that update, in the order of the parameters.
+        tell: called with the phase that begins, around each update.
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        make_one: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        learning_rate: float,
+    ) -> None:
+        super().__init__(parameters, {"lr": learning_rate})
+        self.tell: Callable[[Phase], None] = lambda phase: None
+        self._updated: set[int] = set()
+        self.of_each = [make_one([parameter]) for parameter in parameters]
+        myself = weakref.ref(self)  # no garbage collector sees what a hook holds of its tensor
+        for parameter, own in zip(parameters, self.of_each, strict=True):
+            own.state = self.state
+            hook = partial(_update, myself, weakref.ref(own))
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """End an update: backward has done it already."""
+        self._updated.clear()
+
+    def update(self, own: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+        """Update one parameter and free its gradient.
+
+        Raises:
+            UnsupportedError: this backward has updated it before.
+        """
+        if id(parameter) in self._updated:
+            raise UnsupportedError(
+                f"optimizer_in_backward=True: a parameter of shape {tuple(parameter.shape)} has "
+                "its gradient in two parts, as a model gives it that runs backward inside backward "
+                "(checkpoint with use_reentrant=True); use optimizer_in_backward=False"
+            )
+        self._updated.add(id(parameter))
+        self.tell(Phase.OPTIMIZER)
+        own.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        own.step()
+        parameter.grad = None
+        self.tell(Phase.BACKWARD)
+
+
+def _update(
+    optimizer: "weakref.ref[InBackward]",
+    own: "weakref.ref[torch.optim.Optimizer]",
+    parameter: torch.Tensor,
+) -> None:
+    whole, one = optimizer(), own()
+    if whole is not None and one is not None:
+        whole.update(one, parameter)
+
+
+def source(made: str, learning_rate: float) -> Source:
+    """Return the hooks of a script.
+
+    Args:
+        made: the expression of an optimizer over `own`.
+        learning_rate: of all, until a schedule sets another.
+    """
+    return Source(
+        imports=("import weakref",),
+        functions=(HOOKS,),
+        optimizer=(
+            "# holds the learning rate of all; its own step finds no gradients",
+            f"optimizer = torch.optim.SGD(parameters, lr={learning_rate})",
+            f"update_in_backward(optimizer, lambda own: {made})",
+        ),
+    )
