@@ -160,13 +160,7 @@ def build_step(
         WorkloadError: the workload breaks its contract.
     """
     device = torch.device(device)
-    precision.check(config.precision, device)
-    optimizers.check(config, device)
-    compilation.check(config)
-    checkpointing.check(config, plan)
-    chunked_loss.check(config)
-    inplace.check(config)
-    offload.check(config, device)
+    _check(config, device, plan)
 
     mark(Phase.BUILD, 0)
     set_seed(seed)
@@ -208,6 +202,17 @@ def build_step(
         micro_batches=micro_batches,
         weights=weights,
     )
+
+
+def _check(config: StepConfig, device: torch.device, plan: Plan | None) -> None:
+    """Raise UnsupportedError for what is known to be impossible before anything is built."""
+    precision.check(config.precision, device)
+    optimizers.check(config, device)
+    compilation.check(config)
+    checkpointing.check(config, plan)
+    chunked_loss.check(config)
+    inplace.check(config)
+    offload.check(config, device)
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
