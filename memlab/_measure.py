@@ -28,6 +28,7 @@ from memlab.memory.meter import Meter, record
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
+from memlab.techniques import offload
 from memlab.techniques.compilation import forget, is_compiled
 from memlab.trace import Phase, Trace
 from memlab.units import format_bytes, format_seconds
@@ -107,6 +108,7 @@ def _memory_pass(
     """Return peaks and timeline of the first step that began with an optimizer state."""
     peaks: list[cuda.Peaks | None] = []
     updates: list[int] = []
+    host_bytes: list[int] = []
 
     def run() -> None:
         report(Progress(text=f"building {workload.name}", fraction=0.0))
@@ -114,6 +116,7 @@ def _memory_pass(
         meter.know(step.model)
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
             updates.append(_run_until_settled(step, partial(metered_step, step)))
+        host_bytes.append(step.host_bytes)
         meter.mark(-1, Phase.TEARDOWN, 0)
 
     def metered_step(step: Step, index: int, what: str) -> float:
@@ -142,7 +145,7 @@ def _memory_pass(
                 f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
                 f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
             )
-    facts["notes"] = tuple(said)
+    facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
     return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
 
 

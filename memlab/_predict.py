@@ -42,7 +42,7 @@ from memlab.memory.values import for_real
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import build_step, notes, set_seed
-from memlab.techniques import optimizers
+from memlab.techniques import offload, optimizers
 from memlab.techniques.compilation import check, is_compiled
 from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
@@ -117,7 +117,8 @@ def predict_in_process(
         )
         forecast = _forecast(program, kernels, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
-        facts["notes"] = (*notes(config, device, plan), *facts["notes"])
+        held = offload.notes(config, program.recording.host_bytes)
+        facts["notes"] = (*notes(config, device, plan), *held, *facts["notes"])
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
@@ -303,6 +304,7 @@ def _recorded(
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
             set_seed(seed)
             step(partial(tracker.mark, 1))
+            tracker.recording.host_bytes = step.host_bytes
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(run, tracker)

@@ -128,6 +128,10 @@ def verify_in_process(
         compile=False,
         compile_mode=CompileMode.DEFAULT,
         channels_last=False,
+        loss_chunks=1,
+        inplace=False,
+        offload_activations=False,
+        offload_optimizer=False,
         optimizer_in_backward=False,
     )
     try:

@@ -121,6 +121,11 @@ class StepConfig:
         checkpoint_policy: what checkpointed modules keep for backward all the same: one of
             `PRESET_POLICIES`, operators by name ("aten.mm, aten.addmm"), or a policy function as
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
+        loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
+            that its logits are never whole; 1 is all at once.
+        inplace: activations write over their input where nothing else reads it.
+        offload_activations: what forward saves for backward waits in the host's memory.
+        offload_optimizer: the optimizer's state stays there between updates.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -145,6 +150,10 @@ class StepConfig:
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
+    loss_chunks: int = 1
+    inplace: bool = False
+    offload_activations: bool = False
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -309,4 +318,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "optimizer_in_backward": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,
+    "loss_chunks": _positive_int,
+    "inplace": _boolean,
+    "offload_activations": _boolean,
+    "offload_optimizer": _boolean,
 }

@@ -12,8 +12,11 @@ from memlab.techniques import (
     accumulation,
     checkpointing,
     checkpointing_source,
+    chunked_loss,
     compilation,
+    inplace,
     layout,
+    offload,
     optimizers,
     precision,
 )
@@ -43,12 +46,18 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     optimizers.check(config, device)
     compilation.check(config, device)
     checkpointing.check(config, plan)
+    chunked_loss.check(config)
+    inplace.check(config)
+    offload.check(config, device)
     whole = together(
         [
             precision.source(config),
             layout.source(config),
+            chunked_loss.source(config),
             checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
+            inplace.source(config),
             optimizers.source(config),
+            offload.source(config),
             compilation.source(config, device),
         ]
     )

@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,15 @@ from memlab.plan import Plan
 from memlab.techniques import (
     accumulation,
     checkpointing,
+    chunked_loss,
     compilation,
+    inplace,
     layout,
+    offload,
     optimizers,
     precision,
 )
+from memlab.techniques.offloading import Offloader, offload_state
 from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -59,6 +64,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler | None
+    offloader: Offloader | None
     micro_batches: list[Any]
     weights: list[float]
 
@@ -66,6 +72,14 @@ class Step:
     def loss_scale(self) -> float:
         """What the loss is multiplied by; it falls when a scaler skips an update."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    @property
+    def host_bytes(self) -> int:
+        """The most bytes that were held in the host's memory for the device, since the batch."""
+        held = 0 if self.offloader is None else self.offloader.peak_host_bytes
+        if self.config.offload_optimizer:
+            held += offload.state_bytes(self.optimizer)
+        return held
 
     def __call__(self, mark: Mark = ignore) -> float:
         """Run one optimizer update and return its loss, weighted over the micro-batches."""
@@ -78,6 +92,8 @@ class Step:
         """Go on with a new batch, of another size if `config` says so and is else the same."""
         made = _make_batch(self.workload, config, self.device, seed, mark)
         self.config, (self.micro_batches, self.weights) = config, made
+        if self.offloader is not None:
+            self.offloader.peak_host_bytes = 0
 
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
@@ -107,7 +123,8 @@ class Step:
             mark(Phase.DATA, index)
             batch = _to_device(batch, self.device)
         mark(Phase.FORWARD, index)
-        with precision.autocast(self.config.precision, self.device):
+        offloaded = self.offloader or contextlib.nullcontext()
+        with precision.autocast(self.config.precision, self.device), offloaded:
             loss = self.workload.compute_loss(self.run_model, batch)
         _check_loss(loss)
         # read where reading is free; on an accelerator it would stall the queue of kernels
@@ -144,10 +161,7 @@ def build_step(
         WorkloadError: the workload breaks its contract.
     """
     device = torch.device(device)
-    precision.check(config.precision, device)
-    optimizers.check(config, device)
-    compilation.check(config, device)
-    checkpointing.check(config, plan)
+    _check(config, device, plan)
 
     mark(Phase.BUILD, 0)
     set_seed(seed)
@@ -159,11 +173,18 @@ def build_step(
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
     model.train()
+    if config.loss_chunks > 1:
+        chunked_loss.apply(model, config.loss_chunks)
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:
         checkpointing.apply_plan(model, plan)
+    if config.inplace:
+        few = _few_samples(workload, config, device, seed)
+        inplace.apply(model, few, partial(_loss_of, workload, model, config, device, seed))
     optimizer, scheduler = optimizers.make(model, config)
+    if config.offload_optimizer:
+        offload_state(optimizer)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
@@ -180,9 +201,43 @@ def build_step(
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=precision.make_scaler(config.precision, device),
+        offloader=Offloader(model) if config.offload_activations else None,
         micro_batches=micro_batches,
         weights=weights,
     )
+
+
+def _check(config: StepConfig, device: torch.device, plan: Plan | None) -> None:
+    """Raise UnsupportedError for what is known to be impossible before anything is built."""
+    precision.check(config.precision, device)
+    optimizers.check(config, device)
+    compilation.check(config, device)
+    checkpointing.check(config, plan)
+    chunked_loss.check(config)
+    inplace.check(config)
+    offload.check(config, device)
+
+
+def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
+    """Return two samples, of which a technique learns what the model does."""
+    set_seed(seed)
+    batch = workload.make_batch(min(2, config.micro_batch_size))
+    return _to_device(precision.cast_batch(batch, config.precision), device)
+
+
+def _loss_of(
+    workload: Workload,
+    model: torch.nn.Module,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    batch: Any,
+) -> torch.Tensor:
+    set_seed(seed)
+    with precision.autocast(config.precision, device):
+        loss: torch.Tensor = workload.compute_loss(model, batch)
+    _check_loss(loss)
+    return loss
 
 
 def _make_batch(

@@ -26,6 +26,10 @@ def test_defaults_are_the_contract():
         "checkpointing": "none",
         "checkpoint_modules": "auto",
         "checkpoint_policy": "recompute-all",
+        "loss_chunks": 1,
+        "inplace": False,
+        "offload_activations": False,
+        "offload_optimizer": False,
     }
 
 
@@ -45,6 +49,8 @@ def test_choices_are_read_from_text_and_print_as_text():
         ("memory_budget", 1.5, "0.0 to 1.0"),
         ("memory_budget", float("nan"), "0.0 to 1.0"),
         ("memory_budget", "half", "0.0 to 1.0"),
+        ("loss_chunks", 0, "at least 1"),
+        ("offload_activations", 1, "True or False"),
         ("precision", "fp12", "'bf16-mixed'"),
         ("optimizer", "adamax", "'adamw'"),
         ("budget_engine", None, "'compile'"),

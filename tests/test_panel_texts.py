@@ -8,6 +8,7 @@ import pytest
 from memlab import Outcome, StepConfig
 from memlab._panel import advice, pictures, snapshot, state, texts, verdicts
 from memlab._panel.runs import RunLog, table_html
+from memlab.errors import ConfigError
 from memlab.trace import CATEGORIES, Timeline
 from tests.panel_parts import make_facts, make_result, settings
 
@@ -301,3 +302,21 @@ def test_columns_that_say_nothing_are_left_out():
     log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
     assert ">workload<" in table_html(log.visible)
     assert "4.00 MiB" in table_html(log.visible)
+
+
+def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
+    asked = state.from_config(
+        StepConfig(loss_chunks=8, inplace=True, offload_activations=True, offload_optimizer=True)
+    )
+    line = texts.more_line(asked, None, "h200", "mine")
+    for said in ("1/8 of the tokens", "write over their input", "optimizer state wait in"):
+        assert said in line.text
+    assert state.to_config(asked).loss_chunks == 8
+    named = ["loss in 8 chunks", "in place", "activations offloaded", "optimizer state offloaded"]
+    assert state.others(state.to_config(asked)) == named
+    assert verdicts.setting_words("inplace", False) == "not in place"
+    idle = texts.more_line(asked, None, "cpu", "mine")
+    assert idle.kind == verdicts.WARN
+    assert idle.remedy[1] == {"offload_activations": False, "offload_optimizer": False}
+    with pytest.raises(ConfigError, match="loss_chunks='5' has no control"):
+        state.from_config(StepConfig(loss_chunks=5))

@@ -99,6 +99,9 @@ def assert_same(workload, config, plan=None, slack=0):
         {"checkpointing": "blocks", "checkpoint_policy": "keep-matmuls"},
         {"checkpointing": "blocks", "checkpoint_policy": "recompute-pointwise"},
         {"checkpointing": "blocks", "checkpoint_policy": "aten.gelu", "precision": "bf16-mixed"},
+        {"loss_chunks": 3},
+        {"loss_chunks": 3, "accumulation_steps": 2},
+        {"loss_chunks": 5, "precision": "fp16-mixed"},
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from memlab._panel.state import (
     BUDGET_SOLVERS,
     CHECKPOINTING,
     IMPLEMENTATIONS,
+    LOSS_CHUNKS,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
@@ -38,7 +39,12 @@ LABELS = {
     "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
     "channels_last": "channels last",
+    "loss_chunks": "Loss in",
+    "inplace": "in place",
+    "offload_activations": "offload activations",
+    "offload_optimizer": "offload optimizer",
 }
+SWITCHES = ("compile", "channels_last", "inplace", "offload_activations", "offload_optimizer")
 
 
 class Explanation:
@@ -160,8 +166,11 @@ class Controls:
         self.optimizer = _dropdown("optimizer", OPTIMIZERS)
         self.implementation = _dropdown("optimizer_implementation", IMPLEMENTATIONS)
         self.in_backward = _checkbox("optimizer_in_backward")
-        self.compile = _checkbox("compile")
-        self.channels_last = _checkbox("channels_last")
+        switches = {f: _checkbox(f) for f in SWITCHES}
+        self.compile, self.channels_last = switches["compile"], switches["channels_last"]
+        chunks = [(f"{n} chunks" if n > 1 else "one piece", n) for n in LOSS_CHUNKS]
+        self.loss_chunks = widgets.Dropdown(options=chunks, description=LABELS["loss_chunks"])
+        self.saving = (self.loss_chunks, *(switches[field] for field in SWITCHES[2:]))
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
@@ -170,10 +179,10 @@ class Controls:
             "budget_solver": self.solver,
             "budget_estimator": self.estimator,
             "optimizer": self.optimizer,
+            "loss_chunks": self.loss_chunks,
+            **switches,
             "optimizer_implementation": self.implementation,
             "optimizer_in_backward": self.in_backward,
-            "compile": self.compile,
-            "channels_last": self.channels_last,
         }
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
@@ -207,8 +216,7 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
-                    choice = self._choices[field]
-                    choice.value = value if isinstance(value, bool) else str(value)
+                    self._choices[field].value = str(value) if isinstance(value, str) else value
         finally:
             self._quiet = False
         self._changed()

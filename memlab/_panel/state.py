@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memlab._panel import saving_texts
 from memlab._panel.choices import zoo_options
 from memlab.config import (
     PRESET_POLICIES,
@@ -36,10 +37,13 @@ FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
     "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
+    "loss_chunks", "inplace", "offload_activations", "offload_optimizer",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
-OFFERED: dict[str, tuple[str, ...]] = {
+LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+OFFERED: dict[str, tuple[Any, ...]] = {
     "checkpoint_policy": PRESET_POLICIES,
+    "loss_chunks": LOSS_CHUNKS,
 }
 
 
@@ -167,7 +171,7 @@ def others(config: StepConfig) -> list[str]:
         said.append("compiled")
     if config.channels_last:
         said.append("channels last")
-    return said
+    return said + saving_texts.others(config)
 
 
 def source(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from memlab._inspect import WorkloadFacts
+from memlab._panel import saving_texts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
 from memlab.config import (
@@ -218,6 +219,13 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
             if device == "cpu"
             else "convolutions channels last: faster in half precision"
         )
+    if device == "cpu" and (asked := saving_texts.offloaded(settings)):
+        return Line(
+            "on a CPU there is nothing to offload: all is in the host's memory already",
+            remedy=("no offloading", dict.fromkeys(asked, False)),
+            kind=WARN,
+        )
+    said += saving_texts.sentences(settings)
     return Line("; ".join(said) or "whole blocks run again in backward, compile")
 
 

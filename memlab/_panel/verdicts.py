@@ -8,6 +8,7 @@ import html
 from dataclasses import dataclass
 
 from memlab._inspect import WorkloadFacts
+from memlab._panel import saving_texts
 from memlab._panel.state import FIELDS, describe
 from memlab._verify import VerifyReport
 from memlab.config import StepConfig
@@ -192,6 +193,8 @@ def setting_words(field: str, value: object) -> str:
         return "compiled" if value else "not compiled"
     if field == "channels_last":
         return "channels last" if value else "channels first"
+    if (saving := saving_texts.words(field, value)) is not None:
+        return saving
     if field == "optimizer_in_backward":
         return f"optimizer {'in' if value else 'after'} backward"
     text = f"{value:g}" if isinstance(value, float) else str(value)

@@ -128,7 +128,7 @@ class View:
         upper = _box(
             widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
             controls.solver, controls.estimator, controls.compile, controls.channels_last,
-            more.text, more.button,
+            *controls.saving, more.text, more.button,
         )  # fmt: skip
         lower = _box(
             widgets.HBox, "more", controls.optimizer, controls.implementation,
@@ -136,7 +136,9 @@ class View:
         )  # fmt: skip
         inside = _box(widgets.VBox, "more-rows", upper, lower)
         self._more_toggle = _toggle(
-            "more", "checkpointing, who plans the budget, optimizer, torch.compile", inside
+            "more",
+            "checkpointing, who plans the budget, optimizer, torch.compile, loss, offloading",
+            inside,
         )
         return _box(widgets.HBox, "more-row", self._more_toggle), inside
 

@@ -13,6 +13,9 @@ Sources, by the letter in the table:
   B  NVIDIA RTX Blackwell white paper
   R  no white paper of its own: CUDA cores x 2 x boost clock from the product page, tensor cores by
      the ratio of the same architecture's white paper (fp16 and bf16 twice fp32, tf32 equal to it)
+The bus is PCIe of 16 lanes in each card's datasheet or product page (8 of the RTX 4060), its rate
+that of the PCI Express base specification in one direction: lanes x 8, 16 or 32 GT/s (3.0, 4.0,
+5.0) x 128/130 / 8 bytes. The machine around a card may have fewer lanes or an older generation.
 Memory is what `torch.cuda.get_device_properties(...).total_memory` says, as posted from Linux
 machines (deviceQuery, PyTorch issues and logs); drivers differ by up to 1 %, and it is 1-8 % less
 than the size on the box. The RTX 4060 is a figure of its 8 GB laptop form, "7.75 GiB".
@@ -61,6 +64,7 @@ class Card:
         fp16_flops_per_second: summed in fp32.
         compute_capability: major and minor.
         num_multiprocessors: as `multi_processor_count` of PyTorch.
+        host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Card:
     fp16_flops_per_second: float | None = None
     compute_capability: tuple[int, int] | None = None
     num_multiprocessors: int | None = None
+    host_bytes_per_second: float = 31.5e9
 
     @property
     def has_bf16(self) -> bool:
@@ -128,6 +133,7 @@ def _card(
     peaks: tuple[float, float | None, float | None, float],
     capability: tuple[int, int],
     multiprocessors: int,
+    host_bandwidth: float,
 ) -> Card:
     return Card(
         name=name,
@@ -140,42 +146,46 @@ def _card(
         fp16_flops_per_second=peaks[3],
         compute_capability=capability,
         num_multiprocessors=multiprocessors,
+        host_bytes_per_second=host_bandwidth,
     )
 
 
-# name, title, memory, bytes a second, (fp32, tf32, bf16, fp16), compute capability, multiprocessors
+_P3, _P4, _P5 = 15.75e9, 31.5e9, 63e9
+
+# name, title, memory, bytes a second, (fp32, tf32, bf16, fp16), compute capability,
+# multiprocessors, bus
 _HOPPER = (66.9e12, 494.7e12, 989.4e12, 989.4e12)
 _A100 = (19.5e12, 156e12, 312e12, 312e12)
 _V100 = (15.7e12, None, None, 125e12)
 # fmt: off
 _TABLE = (
-    _card("h200", "NVIDIA H200", 143_156 * MIB, 4.8e12, _HOPPER, (9, 0), 132),  # H
-    _card("h100", "NVIDIA H100 80GB HBM3", 81_089 * MIB, 3.35e12, _HOPPER, (9, 0), 132),  # H
-    _card("a100-40", "NVIDIA A100-SXM4-40GB", 40_339 * MIB, 1.555e12, _A100, (8, 0), 108),  # A
-    _card("a100-80", "NVIDIA A100-SXM4-80GB", 81_158 * MIB, 2.039e12, _A100, (8, 0), 108),  # A
+    _card("h200", "NVIDIA H200", 143_156 * MIB, 4.8e12, _HOPPER, (9, 0), 132, _P5),  # H
+    _card("h100", "NVIDIA H100 80GB HBM3", 81_089 * MIB, 3.35e12, _HOPPER, (9, 0), 132, _P5),  # H
+    _card("a100-40", "NVIDIA A100-SXM4-40GB", 40_339 * MIB, 1.555e12, _A100, (8, 0), 108, _P4),  # A
+    _card("a100-80", "NVIDIA A100-SXM4-80GB", 81_158 * MIB, 2.039e12, _A100, (8, 0), 108, _P4),  # A
     _card("l40s", "NVIDIA L40S", 45_589 * MIB, 864e9,
-          (91.6e12, 183e12, 362.05e12, 362.05e12), (8, 9), 142),  # D
+          (91.6e12, 183e12, 362.05e12, 362.05e12), (8, 9), 142, _P4),  # D
     _card("l4", "NVIDIA L4", 22_518 * MIB, 300e9,
-          (30.3e12, 60e12, 121e12, 121e12), (8, 9), 58),  # D
+          (30.3e12, 60e12, 121e12, 121e12), (8, 9), 58, _P4),  # D
     _card("a10", "NVIDIA A10", 22_599 * MIB, 600e9,
-          (31.2e12, 62.5e12, 125e12, 125e12), (8, 6), 72),  # A
+          (31.2e12, 62.5e12, 125e12, 125e12), (8, 6), 72, _P4),  # A
     _card("a6000", "NVIDIA RTX A6000", 48_676 * MIB, 768e9,
-          (38.7e12, 77.4e12, 154.8e12, 154.8e12), (8, 6), 84),  # G
-    _card("v100-16", "Tesla V100-SXM2-16GB", 16_130 * MIB, 900e9, _V100, (7, 0), 80),  # V
-    _card("v100-32", "Tesla V100-SXM2-32GB", 32_494 * MIB, 900e9, _V100, (7, 0), 80),  # V
-    _card("t4", "Tesla T4", 15_095 * MIB, 320e9, (8.1e12, None, None, 65e12), (7, 5), 40),  # V
+          (38.7e12, 77.4e12, 154.8e12, 154.8e12), (8, 6), 84, _P4),  # G
+    _card("v100-16", "Tesla V100-SXM2-16GB", 16_130 * MIB, 900e9, _V100, (7, 0), 80, _P3),  # V
+    _card("v100-32", "Tesla V100-SXM2-32GB", 32_494 * MIB, 900e9, _V100, (7, 0), 80, _P3),  # V
+    _card("t4", "Tesla T4", 15_095 * MIB, 320e9, (8.1e12, None, None, 65e12), (7, 5), 40, _P3),  # V
     _card("rtx-5090", "NVIDIA GeForce RTX 5090", 32_109 * MIB, 1.792e12,
-          (104.8e12, 104.8e12, 209.5e12, 209.5e12), (12, 0), 170),  # B
+          (104.8e12, 104.8e12, 209.5e12, 209.5e12), (12, 0), 170, _P5),  # B
     _card("rtx-4090", "NVIDIA GeForce RTX 4090", 24_207 * MIB, 1.008e12,
-          (82.6e12, 82.6e12, 165.2e12, 165.2e12), (8, 9), 128),  # D
+          (82.6e12, 82.6e12, 165.2e12, 165.2e12), (8, 9), 128, _P4),  # D
     _card("rtx-4080", "NVIDIA GeForce RTX 4080", 16_049 * MIB, 716.8e9,
-          (48.7e12, 48.7e12, 97.5e12, 97.5e12), (8, 9), 76),  # D
+          (48.7e12, 48.7e12, 97.5e12, 97.5e12), (8, 9), 76, _P4),  # D
     _card("rtx-4060", "NVIDIA GeForce RTX 4060", 7_936 * MIB, 272e9,
-          (15.1e12, 15.1e12, 30.2e12, 30.2e12), (8, 9), 24),  # R
+          (15.1e12, 15.1e12, 30.2e12, 30.2e12), (8, 9), 24, _P4 / 2),  # R
     _card("rtx-3090", "NVIDIA GeForce RTX 3090", 24_268 * MIB, 936e9,
-          (35.6e12, 35.6e12, 71e12, 71e12), (8, 6), 82),  # G
+          (35.6e12, 35.6e12, 71e12, 71e12), (8, 6), 82, _P4),  # G
     _card("rtx-3060", "NVIDIA GeForce RTX 3060", 11_938 * MIB, 360e9,
-          (12.7e12, 12.7e12, 25.5e12, 25.5e12), (8, 6), 28),  # R
+          (12.7e12, 12.7e12, 25.5e12, 25.5e12), (8, 6), 28, _P4),  # R
 )
 # fmt: on
 _OTHER_SPELLINGS = {

@@ -23,6 +23,7 @@ class Operator:
         reads: blocks of its arguments, in forward and backward; none of a view.
         writes: those among them that it changes in place.
         forward: of a backward operator, the number of the forward one that it differentiates; -1.
+        crosses: whether it copies between the device and the host.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Operator:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     forward: int = -1
+    crosses: bool = False
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Recording:
         parameters: block to path.
         states: block of the optimizer's state to the path of its parameter.
         assumptions: sentences: what was assumed where the run depends on values.
+        host_bytes: held in the host's memory for the device, at most.
         is_ragged: whether batches of different numbers of samples differ in more than that.
         branched: whether one of them decides what is run at all.
     """
@@ -96,5 +99,6 @@ class Recording:
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
+    host_bytes: int = 0
     is_ragged: bool = False
     branched: bool = False

@@ -20,7 +20,8 @@ from memlab.memory.devices import available_memory_bytes
 from memlab.memory.host import python_seconds
 from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording
-from memlab.memory.roofline import Call, step_time
+from memlab.memory.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time
+from memlab.trace import Phase
 from memlab.units import GIB
 
 if TYPE_CHECKING:
@@ -80,9 +81,23 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
     """Return the time of each interval, (intervals,); None if times are not known."""
     if kernels.seconds is None:
         return None
-    interval = [operator.interval for operator in recording.operators]
+    interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
     count = len(recording.intervals)
-    return np.bincount(interval, weights=kernels.seconds, minlength=count).astype(np.float64)
+    hidden = _is_hidden(recording)
+    kernel, copy = (
+        np.bincount(interval[which], weights=kernels.seconds[which], minlength=count)
+        for which in (~hidden, hidden)
+    )
+    return np.maximum(kernel, copy).astype(np.float64)
+
+
+def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Return which operators run beside the kernels: copies to and from the host by offloading.
+
+    They have streams of their own, and the bus takes as long as both directions together.
+    """
+    phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in recording.intervals]
+    return np.array([o.crosses and phases[o.interval] for o in recording.operators], dtype=bool)
 
 
 def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
@@ -97,6 +112,9 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
 def _time_on(operator: Operator, card: Card, tf32_matmul: bool) -> float:
     if operator.signature is None:
         return 0.0
+    if operator.crosses:
+        nbytes = sum(output.nbytes for output in operator.outputs)
+        return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
     call = Call(operator.signature, operator.outputs)
     time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds

@@ -49,6 +49,7 @@ aten = torch.ops.aten
 NEVER_REPEATED = frozenset(
     (aten.add.Tensor, aten.index.Tensor, aten._to_copy.default, aten.all.default, aten.all.dim)
 )
+COPIES = frozenset((aten.copy_.default, aten._to_copy.default))
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
 
@@ -194,6 +195,7 @@ class Tracker(TorchDispatchMode):
             operator.reads = self._blocks_in(args)
             operator.writes = self._blocks_in([args[i] for i in _written(func) if i < len(args)])
         tensors = _tensors(out)
+        operator.crosses = func in COPIES and len({t.device for t in _tensors([out, *args])}) > 1
         operator.outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
         for index, tensor in enumerate(tensors):
             if tensor.device.type != self.device_type:

@@ -1,0 +1,283 @@
+"""Logits that are never made whole: a linear head that waits for its cross entropy.
+
+A language model's logits are its hidden states times the vocabulary, and a plain step holds them
+three times over: themselves, their log-softmax, their gradient. Here the head returns `LazyLogits`,
+a tensor without memory that knows the hidden states it would be made of. Cutting, flattening and
+transposing it cuts the hidden states; `torch.nn.functional.cross_entropy` of it takes the losses of
+a few tokens at a time, and again in backward, where each chunk's logits are made once more and
+their gradient goes on to hidden states and weight at once. The sums are the plain ones in another
+order. Anything else that reads the logits is refused by name, so that none of it is silently wrong.
+
+This file is plain PyTorch and goes into exported scripts as it stands. Left out: fused kernels,
+which would save the second product with the head.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from memlab.errors import UnsupportedError
+
+QUESTIONS = frozenset(("shape", "dtype", "device", "layout", "ndim", "is_cuda", "requires_grad"))
+QUESTIONS |= frozenset(("size", "dim", "ndimension", "numel", "nelement", "is_floating_point"))
+CUTS = frozenset(
+    ("flatten", "view", "reshape", "__getitem__", "squeeze", "unsqueeze", "contiguous")
+)
+TURNS = frozenset(("transpose", "permute", "swapaxes", "movedim"))
+CASTS = frozenset(("float", "to", "half", "bfloat16", "double", "type"))
+
+
+class ChunkedHead:
+    """The forward of a linear head that waits for its loss.
+
+    Attributes:
+        linear: has the weight (classes, features) and the bias (classes,) or None.
+        num_chunks: pieces that the tokens are split into.
+        was_used: whether a loss was taken of what it returned.
+    """
+
+    def __init__(self, linear: nn.Linear, num_chunks: int) -> None:
+        self.linear, self.num_chunks, self.was_used = linear, num_chunks, False
+
+    def __call__(self, hidden: torch.Tensor) -> "LazyLogits":
+        """Return logits of (..., features) hidden states without making them."""
+        kind = hidden.device.type
+        cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+        dtype = torch.get_autocast_dtype(kind) if cast else hidden.dtype
+        return LazyLogits(hidden, self, hidden.ndim - 1, dtype)
+
+
+class LazyLogits(torch.Tensor):
+    """What a linear head returns in place of its logits: their shape, and no memory.
+
+    Attributes:
+        hidden: what the head was given, cut as the logits have been cut since, (..., features).
+        head: where they would come from.
+        class_dim: the dimension of the classes, the last one unless it was transposed.
+    """
+
+    hidden: torch.Tensor
+    head: ChunkedHead
+    class_dim: int
+
+    @staticmethod
+    def __new__(
+        cls, hidden: torch.Tensor, head: ChunkedHead, class_dim: int, dtype: torch.dtype
+    ) -> "LazyLogits":
+        """Return logits in a format; `hidden` has features where they have classes."""
+        shape = list(hidden.shape)
+        shape[class_dim] = head.linear.out_features
+        made: LazyLogits = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=hidden.device, requires_grad=torch.is_grad_enabled()
+        )
+        made.hidden, made.head, made.class_dim = hidden, head, class_dim
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer what needs no memory, take the cross entropy in chunks, refuse the rest."""
+        kwargs = kwargs or {}
+        name = func.__name__ if func.__name__ != "__get__" else func.__self__.__name__
+        if func is nn.functional.cross_entropy and args and type(args[0]) is cls:
+            return chunked_cross_entropy(*args, **kwargs)
+        if name in QUESTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = NotImplemented
+        if args and type(args[0]) is cls:
+            if name in CUTS:
+                found = args[0]._cut(name, args[1:], kwargs)
+            elif name in TURNS:
+                found = args[0]._turned(func, args[1:], kwargs)
+            elif name in CASTS:
+                found = args[0]._cast(func, args[1:], kwargs)
+        if found is NotImplemented:
+            raise UnsupportedError(
+                f"loss_chunks: the loss reads the logits by {name}, which needs them whole; take "
+                "torch.nn.functional.cross_entropy of what the last nn.Linear returns, or use "
+                "loss_chunks=1"
+            )
+        return found
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Refuse what reaches a kernel."""
+        raise UnsupportedError(
+            f"loss_chunks: the model gives its logits to {func}, which needs them whole; take "
+            "torch.nn.functional.cross_entropy of what the last nn.Linear returns, or use "
+            "loss_chunks=1"
+        )
+
+    def _cut(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Do to the hidden states what is done to the logits, where it leaves the classes whole."""
+        if name == "contiguous":
+            return self
+        last = len(self.shape) - 1
+        if self.class_dim != last:
+            return NotImplemented
+        if name == "__getitem__":
+            index = args[0] if isinstance(args[0], tuple) else (args[0],)
+            whole = _leaves_the_last_dimension(index, len(self.shape))
+            return self._as(self.hidden[index]) if whole else NotImplemented
+        # where the classes end up is seen on a tensor of no memory
+        like = torch.empty(self.shape, device="meta")
+        shape = getattr(like, name)(*args, **kwargs).shape
+        if not shape or shape[-1] != self.shape[-1]:
+            return NotImplemented
+        return self._as(self.hidden.reshape(*shape[:-1], self.hidden.shape[-1]))
+
+    def _as(self, hidden: torch.Tensor) -> "LazyLogits":
+        return LazyLogits(hidden, self.head, hidden.ndim - 1, self.dtype)
+
+    def _turned(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Turn the hidden states as the logits are turned."""
+        place = torch.empty([2 + i for i in range(len(self.shape))], device="meta")
+        class_dim = func(place, *args, **kwargs).shape.index(2 + self.class_dim)
+        turned = func(self.hidden, *args, **kwargs)
+        return LazyLogits(turned, self.head, class_dim, self.dtype)
+
+    def _cast(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Note the format that the logits are read in."""
+        cast = func(torch.empty(0, dtype=self.dtype, device=self.device), *args, **kwargs)
+        if not isinstance(cast, torch.Tensor) or cast.device != self.device:
+            return NotImplemented
+        return LazyLogits(self.hidden, self.head, self.class_dim, cast.dtype)
+
+
+def _leaves_the_last_dimension(index: tuple[Any, ...], ndim: int) -> bool:
+    """Return whether an index of slices, numbers and masks leaves the last dimension as it is."""
+    if any(entry is None or isinstance(entry, bool | list) for entry in index):
+        return False
+    after = index[index.index(...) + 1 :] if any(e is ... for e in index) else None
+    if after is not None:
+        return not after or after[-1] == slice(None)
+    is_mask = (isinstance(e, torch.Tensor) and e.dtype is torch.bool for e in index)
+    read = sum(e.ndim if mask else 1 for e, mask in zip(index, is_mask, strict=True))
+    return read < ndim or index[-1] == slice(None)
+
+
+def chunked_cross_entropy(
+    logits: LazyLogits,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Return `torch.nn.functional.cross_entropy` of logits that are never whole.
+
+    Args:
+        logits: (..., classes), or with the classes second, as PyTorch's function takes them.
+        target: class numbers, of the shape of the logits without the classes.
+        weight: None.
+        size_average: None.
+        ignore_index: targets that neither the sum nor the mean counts.
+        reduce: None.
+        reduction: "mean" over the targets that count, "sum", or "none".
+        label_smoothing: as in PyTorch's function.
+
+    Raises:
+        UnsupportedError: what is not done in chunks: weights of classes, probabilities as targets.
+    """
+    whole = (weight, size_average, reduce) == (None, None, None)
+    if not whole or target.is_floating_point() or logits.ndim - target.ndim != 1:
+        raise UnsupportedError(
+            "loss_chunks: cross_entropy with weights of classes, deprecated arguments or targets "
+            "that are no class numbers is not taken in chunks; use loss_chunks=1"
+        )
+    logits.head.was_used = True
+    hidden, linear = logits.hidden.movedim(logits.class_dim, -1), logits.head.linear
+    losses: torch.Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
+        hidden.reshape(-1, hidden.shape[-1]),  # (tokens, features)
+        linear.weight,
+        linear.bias,
+        target.reshape(-1),
+        logits.head.num_chunks,
+        (logits.dtype, ignore_index, label_smoothing),
+    )  # (tokens,)
+    if reduction == "none":
+        return losses.view_as(target)
+    total: torch.Tensor = losses.sum()
+    return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+
+class _Losses(torch.autograd.Function):
+    """The cross entropy of each token; chunks of logits are made in forward and in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        target: torch.Tensor,
+        num_chunks: int,
+        options: tuple[torch.dtype, int, float],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.num_chunks, ctx.options = num_chunks, options
+        kind = hidden.device.type
+        ctx.autocast = kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        # not the parameter itself, of which autocast would remember a cast without a gradient
+        head = weight.detach(), None if bias is None else bias.detach()
+        pairs = zip(_pieces(hidden, num_chunks), _pieces(target, num_chunks), strict=True)
+        return torch.cat([_losses(piece, *head, labels, options) for piece, labels in pairs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        hidden, weight, bias, target = ctx.saved_tensors
+        kind, enabled, dtype = ctx.autocast
+        wanted = [position for position in range(3) if ctx.needs_input_grad[position]]
+        sums: list[torch.Tensor | None] = [None, None, None]
+        if 0 in wanted:
+            sums[0] = torch.empty_like(hidden)
+        pieces = [_pieces(tensor, ctx.num_chunks) for tensor in (hidden, target, grads[0])]
+        into = _pieces(hidden if sums[0] is None else sums[0], ctx.num_chunks)
+        for piece, labels, grad, place in zip(*pieces, into, strict=True):
+            given = [piece.detach(), weight.detach(), None if bias is None else bias.detach()]
+            for position in wanted:
+                given[position].requires_grad_()
+            with torch.enable_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
+                losses = _losses(given[0], given[1], given[2], labels, ctx.options)
+            found = torch.autograd.grad(losses, [given[position] for position in wanted], grad)
+            del losses
+            for position, part in zip(wanted, found, strict=True):
+                known = sums[position]
+                if position == 0:
+                    place.copy_(part)
+                else:
+                    sums[position] = part if known is None else known.add_(part)
+            del found, part, given
+        return (*sums, None, None, None)
+
+
+def _losses(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    options: tuple[torch.dtype, int, float],
+) -> torch.Tensor:
+    """Return the losses of some tokens, with their logits made whole."""
+    dtype, ignore_index, smoothing = options
+    return nn.functional.cross_entropy(
+        nn.functional.linear(hidden, weight, bias).to(dtype),
+        target,
+        ignore_index=ignore_index,
+        reduction="none",
+        label_smoothing=smoothing,
+    )
+
+
+def _pieces(tensor: torch.Tensor, num_chunks: int) -> tuple[torch.Tensor, ...]:
+    """Return a tensor cut along its first dimension into equal pieces, the last one the smaller."""
+    pieces: tuple[torch.Tensor, ...] = tensor.split(max(1, math.ceil(len(tensor) / num_chunks)))
+    return pieces

@@ -1,0 +1,237 @@
+"""What forward saves for backward waits in the host's memory; so does the optimizer's state.
+
+Autograd gives each tensor that it saves to a hook, which is the one place where moving it frees
+memory: a copy that the model makes itself (`.cpu()`, later `.cuda()`) leaves the original saved.
+On CUDA the copies run on two streams of their own, from and to pinned memory. A few tensors stay
+until their copy is out, and the next one that backward will ask for is fetched ahead, so that time
+hides behind the kernels where the bus is fast enough. Parameters and buffers are never moved.
+
+`Offloader` and `offload_state` are plain PyTorch and go into exported scripts as they stand. They
+are written against the documented interfaces of CUDA and **no card has run them yet**. Left out:
+graphs that are kept and run twice at once, models spread over several devices.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+SMALLEST_BYTES = 1 << 18  # 256 KiB: some 10 us on a bus of 25 GB/s, as starting the copy takes
+NUM_WAITING = 2  # tensors that stay on the device while they are copied out
+
+
+class Offloader(saved_tensors_hooks):
+    """A context around a forward: what autograd saves in it goes to the host's memory.
+
+    Attributes:
+        host_bytes: held in the host's memory now.
+        peak_host_bytes: the most that was.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._send, self._fetch)
+        self.model = model
+        self.host_bytes = self.peak_host_bytes = 0
+        self._streams: dict[torch.device, tuple[Any, Any]] = {}
+        self._stay: set[int] = set()
+        self._order: list[weakref.ref[_Moved]] = []
+        self._waiting: deque[_Moved] = deque()
+        self._known: dict[Any, tuple[weakref.ref[Any], weakref.ref[_Moved]]] = {}
+        self._writes = _Writes(self._before_a_write)
+
+    def __enter__(self) -> None:
+        """Begin a forward."""
+        self._order = []
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        self._stay = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._writes.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
+
+    def __exit__(self, *args: object) -> None:
+        """End a forward; what has not left the device by now stays, since backward begins there."""
+        super().__exit__(*args)
+        self._writes.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._waiting.clear()
+        self._known.clear()
+
+    def _before_a_write(self) -> None:
+        """Let no tensor be changed before it is out, nor be used again as if it were not."""
+        for moved in self._waiting:
+            moved.leave()
+        self._waiting.clear()
+        self._known.clear()
+
+    @torch.no_grad()
+    def _send(self, tensor: torch.Tensor) -> Any:
+        """Return what autograd keeps in place of a tensor: where it is, or the tensor itself."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._stay or not _is_worth_it(tensor):
+            return tensor
+        layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (storage._cdata, *layout)
+        if key in self._known:  # several operators save the same tensor
+            known, moved = (reference() for reference in self._known[key])
+            if known is storage and moved is not None:
+                return moved
+        moved = _Moved(self, tensor.detach(), len(self._order))
+        self._known[key] = weakref.ref(storage), weakref.ref(moved)
+        self._order.append(weakref.ref(moved))
+        self._waiting.append(moved)
+        if len(self._waiting) > NUM_WAITING:
+            self._waiting.popleft().leave()
+        return moved
+
+    @torch.no_grad()
+    def _fetch(self, saved: Any) -> torch.Tensor:
+        """Return a saved tensor to backward, and fetch the one that was saved before it."""
+        if not isinstance(saved, _Moved):
+            assert isinstance(saved, torch.Tensor)
+            return saved
+        tensor = saved.take()
+        for reference in reversed(self._order[: saved.number]):
+            before = reference()
+            if before is not None:
+                before.come()
+                break
+        return tensor
+
+    def streams(self, device: torch.device) -> tuple[Any, Any]:
+        """Return the streams of copies out and in, None and None where there are no streams."""
+        if device.type != "cuda":
+            return None, None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+class _Writes(TorchFunctionMode):
+    """Tells that a tensor is about to be changed in place; autograd tells its hooks no version."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        is_operator = name.startswith("__") and not name.startswith(("__i", "__set"))
+        if (name.endswith("_") and not is_operator) or kwargs.get("inplace") or "out" in kwargs:
+            self.tell()
+        return func(*args, **kwargs)
+
+
+class _Moved:
+    """A tensor in the host's memory, and on the device while it leaves or is about to be used."""
+
+    def __init__(self, owner: Offloader, tensor: torch.Tensor, number: int) -> None:
+        self.owner, self.number, self.device = owner, number, tensor.device
+        self.here: torch.Tensor | None = tensor
+        self.out, self.into = owner.streams(tensor.device)
+        is_pinned = self.out is not None
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned)
+        self.event = _copy(self.host, tensor, self.out)
+        owner.host_bytes += self.host.nbytes
+        owner.peak_host_bytes = max(owner.peak_host_bytes, owner.host_bytes)
+
+    def __del__(self) -> None:
+        # the block may be given to another tensor, which must not be written before it was read
+        self.leave()
+        self.owner.host_bytes -= self.host.nbytes
+
+    def leave(self) -> None:
+        """Give the device's memory back, once the copy is out."""
+        if self.here is not None:
+            _wait(self.event)
+        self.here = None
+
+    def come(self) -> None:
+        """Begin to copy it back, if it is not on the device."""
+        if self.here is None:
+            self.here = torch.empty_like(self.host, device=self.device)
+            self.event = _copy(self.here, self.host, self.into)
+
+    def take(self) -> torch.Tensor:
+        """Return it on the device, for the operator that runs next, and hold it no longer."""
+        self.come()
+        _wait(self.event)
+        tensor, self.here = self.here, None
+        assert tensor is not None
+        return tensor
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, stream: Any) -> Any:
+    """Copy, on a stream if there is one; return the event after which it is done."""
+    if stream is None:
+        target.copy_(source)
+        return None
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+    return stream.record_event()
+
+
+def _wait(event: Any) -> None:
+    """Let what is queued from now on run after an event."""
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
+
+
+def _is_worth_it(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type != "cpu"
+        and tensor.nbytes >= SMALLEST_BYTES
+    )
+
+
+def offload_state(optimizer: torch.optim.Optimizer) -> None:
+    """Keep an optimizer's state in the host's memory, in place.
+
+    Each parameter is updated by itself, as the optimizer would: its state comes to the device, is
+    used and goes back. Only the state of one parameter is on the device at a time.
+    """
+    update = optimizer.step
+
+    @functools.wraps(update)  # a schedule looks whether it was here before
+    def step(closure: None = None) -> None:
+        groups = [(group, group["params"]) for group in optimizer.param_groups]
+        for group, _ in groups:
+            group["params"] = []
+        try:
+            for group, parameters in groups:
+                for parameter in parameters:
+                    group["params"] = [parameter]
+                    with _state_on_the_device(optimizer, parameter):
+                        update()
+                group["params"] = []
+        finally:
+            for group, parameters in groups:
+                group["params"] = parameters
+
+    optimizer.step = step  # type: ignore[assignment, method-assign]
+
+
+@contextlib.contextmanager
+def _state_on_the_device(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor
+) -> Iterator[None]:
+    """Have the state of one parameter on its device, and in the host's memory again thereafter."""
+    state = optimizer.state.get(parameter, {})
+    _move(state, parameter.device, pinned=False)
+    yield
+    state = optimizer.state.get(parameter, {})
+    _move(state, torch.device("cpu"), pinned=parameter.device.type == "cuda")
+
+
+def _move(state: dict[str, Any], device: torch.device, *, pinned: bool) -> None:
+    for name, value in state.items():
+        # a number of steps is no state worth moving, and is kept on the host anyway
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            moved = torch.empty_like(value, device=device, pin_memory=pinned)
+            state[name] = moved.copy_(value)

@@ -1,0 +1,304 @@
+"""The chunked loss against PyTorch's own cross entropy, its bytes against the allocator."""
+
+import dataclasses
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import memlab
+from memlab import MemlabError, Outcome, StepConfig, Workload
+from memlab.step import build_step, set_seed
+from memlab.techniques import chunked_loss
+from memlab.techniques.lazy_logits import ChunkedHead, LazyLogits
+from memlab.workloads.language import Gpt, Lstm
+from tests.models import blocks, ignored_labels, run_gradients
+
+FEATURES, CLASSES = 6, 11
+GPT = Gpt(num_layers=2, hidden_size=32, num_heads=2, sequence_length=32, vocab_size=2000)
+
+
+class Head(nn.Module):
+    """One linear head over (n, length, FEATURES), and a loss of its logits."""
+
+    def __init__(self, loss, bias=True):
+        super().__init__()
+        self.head, self.loss = nn.Linear(FEATURES, CLASSES, bias=bias), loss
+
+    def forward(self, hidden, labels):
+        return self.loss(self.head(hidden), labels)
+
+
+def labels_of(shape, ignored=False):
+    labels = torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(1))
+    if ignored:
+        labels.flatten()[::3] = -100
+    return labels
+
+
+def plain_and_chunked(loss, hidden, labels, num_chunks=3, bias=True):
+    """Return loss and gradients (hidden, weight, bias) of a plain head and of a chunked one."""
+    found = []
+    for chunked in (False, True):
+        torch.manual_seed(0)
+        model = Head(loss, bias)
+        if chunked:
+            chunked_loss.apply(model, num_chunks)
+        given = hidden.clone().requires_grad_()
+        value = model(given, labels)
+        (3.0 * value).backward()  # as a loss scale does
+        found.append([value, given.grad, *(p.grad for p in model.parameters())])
+    return found
+
+
+def shifted(logits, labels):
+    return cross_entropy(
+        logits[..., :-1, :].contiguous().view(-1, CLASSES), labels[:, 1:].reshape(-1)
+    )
+
+
+LOSSES = {
+    "mean": lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten()),
+    "sum": lambda x, y: cross_entropy(x.view(-1, x.size(-1)), y.view(-1), reduction="sum"),
+    "none": lambda x, y: cross_entropy(x.transpose(-1, -2), y, reduction="none").square().mean(),
+    "module": lambda x, y: nn.CrossEntropyLoss()(x.reshape(-1, CLASSES), y.reshape(-1)),
+    "classes second": lambda x, y: cross_entropy(x.transpose(1, 2), y),
+    "permuted": lambda x, y: cross_entropy(x.permute(0, 2, 1), y),
+    "shifted by one": shifted,
+    "smoothed": lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten(), label_smoothing=0.1),
+    "other index": lambda x, y: cross_entropy(
+        x.flatten(0, 1), y.flatten().clamp(min=4), ignore_index=4
+    ),
+    "in fp64": lambda x, y: cross_entropy(x.double().flatten(0, 1), y.flatten()),
+    "of a mask": lambda x, y: cross_entropy(x[y != 2], y[y != 2]),
+    "last token": lambda x, y: cross_entropy(x[:, -1], y[:, -1]),
+    "two losses": lambda x, y: (
+        cross_entropy(x[:2].flatten(0, 1), y[:2].flatten())
+        + cross_entropy(x[2:].flatten(0, 1), y[2:].flatten())
+    ),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_those_of_pytorch(name, ignored, bias):
+    hidden, labels = torch.randn(4, 5, FEATURES), labels_of((4, 5), ignored)
+    plain, chunked = plain_and_chunked(LOSSES[name], hidden, labels, bias=bias)
+    for found, expected in zip(chunked, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 7, 20, 1000])
+def test_any_number_of_chunks_gives_the_same(num_chunks):
+    hidden, labels = torch.randn(4, 5, FEATURES), labels_of((4, 5), ignored=True)
+    plain, chunked = plain_and_chunked(LOSSES["mean"], hidden, labels, num_chunks)
+    for found, expected in zip(chunked, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    model = Head(LOSSES["mean"])
+    model.head.weight.requires_grad_(False)
+    chunked_loss.apply(model, 2)
+    hidden = torch.randn(4, 5, FEATURES)
+    model(hidden, labels_of((4, 5))).backward()
+    assert model.head.weight.grad is None
+    assert model.head.bias.grad is not None
+
+
+REFUSED = {
+    "softmax": lambda x, y: x.softmax(-1)[..., 0].mean(),
+    "tanh": lambda x, y: cross_entropy((30 * torch.tanh(x / 30)).flatten(0, 1), y.flatten()),
+    "argmax": lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten()) + x.argmax(-1).sum(),
+    "of some classes": lambda x, y: cross_entropy(x[..., :9].flatten(0, 1), y.flatten() % 9),
+    "mixed up": lambda x, y: cross_entropy(x.mT.reshape(-1, CLASSES), y.flatten()),
+    "class weights": lambda x, y: cross_entropy(
+        x.flatten(0, 1), y.flatten(), weight=torch.ones(CLASSES)
+    ),
+    "probabilities": lambda x, y: cross_entropy(x.flatten(0, 1), torch.ones(20, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_whole_logits_is_refused(name):
+    model = Head(REFUSED[name])
+    chunked_loss.apply(model, 2)
+    with pytest.raises(MemlabError, match="loss_chunks=1"):
+        model(torch.randn(4, 5, FEATURES), labels_of((4, 5)))
+
+
+def test_a_model_without_a_head_or_a_loss_is_refused():
+    no_head = Workload(
+        name="conv",
+        build_model=lambda: nn.Conv1d(2, 3, 1),
+        make_batch=lambda n: torch.randn(n, 2, 5),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    with pytest.raises(MemlabError, match=r"Conv1d has no nn\.Linear"):
+        build_step(no_head, StepConfig(loss_chunks=2), "cpu")
+    with pytest.raises(MemlabError, match="compile=False"):
+        build_step(blocks(), StepConfig(loss_chunks=2, compile=True), "cpu")
+    unused = dataclasses.replace(
+        no_head, build_model=lambda: nn.ModuleList([nn.Conv1d(2, 3, 1), nn.Linear(3, 4)]),
+        compute_loss=lambda model, x: model[0](x).mean(),
+    )  # fmt: skip
+    with pytest.raises(MemlabError, match="no cross entropy was taken of what 1 returns"):
+        build_step(unused, StepConfig(loss_chunks=2), "cpu")()
+    squared = memlab.measure(
+        dataclasses.replace(blocks(), compute_loss=lambda m, b: m(b[0]).square().mean()),
+        StepConfig(loss_chunks=2), device="cpu", isolate=False, repeats=1,
+    )  # fmt: skip
+    assert squared.outcome is Outcome.UNSUPPORTED
+    assert "square" in squared.message
+
+
+def test_the_head_is_what_transformers_says_and_else_the_last_linear():
+    model = GPT.build()
+    assert chunked_loss.find_head(model)[0] == "lm_head"
+    wrapped = nn.Sequential(model, nn.Linear(2, 2))
+    assert chunked_loss.find_head(wrapped)[0] == "0.lm_head"
+    assert chunked_loss.find_head(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))[0] == "1"
+
+
+def models_own_loss(name):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 300, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "llama":
+        config = transformers.LlamaConfig(**sizes, hidden_size=16, intermediate_size=32)
+        return transformers.LlamaForCausalLM(config)
+    if name == "bert":
+        config = transformers.BertConfig(**sizes, hidden_size=16, intermediate_size=32)
+        return transformers.BertForMaskedLM(config)
+    config = transformers.T5Config(
+        vocab_size=300,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_a_model_that_computes_its_own_loss_is_chunked(name):
+    def loss(model, tokens):
+        labels = tokens.clone()
+        labels[:, :3] = -100
+        return model(input_ids=tokens, labels=labels).loss
+
+    workload = Workload(
+        name=name,
+        build_model=lambda: models_own_loss(name),
+        make_batch=lambda n: torch.randint(300, (n, 12)),
+        compute_loss=loss,
+    )
+    # dropout draws the same numbers: the head draws none
+    plain = run_gradients(workload, StepConfig(batch_size=3))
+    chunked = run_gradients(workload, StepConfig(batch_size=3, loss_chunks=4))
+    size = torch.stack([g.norm() for g in plain.values()]).norm()
+    for path, expected in plain.items():
+        assert (chunked[path] - expected).norm() <= 1e-5 * size, path
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"accumulation_steps": 3},
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16"},
+        {"precision": "fp16-mixed", "batch_size": 2},
+        {"checkpointing": "blocks"},
+        {"memory_budget": 0.4},
+    ],
+    ids=str,
+)
+def test_verify_holds_it_against_the_whole_loss(config):
+    config = StepConfig(**{"batch_size": 4, "loss_chunks": 5, **config})
+    report = memlab.verify(GPT.workload("gpt"), config, device="cpu")
+    assert report.ok, report
+    # sums in another order: were it zero, the reference would be chunked too
+    assert report.global_relative_error > 0
+
+
+def test_tokens_that_do_not_count_are_weighted_over_micro_batches():
+    workload = ignored_labels()
+    whole = run_gradients(workload, StepConfig(batch_size=7))
+    config = StepConfig(batch_size=7, accumulation_steps=3, loss_chunks=4)
+    found = run_gradients(workload, config)
+    for name in whole:
+        torch.testing.assert_close(found[name], whole[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [GPT, Lstm(hidden_size=16, sequence_length=32, vocab_size=2000)])
+def test_logits_are_never_whole_and_the_prediction_knows(spec):
+    workload = spec.workload("words")
+    peaks = {}
+    for num_chunks in (1, 8):
+        config = StepConfig(batch_size=16, loss_chunks=num_chunks)
+        measured = memlab.measure(workload, config, device="cpu", repeats=1)
+        predicted = memlab.predict(workload, config, device="cpu")
+        assert measured.outcome is Outcome.OK, measured.message
+        error = abs(predicted.peak_allocated_bytes / measured.peak_allocated_bytes - 1)
+        assert error <= predicted.uncertainty["peak_allocated_bytes"]
+        peaks[num_chunks] = measured.peak_allocated_bytes
+    logits = 16 * 32 * 2000 * 4
+    if isinstance(spec, Gpt):  # at the peak the plain step holds two of three, chunks an eighth
+        assert peaks[1] - peaks[8] >= 1.5 * logits
+    assert peaks[8] < 0.6 * peaks[1]
+
+
+def test_it_is_predicted_for_cards():
+    config = StepConfig(batch_size=16)
+    plain = memlab.predict(GPT.workload("gpt"), config, device="h200")
+    chunked = memlab.predict(
+        GPT.workload("gpt"), dataclasses.replace(config, loss_chunks=8), device="h200"
+    )
+    logits = 16 * 32 * 2000 * 4
+    assert plain.peak_allocated_bytes - chunked.peak_allocated_bytes >= 1.5 * logits
+
+
+def test_logits_say_what_they_are_without_being_made():
+    linear = nn.Linear(FEATURES, CLASSES)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = ChunkedHead(linear, 2)(torch.randn(4, 5, FEATURES))
+    assert isinstance(logits, torch.Tensor)
+    assert type(logits) is LazyLogits
+    assert (logits.shape, logits.dtype) == ((4, 5, CLASSES), torch.bfloat16)
+    assert (logits.size(-1), logits.numel(), logits.dim()) == (CLASSES, 20 * CLASSES, 3)
+    assert logits.float().transpose(1, 2).shape == (4, CLASSES, 5)
+    assert logits.unsqueeze(0).squeeze(0)[1:, ..., :].shape == (3, 5, CLASSES)
+
+
+def test_the_source_trains_as_the_step_does():
+    config = StepConfig(batch_size=4, loss_chunks=5)
+    found = chunked_loss.source(config)
+    lines = [*found.imports, *found.functions, *found.model]
+    text = "\n".join(lines)
+    assert not re.search(r"\bmemlab\b", text)
+    set_seed(0)
+    model = GPT.build().train()
+    scope = {"model": model, "__name__": "script"}
+    exec(text, scope)
+    set_seed(0)
+    workload = GPT.workload("gpt")
+    batch = workload.make_batch(4)
+    set_seed(0)
+    loss = workload.compute_loss(model, batch)
+    loss.backward()
+    expected = run_gradients(workload, config)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, expected[name]), name
+    assert chunked_loss.source(StepConfig()) == type(found)()
+
+
+def test_an_output_object_may_carry_the_logits():
+    logits = ChunkedHead(nn.Linear(FEATURES, CLASSES), 2)(torch.randn(4, 5, FEATURES))
+    output = SimpleNamespace(logits=logits)
+    assert cross_entropy(output.logits[:, :-1].flatten(0, 1), labels_of((4, 4)).flatten()) > 0
