@@ -278,3 +278,34 @@ def test_columns_that_say_nothing_are_left_out():
     log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
     assert ">workload<" in table_html(log.visible)
     assert "4.00 MiB" in table_html(log.visible)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer_in_backward": True, "accumulation_steps": 4}, "each of the 4 micro-batches"),
+        ({"optimizer_in_backward": True, "precision": "fp16-mixed"}, "loss scaler"),
+        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "adafactor has no fused"),
+        ({"optimizer": "adamw-8bit", "optimizer_implementation": "foreach"}, "has no foreach"),
+    ],
+    ids=str,
+)
+def test_an_optimizer_that_cannot_be_is_explained_with_a_remedy_that_helps(changes, said):
+    now = settings(**changes)
+    line = texts.optimizer_line(now)
+    assert (line.kind, said in line.text) == (verdicts.WARN, True)
+    assert texts.optimizer_line({**now, **line.remedy[1]}).kind == verdicts.OPEN
+
+
+def test_every_optimizer_implementation_and_precision_is_explained():
+    seen = set()
+    for field in ("optimizer", "optimizer_implementation"):
+        for choice in type(getattr(StepConfig(), field)):
+            seen.add(texts.optimizer_line(settings(**{field: choice})).text)
+    assert len(seen) == 8  # adam and adamw are alike, and so are the defaults
+    for precision in state.PRECISIONS:
+        assert texts.precision_line(settings(precision=precision), None, "h200").kind == "open"
+    for precision in ("tf32", "fp8-mixed"):
+        line = texts.precision_line(settings(precision=precision), None, "cpu")
+        assert "not possible on a CPU" in line.text
+        assert line.remedy[1]["precision"] in ("fp32", "bf16-mixed")
