@@ -19,6 +19,7 @@ from memlab.techniques import (
     offload,
     optimizers,
     precision,
+    segments,
 )
 from memlab.techniques.source import Source, together
 
@@ -49,8 +50,10 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     chunked_loss.check(config)
     inplace.check(config)
     offload.check(config, device)
+    segments.check(config, device)
     whole = together(
         [
+            segments.source(config),
             precision.source(config),
             layout.source(config),
             chunked_loss.source(config),

@@ -43,8 +43,12 @@ LABELS = {
     "inplace": "in place",
     "offload_activations": "offload activations",
     "offload_optimizer": "offload optimizer",
+    "expandable_segments": "expandable segments",
 }
-SWITCHES = ("compile", "channels_last", "inplace", "offload_activations", "offload_optimizer")
+SWITCHES = (
+    "compile", "channels_last", "inplace", "offload_activations", "offload_optimizer",
+    "expandable_segments",
+)  # fmt: skip
 
 
 class Explanation:

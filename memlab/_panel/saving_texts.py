@@ -6,7 +6,9 @@ from typing import Any
 from memlab.config import StepConfig
 
 OFFLOADED = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
-NAMES = {"inplace": "in place"} | {field: f"{what} offloaded" for field, what in OFFLOADED.items()}
+NAMES = {"inplace": "in place", "expandable_segments": "in expandable segments"} | {
+    field: f"{what} offloaded" for field, what in OFFLOADED.items()
+}
 
 
 def sentences(settings: Mapping[str, Any]) -> list[str]:
@@ -19,6 +21,8 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
         )
     if settings["inplace"]:
         said.append("activations write over their input where nothing else reads it")
+    if settings["expandable_segments"]:
+        said.append("segments grow by pages, which lowers what is reserved, not what is allocated")
     if asked := offloaded(settings):
         names = " and ".join(OFFLOADED[field] for field in asked)
         said.append(f"{names} wait in the host's memory, as fast as the bus allows")

@@ -38,6 +38,7 @@ FIELDS = (
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
     "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
     "loss_chunks", "inplace", "offload_activations", "offload_optimizer",
+    "expandable_segments",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)
