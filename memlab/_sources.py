@@ -34,7 +34,7 @@ def own_files() -> dict[str, str]:
     """Return the files of the imported modules that are a person's own, by module name."""
     files = {
         name: getattr(module, "__file__", None)
-        for name, module in list(sys.modules.items())
+        for name, module in sys.modules.copy().items()  # other threads import
         if name not in ("__main__", "__mp_main__")  # the second is multiprocessing's word for it
     }
     return {

@@ -66,6 +66,7 @@ class Cut:
         self._find_recomputes()
         self._find_transients()
         self._find_kept()
+        self._find_inputs()
 
     def _attribute(self) -> None:
         """Find for each activation the call that makes it, and those that it is held for."""
@@ -167,6 +168,27 @@ class Cut:
                             rows.append((number, death, until, size, end))
         self._kept = np.array(rows, np.float64).reshape(-1, 5)
 
+    def _find_inputs(self) -> None:
+        """Find what the plain step frees in forward, and a recomputed call holds as its input."""
+        told = self.told
+        rows: list[tuple[float, ...]] = []  # call, from when, until when, bytes, micro-batch
+        for call, (_, span) in enumerate(self.spans):
+            for block in told.passing(span):
+                death = told.deaths[block]
+                end = int(np.searchsorted(told.forward_ends, told.position[death]))
+                until, size = float(self._done[call]), int(told.own[block])
+                rows.append((call, told.position[death], until, size, end))
+        self._inputs = np.array(rows, np.float64).reshape(-1, 5)
+
+    def _held_inputs(
+        self, lives: _Lives
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return when inputs of recomputed calls are held longer; bytes; in which micro-batch."""
+        chosen = self._inputs[lives.is_again[self._inputs[:, 0].astype(np.int64)]]
+        _, start, until, size, end = chosen.T
+        nbytes = size.astype(np.int64)
+        return np.concatenate((start, until)), np.concatenate((nbytes, -nbytes)), end
+
     def evaluate(self, kept: Sequence[frozenset[int] | None]) -> Estimate:
         """Return the cost of a choice: for each module None, or the operators that it keeps."""
         positions, nbytes, saved = self._events(kept)
@@ -203,9 +225,12 @@ class Cut:
         rows, changes, _, call = self._transients
         runs = lives.is_again[call]
         gone = sizes[is_of_again]
-        ends = told.other_rows, self._births[is_of_again], lives.until[is_of_again], rows[runs]
-        told.other_rows = np.concatenate(ends)
-        told.other_bytes = np.concatenate((told.other_bytes, gone, -gone, changes[runs]))
+        held_at, held_bytes, _ = self._held_inputs(lives)
+        ends = self._births[is_of_again], lives.until[is_of_again], rows[runs], held_at
+        told.other_rows = np.concatenate((told.other_rows, *ends))
+        told.other_bytes = np.concatenate(
+            (told.other_bytes, gone, -gone, changes[runs], held_bytes)
+        )
         saved = self._saved(lives, np.where(is_of_again, sizes, 0))
         told.also_saved = told.also_saved + np.array(saved)
         told.window = INNER_WINDOW
@@ -282,13 +307,14 @@ class Cut:
         runs = lives.is_again[call] & ~lives.keeps[maker]
         _, death, end, size, where = self._kept[lives.keeps[self._kept[:, 0].astype(np.int64)]].T
         longer = size.astype(np.int64)
+        held_at, held_bytes, _ = self._held_inputs(lives)
         positions = (
             *(told.other_rows, self._births, lives.until, self._reborn[again]),
-            *(self._redeath[again], rows[runs], death, end),
+            *(self._redeath[again], rows[runs], death, end, held_at),
         )
         nbytes = (
             *(told.other_bytes, sizes, -sizes, sizes[again], -sizes[again]),
-            *(changes[runs], longer, -longer),
+            *(changes[runs], longer, -longer, held_bytes),
         )
         saved = [
             held + int(longer[where == index].sum()) + int(told.also_saved[index])
@@ -297,9 +323,13 @@ class Cut:
         return np.concatenate(positions), np.concatenate(nbytes), max(saved)
 
     def _saved(self, lives: _Lives, sizes: npt.NDArray[np.int64]) -> list[int]:
-        """Return what is held at the end of each forward, with copies of state."""
+        """Return what is held at the end of each forward, with inputs and copies of state."""
+        _, held, of = self._held_inputs(lives)
         return [
             int(sizes[(self._births <= end) & (lives.until > end)].sum())
+            + int(held[: len(of)][of == index].sum())
             + int(state[lives.is_again[:-1]].sum())
-            for end, state in zip(self.told.forward_ends, self._state, strict=True)
+            for index, (end, state) in enumerate(
+                zip(self.told.forward_ends, self._state, strict=True)
+            )
         ]

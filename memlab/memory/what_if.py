@@ -160,6 +160,20 @@ class WhatIf:
         self.death_at = deaths[self.activations].astype(np.float64)
         self.also_saved = np.zeros(len(self.forward_ends), np.int64)
 
+    def passing(self, span: Span) -> list[int]:
+        """Return what a call is given that dies in forward, unless the call is recomputed."""
+        inside = range(span.first, span.end)
+        read = {block for number in inside for block in self.recording.operators[number].reads}
+        return [
+            block
+            for block in sorted(read)
+            if block not in self.index
+            and self.births[block] >= 0
+            and self._is_of_forward(block)
+            and self.recording.blocks[block].operator < span.first
+            and self.deaths[block] < span.backward
+        ]
+
     def _find_holders(self) -> None:
         """Find the last use of each activation in forward, and which operators it is held for."""
         self.last_use = self.births[self.activations] + 0.5
