@@ -16,6 +16,7 @@ from memlab.techniques import (
     compilation,
     inplace,
     layout,
+    meta_init,
     offload,
     optimizers,
     precision,
@@ -51,6 +52,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     offload.check(config, device)
     whole = together(
         [
+            meta_init.source(config),
             precision.source(config),
             layout.source(config),
             chunked_loss.source(config),

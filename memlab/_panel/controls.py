@@ -39,12 +39,16 @@ LABELS = {
     "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
     "channels_last": "channels last",
+    "init_on_meta": "build on meta",
     "loss_chunks": "Loss in",
     "inplace": "in place",
     "offload_activations": "offload activations",
     "offload_optimizer": "offload optimizer",
 }
-SWITCHES = ("compile", "channels_last", "inplace", "offload_activations", "offload_optimizer")
+SWITCHES = (
+    "compile", "channels_last", "init_on_meta", "inplace", "offload_activations",
+    "offload_optimizer",
+)  # fmt: skip
 
 
 class Explanation:
