@@ -32,7 +32,7 @@ def _text() -> npt.NDArray[np.uint8]:
 @functools.cache
 def digits_images() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Return 1797 hand-written digits, (1797, 8, 8) from 0 to 1, and their labels."""
-    bunch = zoo_import("sklearn.datasets").loaddigits_images()
+    bunch = zoo_import("sklearn.datasets").load_digits()
     return (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
 
 
