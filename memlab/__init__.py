@@ -16,18 +16,19 @@ from memlab.workload import Workload
 
 if TYPE_CHECKING:
     from memlab._explain import explain
+    from memlab._ladder import ladder
     from memlab._panel import panel
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
-    "VerifyReport", "Workload", "__version__", "explain", "measure", "measure_loading", "panel",
-    "predict", "to_frame", "verify", "workloads",
+    "VerifyReport", "Workload", "__version__", "explain", "ladder", "measure", "measure_loading",
+    "panel", "predict", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import what comes after a result when it is first asked for: explanation, plots, widgets."""
-    if name in ("explain", "panel"):
+    if name in ("explain", "ladder", "panel"):
         return getattr(importlib.import_module(f"memlab._{name}"), name)
     if name == "plots":
         return importlib.import_module("memlab.plots")

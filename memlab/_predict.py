@@ -28,6 +28,7 @@ from memlab._version import __version__
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.memory import stand_in
+from memlab.memory.allocator import AllocatorSettings
 from memlab.memory.assembly import sizes_of
 from memlab.memory.cards import Target
 from memlab.memory.devices import describe
@@ -115,7 +116,7 @@ def predict_in_process(
             lambda share: report(Progress(text=text, fraction=share)),
             tf32_matmul=config.precision is Precision.TF32,
         )
-        forecast = _forecast(program, kernels, target)
+        forecast = _forecast(program, kernels, config, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
         held = offload.notes(config, program.recording.host_bytes)
         facts["notes"] = (*notes(config, device, plan), *held, *facts["notes"])
@@ -173,11 +174,13 @@ def check_target(config: StepConfig, target: Target) -> None:
         )
 
 
-def _forecast(program: Program, kernels: Kernels, target: Target) -> Forecast:
+def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Forecast:
     own = sizes_of(program.recording, program.layout, kernels.effects)
     seconds = seconds_of_intervals(program.recording, kernels)
     light = program.without_signatures()
-    return forecast_of(light, own, seconds, is_cuda=target.kind == "cuda")
+    has_cache = target.kind == "cuda"
+    settings = AllocatorSettings(expandable_segments=config.expandable_segments)
+    return forecast_of(light, own, seconds, settings=settings if has_cache else None)
 
 
 def _facts(

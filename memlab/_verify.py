@@ -132,6 +132,7 @@ def verify_in_process(
         inplace=False,
         offload_activations=False,
         offload_optimizer=False,
+        expandable_segments=False,
         optimizer_in_backward=False,
     )
     try:

@@ -127,6 +127,7 @@ class StepConfig:
         inplace: activations write over their input where nothing else reads it.
         offload_activations: what forward saves for backward waits in the host's memory.
         offload_optimizer: the optimizer's state stays there between updates.
+        expandable_segments: CUDA's caching allocator grows its segments by pages.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -156,6 +157,7 @@ class StepConfig:
     inplace: bool = False
     offload_activations: bool = False
     offload_optimizer: bool = False
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -325,4 +327,5 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "inplace": _boolean,
     "offload_activations": _boolean,
     "offload_optimizer": _boolean,
+    "expandable_segments": _boolean,
 }

@@ -20,6 +20,7 @@ from memlab.techniques import (
     offload,
     optimizers,
     precision,
+    segments,
 )
 from memlab.techniques.source import Source, together
 
@@ -50,8 +51,10 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     chunked_loss.check(config)
     inplace.check(config)
     offload.check(config, device)
+    segments.check(config, device)
     whole = together(
         [
+            segments.source(config),
             meta_init.source(config),
             precision.source(config),
             layout.source(config),

@@ -31,6 +31,7 @@ from memlab.techniques import (
     offload,
     optimizers,
     precision,
+    segments,
 )
 from memlab.techniques.offloading import Offloader, offload_state
 from memlab.techniques.optimizer_in_backward import InBackward
@@ -164,6 +165,7 @@ def build_step(
     device = torch.device(device)
     _check(config, device, plan)
 
+    segments.apply(config, device)
     mark(Phase.BUILD, 0)
     set_seed(seed)
     build_model = workload.build_model
@@ -218,6 +220,7 @@ def _check(config: StepConfig, device: torch.device, plan: Plan | None) -> None:
     chunked_loss.check(config)
     inplace.check(config)
     offload.check(config, device)
+    segments.check(config, device)
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:

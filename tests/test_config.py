@@ -31,6 +31,7 @@ def test_defaults_are_the_contract():
         "inplace": False,
         "offload_activations": False,
         "offload_optimizer": False,
+        "expandable_segments": False,
     }
 
 

@@ -323,3 +323,34 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     assert idle.remedy[1] == {"offload_activations": False, "offload_optimizer": False}
     with pytest.raises(ConfigError, match="loss_chunks='5' has no control"):
         state.from_config(StepConfig(loss_chunks=5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer_in_backward": True, "accumulation_steps": 4}, "each of the 4 micro-batches"),
+        ({"optimizer_in_backward": True, "precision": "fp16-mixed"}, "loss scaler"),
+        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "adafactor has no fused"),
+        ({"optimizer": "adamw-8bit", "optimizer_implementation": "foreach"}, "has no foreach"),
+    ],
+    ids=str,
+)
+def test_an_optimizer_that_cannot_be_is_explained_with_a_remedy_that_helps(changes, said):
+    now = settings(**changes)
+    line = texts.optimizer_line(now)
+    assert (line.kind, said in line.text) == (verdicts.WARN, True)
+    assert texts.optimizer_line({**now, **line.remedy[1]}).kind == verdicts.OPEN
+
+
+def test_every_optimizer_implementation_and_precision_is_explained():
+    seen = set()
+    for field in ("optimizer", "optimizer_implementation"):
+        for choice in type(getattr(StepConfig(), field)):
+            seen.add(texts.optimizer_line(settings(**{field: choice})).text)
+    assert len(seen) == 8  # adam and adamw are alike, and so are the defaults
+    for precision in state.PRECISIONS:
+        assert texts.precision_line(settings(precision=precision), None, "h200").kind == "open"
+    for precision in ("tf32", "fp8-mixed"):
+        line = texts.precision_line(settings(precision=precision), None, "cpu")
+        assert "not possible on a CPU" in line.text
+        assert line.remedy[1]["precision"] in ("fp32", "bf16-mixed")

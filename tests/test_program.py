@@ -21,7 +21,7 @@ def forecast(config: StepConfig, workload=None):
     program = recorded(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
-    return forecast_of(program, own, seconds, is_cuda=False)
+    return forecast_of(program, own, seconds, settings=None)
 
 
 BASE = {

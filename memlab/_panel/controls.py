@@ -44,10 +44,11 @@ LABELS = {
     "inplace": "in place",
     "offload_activations": "offload activations",
     "offload_optimizer": "offload optimizer",
+    "expandable_segments": "expandable segments",
 }
 SWITCHES = (
     "compile", "channels_last", "init_on_meta", "inplace", "offload_activations",
-    "offload_optimizer",
+    "offload_optimizer", "expandable_segments",
 )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from typing import Any
 from memlab.config import StepConfig
 
 OFFLOADED = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
-NAMES = {"init_on_meta": "built on meta", "inplace": "in place"} | {
-    field: f"{what} offloaded" for field, what in OFFLOADED.items()
-}
+NAMES = {
+    "init_on_meta": "built on meta",
+    "inplace": "in place",
+    "expandable_segments": "in expandable segments",
+} | {field: f"{what} offloaded" for field, what in OFFLOADED.items()}
 
 
 def sentences(settings: Mapping[str, Any]) -> list[str]:
@@ -23,6 +25,8 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
         said.append("the model is built without memory and then made on the device")
     if settings["inplace"]:
         said.append("activations write over their input where nothing else reads it")
+    if settings["expandable_segments"]:
+        said.append("segments grow by pages, which lowers what is reserved, not what is allocated")
     if asked := offloaded(settings):
         names = " and ".join(OFFLOADED[field] for field in asked)
         said.append(f"{names} wait in the host's memory, as fast as the bus allows")

@@ -39,6 +39,7 @@ FIELDS = (
     "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
     "init_on_meta",
     "loss_chunks", "inplace", "offload_activations", "offload_optimizer",
+    "expandable_segments",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)

@@ -225,6 +225,12 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
             remedy=("no offloading", dict.fromkeys(asked, False)),
             kind=WARN,
         )
+    if device == "cpu" and settings["expandable_segments"]:
+        return Line(
+            "on a CPU there is no caching allocator with segments",
+            remedy=("none", {"expandable_segments": False}),
+            kind=WARN,
+        )
     said += saving_texts.sentences(settings)
     return Line("; ".join(said) or "whole blocks run again in backward, compile")
 

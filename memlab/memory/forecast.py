@@ -33,14 +33,14 @@ class Forecast:
         own: int64, (blocks,), bytes of every block as recorded.
         columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
         seconds: float64, (intervals,), of every recorded interval; None if times are not known.
-        is_cuda: whether a caching allocator serves the blocks.
+        settings: of the caching allocator that serves the blocks; None where there is none.
     """
 
     program: Program
     own: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64] | None
-    is_cuda: bool
+    settings: AllocatorSettings | None
 
     def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
         """Return whether the timeline of these micro-batches can be told from this run."""
@@ -68,12 +68,12 @@ class Forecast:
         does, its cached segments are given back before each step.
         """
         trace = self.program.trace(self.own, micro_batch_sizes)
-        if not self.is_cuda:
+        if self.settings is None:
             return trace, None
         steps = np.array([interval.step for interval in trace.intervals])[trace.interval]
         starts = [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
         last = int(np.flatnonzero(steps == STEP)[-1])
-        held = replay(trace.address, trace.nbytes, flush_before=starts)
+        held = replay(trace.address, trace.nbytes, self.settings, flush_before=starts)
         given = np.diff(held.allocated_bytes, prepend=0)
         reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
         return replace(trace, nbytes=given), reserved
@@ -83,10 +83,10 @@ class Forecast:
 
         At the limit the caching allocator gives cached segments back before it is out of memory.
         """
-        if held_bytes <= limit_bytes or not self.is_cuda:
+        if held_bytes <= limit_bytes or self.settings is None:
             return held_bytes <= limit_bytes
         trace = self.program.trace(self.own, micro_batch_sizes)
-        settings = AllocatorSettings(limit_bytes=limit_bytes)
+        settings = replace(self.settings, limit_bytes=limit_bytes)
         return replay(trace.address, trace.nbytes, settings).out_of_memory_at is None
 
     def timeline(self, micro_batch_sizes: Sequence[int]) -> Timeline:
@@ -150,7 +150,7 @@ def forecast_of(
     own: npt.NDArray[np.int64],
     seconds: npt.NDArray[np.float64] | None,
     *,
-    is_cuda: bool,
+    settings: AllocatorSettings | None,
 ) -> Forecast:
     """Return the forecast of a program whose blocks have these bytes."""
     sizes = [program.size] * program.num_recorded
@@ -160,4 +160,4 @@ def forecast_of(
     columns[blocks.births] = blocks.columns
     freed = blocks.deaths < len(columns)
     columns[blocks.deaths[freed]] = blocks.columns[freed]
-    return Forecast(program=program, own=own, columns=columns, seconds=seconds, is_cuda=is_cuda)
+    return Forecast(program=program, own=own, columns=columns, seconds=seconds, settings=settings)

@@ -143,7 +143,7 @@ class _Call:
         self.saved_at = [(at, number[id(leaves[at])]) for at, saved in enumerate(is_saved) if saved]
         anchor = torch.empty(0, requires_grad=True)  # or autograd would save nothing
         save: Any = _Save.apply
-        self.inputs: Any = save(anchor, *distinct.values()).grad_fn
+        self.inputs: Any = save(anchor, *distinct.values())  # whose node lives as long as it does
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -181,7 +181,7 @@ class _Call:
         """Run a recompute; a graph that is kept may ask for more than one."""
         self._check_inputs("changes an input of it in place, after its forward")
         region, leaves = self.region, list(self.others)
-        inputs = self.inputs.saved_tensors
+        inputs = self.inputs.grad_fn.saved_tensors
         for at, number in self.saved_at:
             leaves[at] = inputs[number]
         del inputs

@@ -1,0 +1,135 @@
+"""`ladder`: one technique after another, each on top of those before it, and what each step costs.
+
+The effective batch stays as it is, so the gradient does too, within what a narrower format rounds;
+`memlab.verify` of each result's config says how near. Left out: which rungs are worth their time.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from memlab._isolation import OnProgress
+from memlab.api import measure, predict
+from memlab.config import StepConfig
+from memlab.errors import ConfigError, DeviceError
+from memlab.memory.cards import resolve
+from memlab.memory.devices import resolve_device
+from memlab.result import Outcome, StepResult
+from memlab.workload import Workload
+
+Rung = Mapping[str, Any]
+"""Fields of `StepConfig` that a rung sets, on top of those before it."""
+
+RUNGS: tuple[Rung, ...] = (
+    {"precision": "bf16-mixed"},
+    {"precision": "bf16"},
+    {"loss_chunks": 16},
+    {"memory_budget": 0.0},
+    {"optimizer": "adafactor"},
+    {"optimizer_in_backward": True},
+    {"offload_activations": True},
+    {"expandable_segments": True},
+)
+"""From what costs least to what costs most; a rung that cannot be is left out and named."""
+
+REFUSED = (Outcome.UNSUPPORTED, Outcome.FAILED)
+
+
+def ladder(
+    workload: Workload,
+    rungs: Sequence[Rung] | None = None,
+    *,
+    device: str | torch.device | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    repeats: int = 3,
+    timeout_seconds: float = 600,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> list[StepResult]:
+    """Return what a step costs plain, and with each rung on top of those before it.
+
+    The plain step is fp32 with AdamW. A rung that this device, workload or combination cannot do
+    is not stood on: of `rungs` its result stays in the list with its outcome, of the usual ones
+    it is named in the notes of the last result.
+
+    Args:
+        workload: what is trained.
+        rungs: fields of `StepConfig` for each rung; None is `RUNGS`.
+        device: measured if it is in this machine, else predicted, as `memlab.predict` takes it.
+        batch_size: samples per optimizer update, on every rung.
+        seed: set before the model, the batch and each step.
+        repeats: timed steps of each rung, where it is measured.
+        timeout_seconds: after which a rung ends as `timed_out`.
+        on_progress: as for `measure`.
+        cancel: once set, the rung at work and all after it end as `cancelled`.
+
+    Raises:
+        MemlabError: an argument cannot be; the message names it and what is allowed.
+
+    >>> import memlab
+    >>> rungs = [{"optimizer": "sgd"}]
+    >>> plain, last = ladder(memlab.workloads.get("vit-digits"), rungs, device="t4", batch_size=8)
+    >>> last.peak_allocated_bytes < plain.peak_allocated_bytes
+    True
+    """
+    options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
+    options |= {"on_progress": on_progress, "cancel": cancel}
+
+    def run(config: StepConfig) -> StepResult:
+        if _is_here(device):
+            return measure(workload, config, device, repeats=repeats, **options)
+        return predict(workload, config, device, **options)
+
+    config = StepConfig(batch_size=batch_size)
+    for rung in rungs or ():
+        _on_top(config, rung)  # raises before anything is run
+    results, left_out = [run(config)], list[str]()
+    for rung in RUNGS if rungs is None else rungs:
+        result = run(_on_top(config, rung))
+        if result.outcome not in REFUSED:
+            config = result.config
+            results.append(result)
+        elif rungs is None:
+            left_out.append(f"{_said(rung)} is left out: {result.message}")
+        else:
+            results.append(result)
+    results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
+    return results
+
+
+def _is_here(device: str | torch.device | None) -> bool:
+    """Return whether a device is in this machine.
+
+    Raises:
+        DeviceError: it is neither here nor a card that memlab knows.
+    """
+    resolve(device)
+    try:
+        resolve_device(device)
+    except DeviceError:
+        return False
+    return True
+
+
+def _on_top(config: StepConfig, rung: Rung) -> StepConfig:
+    """Return the config with one more rung.
+
+    Raises:
+        ConfigError: the rung names a field that does not exist, or divides the batch otherwise.
+    """
+    known = {field.name for field in fields(StepConfig)} - {"batch_size"}
+    unknown = [name for name in rung if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"rungs name {unknown[0]!r}; allowed is a field of StepConfig: "
+            f"{', '.join(sorted(known))}"
+        )
+    return replace(config, **rung)
+
+
+def _said(rung: Rung) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in rung.items())
