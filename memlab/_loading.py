@@ -92,10 +92,10 @@ def loading_in_process(
         _check(loading, device)
         with preserved_random_state(device):
             report(Progress(text=f"building {workload.name}", fraction=0.0))
-            here = LoadingConfig()
-            feed.batches = iter(_loader(dataset, config, here, 1, seed))
+            feed.batches = iter(_loader(dataset, config, loading, 1, seed))
             fed = dataclasses.replace(workload, make_batch=feed)
             step = build_step(fed, config, device, plan=plan, seed=seed)
+            feed.batches = iter(())  # ends the workers
             report(Progress(text="steps on one batch", fraction=0.2))
             facts |= _alone(step, num_steps, seed)
             report(Progress(text="steps with the loader", fraction=0.5))
@@ -211,7 +211,7 @@ def _explain(error: BaseException) -> tuple[Outcome, str]:
         )
     if "exited unexpectedly" in text or "killed by signal" in text:
         return Outcome.CRASHED, (
-            f"a loader worker died ({text.splitlines()[0].rstrip('.')}); if the system killed it "
+            f"a loader worker died ({text.splitlines()[0].rstrip('. ')}); if the system killed it "
             f"for memory, {FEWER}; with num_workers=0 the dataset's own fault is seen"
         )
     last = text.strip().splitlines()[-1]  # of the worker's traceback
