@@ -53,8 +53,8 @@ def ladder(
     """Return what a step costs plain, and with each rung on top of those before it.
 
     The plain step is fp32 with AdamW. A rung that this device, workload or combination cannot do
-    is not stood on: of `rungs` its result stays in the list with its outcome, of the usual ones
-    it is named in the notes of the last result.
+    is not stood on: of `rungs` its result stays in the list with its outcome. Of the usual ones
+    it is left out, as is one that does not lower the peak, and named in the notes of the last.
 
     Args:
         workload: what is trained.
@@ -90,15 +90,27 @@ def ladder(
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
         result = run(_on_top(config, rung))
-        if result.outcome not in REFUSED:
-            config = result.config
+        why = result.message if result.outcome in REFUSED else _idle(result, results[-1])
+        if not why or rungs is not None:
             results.append(result)
-        elif rungs is None:
-            left_out.append(f"{_said(rung)} is left out: {result.message}")
         else:
-            results.append(result)
+            left_out.append(f"{_said(rung)} is left out: {why}")
+        if result.outcome not in REFUSED and (not why or rungs is not None):
+            config = result.config
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return results
+
+
+def _idle(result: StepResult, before: StepResult) -> str:
+    """Return why a rung is not worth standing on, if it is not."""
+    pairs = (
+        (result.peak_reserved_bytes, before.peak_reserved_bytes),
+        (result.peak_allocated_bytes, before.peak_allocated_bytes),
+    )
+    known = [(now, then) for now, then in pairs if now is not None and then is not None]
+    if not known or any(now < then for now, then in known):
+        return ""
+    return "it does not lower the peak here"
 
 
 def _is_here(device: str | torch.device | None) -> bool:

@@ -51,8 +51,10 @@ def chain_for(
     Raises:
         Ended: there are none; says why.
     """
-    # what waits in the host's memory is no less to recompute
-    plain = dataclasses.replace(config, memory_budget=1.0, offload_activations=False)
+    # what waits in the host's memory is no less to recompute, and a plan is of allocated bytes
+    plain = dataclasses.replace(
+        config, memory_budget=1.0, offload_activations=False, expandable_segments=False
+    )
     key = (workload, plain, target.name, seed)
     found = _chains.get(key)
     if found is None:

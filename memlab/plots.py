@@ -43,6 +43,7 @@ from memlab._figures import (
     write,
     write_title,
 )
+from memlab._ladder_figure import waterfall
 from memlab._peak_map_figure import peak_map, text_on
 from memlab._timeline_figure import timeline
 from memlab.config import StepConfig
@@ -63,6 +64,7 @@ __all__ = [
     "to_png",
     "to_svg",
     "varying_fields",
+    "waterfall",
 ]
 
 RUN = CATEGORY_COLORS[Category.PARAMETERS]

@@ -28,7 +28,7 @@ FLOORS = [
     ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
     ["worker", "_process", "_isolation"],
     ["_plans", "api", "_loaders", "_holdings", "_remedies", "_explain", "_ladder"],
-    ["_figures", "_timeline_figure", "_peak_map_figure", "plots"],
+    ["_figures", "_timeline_figure", "_peak_map_figure", "_ladder_figure", "plots"],
     ["_panel/", "workloads/pairs"],
 ]
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}

@@ -1,0 +1,198 @@
+"""How far do the techniques climb together, and does the model learn the same?
+
+Ladder: ViT-L/16, 224 px, effective batch 64, predicted for a card: goals, the first rung's peak
+reserved at least 20 times the last one's (13.3 in the article's own logs, which changed the batch),
+a step at most 2.5 times as long. Rungs: a small ViT on real digits, measured on this CPU, with the
+prediction of each rung and the error of its gradients. Training: that ViT for 300 updates, plain
+with several seeds and with all rungs; goal, the final loss within the spread of the seeds. Chunked
+loss: GPT-2 small, 1024 tokens, batch 32, predicted: goal, at most 0.6 of the peak, gradient error
+at most 1e-5 in fp32 (checked at a small size). Offload: the predicted time of a step whose
+activations wait in the host's memory: goal, at most 1.15 of the plain one's at half the memory.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import memlab
+from benchmarks import report
+from benchmarks.recompute import chain_of, done
+from memlab import StepConfig, StepResult, Workload
+from memlab.step import build_step, set_seed
+from memlab.units import GIB, MIB
+from memlab.workloads.language import Gpt
+
+CARD = "h200"
+PEAK_GOAL, TIME_GOAL = 20.0, 2.5
+CHUNKED_GOAL, ERROR_GOAL = 0.6, 1e-5
+OFFLOAD_TIME_GOAL, OFFLOAD_MEMORY_GOAL = 1.15, 0.5
+NUM_UPDATES, NUM_UPDATES_QUICK = 300, 4
+NUM_LAST = 20  # updates whose mean loss is the final one
+NUM_SEEDS, NUM_SEEDS_QUICK = 5, 2
+BATCH_SIZE = 32
+
+
+def small_vit() -> Workload:
+    """Return a ViT that learns the digits in a minute on a CPU."""
+    return memlab.workloads.get("vit-digits", num_layers=4, hidden_size=96, num_heads=4)
+
+
+def climbed(quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rungs of the large ViT on the card, and how they meet the goals."""
+    large = memlab.workloads.get("vit-large", **({"num_layers": 2} if quick else {}))
+    results = memlab.ladder(large, device=CARD)
+    rows = [_row(result, results[0]) for result in results]
+    last = rows[-1]
+    judged = {
+        "reserved, times less": last["reserved, times less"],
+        "peak goal": report.verdict(last["reserved, times less"] >= PEAK_GOAL),
+        "allocated, times less": last["allocated, times less"],
+        "time / plain": last["time / plain"],
+        "time goal": report.verdict(last["time / plain"] <= TIME_GOAL),
+    }
+    return rows, judged
+
+
+def _row(result: StepResult, first: StepResult) -> dict[str, Any]:
+    peak, reserved = result.peak_allocated_bytes or 1, result.peak_reserved_bytes or 1
+    seconds, plain = result.step_seconds or 0.0, first.step_seconds or 1.0
+    return {
+        "setting": str(result.config),
+        "outcome": str(result.outcome),
+        "allocated GiB": peak / GIB,
+        "reserved GiB": reserved / GIB,
+        "allocated, times less": (first.peak_allocated_bytes or 0) / peak,
+        "reserved, times less": (first.peak_reserved_bytes or 0) / reserved,
+        "time / plain": seconds / plain,
+    }
+
+
+def measured_rungs() -> list[dict[str, Any]]:
+    """Return the rungs of the small ViT on this CPU: measured, predicted, verified."""
+    workload = small_vit()
+    results = memlab.ladder(workload, device="cpu", batch_size=BATCH_SIZE)
+    rows = []
+    for result in results:
+        predicted = done(memlab.predict(workload, result.config, "cpu", timeout_seconds=600))
+        checked = memlab.verify(workload, result.config, "cpu")
+        peak = result.peak_allocated_bytes or 1
+        rows.append(
+            {
+                "setting": str(result.config),
+                "measured MiB": peak / MIB,
+                "times less": (results[0].peak_allocated_bytes or 0) / peak,
+                "predicted error %": 100 * ((predicted.peak_allocated_bytes or 0) / peak - 1),
+                "time / plain": (result.step_seconds or 0.0) / (results[0].step_seconds or 1.0),
+                "gradients": "within tolerance" if checked.ok else checked.why,
+                "gradient error": checked.global_relative_error,
+            }
+        )
+    return rows
+
+
+def final_loss(workload: Workload, config: StepConfig, num_updates: int, seed: int) -> float:
+    """Return the mean loss of the last updates of a training run in this process."""
+    chain = chain_of(workload, config) if config.is_planned else None
+    plan = chain.pick(config.memory_budget) if chain else None
+    step = build_step(workload, config, "cpu", plan=plan, seed=seed)
+    losses = []
+    for number in range(num_updates):
+        step.take_batch(config, seed=num_updates * seed + number)
+        losses.append(step())
+    return float(np.mean(losses[-NUM_LAST:]))
+
+
+def trained(config: StepConfig, quick: bool) -> list[dict[str, Any]]:
+    """Return the final losses, plain with several seeds and with all rungs."""
+    workload, plain = small_vit(), StepConfig(batch_size=BATCH_SIZE)
+    seeds = range(NUM_SEEDS_QUICK if quick else NUM_SEEDS)
+    updates = NUM_UPDATES_QUICK if quick else NUM_UPDATES
+    reference = [final_loss(workload, plain, updates, seed) for seed in seeds]
+    climbed = [final_loss(workload, config, updates, seed) for seed in seeds]
+    same = min(reference) <= float(np.median(climbed)) <= max(reference)
+    lower = float(np.median(climbed)) < min(reference)
+    return [
+        {
+            "updates": updates,
+            "setting": str(setting),
+            "least": min(losses),
+            "median": float(np.median(losses)),
+            "most": max(losses),
+            "goal": said,
+        }
+        for setting, losses, said in (
+            (plain, reference, ""),
+            (config, climbed, report.verdict(same or lower) + (", lower" if lower else "")),
+        )
+    ]
+
+
+def chunked(quick: bool) -> dict[str, Any]:
+    """Return what a loss in chunks leaves of the peak of GPT-2 small, and its gradient's error."""
+    sizes = {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "sequence_length": 1024}
+    large = Gpt(vocab_size=50257, **(sizes if not quick else sizes | {"num_layers": 2}))
+    workload, plain = large.workload("gpt2"), StepConfig(batch_size=32)
+    whole, parts, blocks, both = (
+        done(memlab.predict(workload, config, CARD, timeout_seconds=600))
+        for config in (
+            plain,
+            dataclasses.replace(plain, loss_chunks=32),
+            dataclasses.replace(plain, checkpointing="blocks"),
+            dataclasses.replace(plain, checkpointing="blocks", loss_chunks=32),
+        )
+    )
+    share = (parts.peak_allocated_bytes or 0) / (whole.peak_allocated_bytes or 1)
+    small = memlab.workloads.get("gpt-small", num_layers=2)
+    checked = memlab.verify(small, StepConfig(batch_size=4, loss_chunks=4), "cpu")
+    return {
+        "plain GiB": (whole.peak_allocated_bytes or 0) / GIB,
+        "chunked / plain": share,
+        "goal": report.verdict(share <= CHUNKED_GOAL),
+        "with blocks recomputed": (both.peak_allocated_bytes or 0)
+        / (blocks.peak_allocated_bytes or 1),
+        "gradient error": checked.max_relative_error,
+        "error goal": report.verdict((checked.max_relative_error or 1.0) <= ERROR_GOAL),
+    }
+
+
+def offloaded() -> dict[str, Any]:
+    """Return what offloading the activations of a GPT costs on the card, predicted."""
+    workload, plain = memlab.workloads.get("gpt2-medium"), StepConfig(batch_size=8)
+    before, after = (
+        done(memlab.predict(workload, config, CARD, timeout_seconds=600))
+        for config in (plain, dataclasses.replace(plain, offload_activations=True))
+    )
+    held = [(result.peak_by_category or {}).get("activations", 0) for result in (before, after)]
+    time = (after.step_seconds or 0.0) / (before.step_seconds or 1.0)
+    is_met = held[1] <= OFFLOAD_MEMORY_GOAL * held[0] and time <= OFFLOAD_TIME_GOAL
+    return {
+        "activations at the peak, GiB": held[0] / GIB,
+        "offloaded / plain": held[1] / held[0],
+        "time / plain": time,
+        "goal": report.verdict(is_met),
+    }
+
+
+def main() -> None:
+    """Climb, measure, train, and judge."""
+    given, before = report.options(__file__, __doc__), report.environment()
+    set_seed(0)
+    rungs, judged = climbed(given.quick)
+    report.show(f"ViT-L/16, effective batch 64, predicted for {CARD}", rungs)
+    report.show("against the goals", [judged])
+    measured = measured_rungs()
+    report.show("a small ViT on this CPU", measured)
+    all_rungs = memlab.ladder(small_vit(), device="cpu", batch_size=BATCH_SIZE, repeats=1)[-1]
+    learnt = trained(all_rungs.config, given.quick)
+    report.show("trained on digits", learnt)
+    loss = chunked(given.quick)
+    report.show(f"GPT-2 small, 1024 tokens, batch 32, predicted for {CARD}, allocated", [loss])
+    moved = offloaded()
+    report.show(f"activations offloaded, gpt2-medium, batch 8, predicted for {CARD}", [moved])
+    results = {"ladder": rungs, "judged": judged, "measured": measured, "trained": learnt}
+    report.write(given, before, results | {"chunked": loss, "offloaded": moved})
+
+
+if __name__ == "__main__":
+    main()
