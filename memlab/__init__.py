@@ -4,11 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memlab import workloads
+from memlab._loaders import measure_loading
 from memlab._verify import VerifyReport
 from memlab._version import __version__
 from memlab.api import measure, predict, to_frame, verify
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
+from memlab.loading import LoadingConfig, LoadingResult
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from memlab._panel import panel
 
 __all__ = [
-    "MemlabError", "Outcome", "StepConfig", "StepResult", "VerifyReport", "Workload", "__version__",
-    "explain", "ladder", "measure", "panel", "predict", "to_frame", "verify", "workloads",
+    "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
+    "VerifyReport", "Workload", "__version__", "explain", "ladder", "measure", "measure_loading",
+    "panel", "predict", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 
 

@@ -111,6 +111,7 @@ class StepConfig:
         compile: run the model through `torch.compile`.
         compile_mode: see `CompileMode`; with compile, or the compile engine.
         channels_last: lay the weights of convolutions, and so their results, out channels last.
+        init_on_meta: build the model without memory, then make it where it is trained.
         optimizer: see `Optimizer`.
         optimizer_implementation: see `OptimizerImplementation`.
         optimizer_in_backward: update each parameter as soon as backward has its gradient, and free
@@ -145,6 +146,7 @@ class StepConfig:
     compile: bool = False
     compile_mode: CompileMode = CompileMode.DEFAULT
     channels_last: bool = False
+    init_on_meta: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     optimizer_implementation: OptimizerImplementation = OptimizerImplementation.DEFAULT
     optimizer_in_backward: bool = False
@@ -317,6 +319,7 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "memory_budget": _fraction,
     "compile": _boolean,
     "channels_last": _boolean,
+    "init_on_meta": _boolean,
     "optimizer_in_backward": _boolean,
     "checkpoint_modules": _text,
     "checkpoint_policy": _policy,

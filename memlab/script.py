@@ -16,6 +16,7 @@ from memlab.techniques import (
     compilation,
     inplace,
     layout,
+    meta_init,
     offload,
     optimizers,
     precision,
@@ -54,6 +55,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     whole = together(
         [
             segments.source(config),
+            meta_init.source(config),
             precision.source(config),
             layout.source(config),
             chunked_loss.source(config),

@@ -27,6 +27,7 @@ from memlab.techniques import (
     compilation,
     inplace,
     layout,
+    meta_init,
     offload,
     optimizers,
     precision,
@@ -167,7 +168,8 @@ def build_step(
     segments.apply(config, device)
     mark(Phase.BUILD, 0)
     set_seed(seed)
-    model = workload.build_model()
+    build_model = workload.build_model
+    model = meta_init.build(build_model, device) if config.init_on_meta else build_model()
     _check_model(model)
     precision.cast_model(model.to(device), config.precision)
     if config.channels_last:
@@ -291,6 +293,7 @@ def set_seed(seed: int) -> None:
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
     said = precision.notes(config.precision, device) + compilation.notes(config, device)
+    said += meta_init.notes(config, device)
     return said + checkpointing.notes(config, plan)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from memlab import _inspect, _measure, _verify
+from memlab import _inspect, _loading, _measure, _verify
 from memlab._sources import Sources, read_no_bytecode
 from memlab.memory.devices import available_memory_bytes
 from memlab.units import KIB
@@ -71,6 +71,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "predict": _predict,
     "plan": _plan,
     "verify": _verify.verify_in_process,
+    "loading": _loading.loading_in_process,
     "inspect": _inspect.inspect_in_process,
 }
 

@@ -20,6 +20,7 @@ def test_defaults_are_the_contract():
         "compile": False,
         "compile_mode": "default",
         "channels_last": False,
+        "init_on_meta": False,
         "optimizer": "adamw",
         "optimizer_implementation": "default",
         "optimizer_in_backward": False,
@@ -62,6 +63,7 @@ def test_choices_are_read_from_text_and_print_as_text():
         ("compile_mode", "fast", "'max-autotune-no-cudagraphs'"),
         ("compile_mode", "reduce-overhead", "add compile=True"),
         ("channels_last", 1, "True or False"),
+        ("init_on_meta", "yes", "True or False"),
         ("checkpointing", "all", "'blocks'"),
     ],
 )

@@ -29,7 +29,7 @@ def panel():
         StepConfig(memory_budget=0.35, budget_engine="compile", optimizer="sgd"),
         StepConfig(memory_budget=0.4, budget_engine="compile", budget_solver="greedy"),
         StepConfig(checkpointing="blocks", compile=True),
-        StepConfig(channels_last=True),
+        StepConfig(channels_last=True, init_on_meta=True),
         StepConfig(precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True),
         StepConfig(optimizer_implementation="fused"),
     ],

@@ -315,6 +315,9 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     named = ["loss in 8 chunks", "in place", "activations offloaded", "optimizer state offloaded"]
     assert state.others(state.to_config(asked)) == named
     assert verdicts.setting_words("inplace", False) == "not in place"
+    on_meta = state.from_config(StepConfig(init_on_meta=True))
+    assert "built without memory" in texts.more_line(on_meta, None, "h200", "mine").text
+    assert verdicts.setting_words("init_on_meta", True) == "built on meta"
     idle = texts.more_line(asked, None, "cpu", "mine")
     assert idle.kind == verdicts.WARN
     assert idle.remedy[1] == {"offload_activations": False, "offload_optimizer": False}

@@ -22,12 +22,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # floor of its own.
 FLOORS = [
     ["errors", "units", "_version"],
-    ["config", "workload", "trace", "plan", "result"],
+    ["config", "workload", "trace", "plan", "result", "loading"],
     ["workloads/", "techniques/"],
     ["memory/", "step", "script"],
-    ["_sources", "_running", "_measure", "_verify", "_predict", "_plan", "_inspect"],
+    ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
     ["worker", "_process", "_isolation"],
-    ["_plans", "api", "_holdings", "_remedies", "_explain", "_ladder"],
+    ["_plans", "api", "_loaders", "_holdings", "_remedies", "_explain", "_ladder"],
     ["_figures", "_timeline_figure", "_peak_map_figure", "_ladder_figure", "plots"],
     ["_panel/", "workloads/pairs"],
 ]

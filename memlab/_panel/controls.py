@@ -39,6 +39,7 @@ LABELS = {
     "optimizer_in_backward": "in backward",
     "compile": "torch.compile",
     "channels_last": "channels last",
+    "init_on_meta": "build on meta",
     "loss_chunks": "Loss in",
     "inplace": "in place",
     "offload_activations": "offload activations",
@@ -46,8 +47,8 @@ LABELS = {
     "expandable_segments": "expandable segments",
 }
 SWITCHES = (
-    "compile", "channels_last", "inplace", "offload_activations", "offload_optimizer",
-    "expandable_segments",
+    "compile", "channels_last", "init_on_meta", "inplace", "offload_activations",
+    "offload_optimizer", "expandable_segments",
 )  # fmt: skip
 
 

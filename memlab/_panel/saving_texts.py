@@ -6,9 +6,11 @@ from typing import Any
 from memlab.config import StepConfig
 
 OFFLOADED = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
-NAMES = {"inplace": "in place", "expandable_segments": "in expandable segments"} | {
-    field: f"{what} offloaded" for field, what in OFFLOADED.items()
-}
+NAMES = {
+    "init_on_meta": "built on meta",
+    "inplace": "in place",
+    "expandable_segments": "in expandable segments",
+} | {field: f"{what} offloaded" for field, what in OFFLOADED.items()}
 
 
 def sentences(settings: Mapping[str, Any]) -> list[str]:
@@ -19,6 +21,8 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
             f"the loss is taken of 1/{chunks} of the tokens at a time, so that logits are never "
             "whole; the head runs once more in backward"
         )
+    if settings["init_on_meta"]:
+        said.append("the model is built without memory and then made on the device")
     if settings["inplace"]:
         said.append("activations write over their input where nothing else reads it")
     if settings["expandable_segments"]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from memlab.errors import WorkloadError
 from memlab.workload import Workload
+from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Lstm
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet

@@ -30,7 +30,7 @@ def _text() -> npt.NDArray[np.uint8]:
 
 
 @functools.cache
-def _digits() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def digits_images() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Return 1797 hand-written digits, (1797, 8, 8) from 0 to 1, and their labels."""
     bunch = zoo_import("sklearn.datasets").load_digits()
     return (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int64)
@@ -46,7 +46,7 @@ def text_batch(n: int, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor
 
 def digits_batch(n: int, image_size: int, num_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return n digits scaled up, (n, channels, size, size) float32, and labels, (n,) int64."""
-    images, labels = _digits()
+    images, labels = digits_images()
     chosen = torch.randint(len(labels), (n,)).numpy()
     pixels = torch.tensor(images[chosen])[:, None]  # (n, 1, 8, 8)
     pixels = torch.nn.functional.interpolate(pixels, size=(image_size, image_size), mode="bilinear")
@@ -65,7 +65,7 @@ def digit_masks_batch(n: int, size: Sequence[int]) -> tuple[torch.Tensor, torch.
         float32, (n, 1, *size), from 0 to 1, and int64, (n, *size), 1 where a digit is.
     """
     height, width = size[-2:]
-    images, _ = _digits()
+    images, _ = digits_images()
     pixels = torch.tensor(images[torch.randint(len(images), (n,)).numpy()])[:, None]
     pixels = torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear")
     if len(size) == 3:

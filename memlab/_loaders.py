@@ -1,0 +1,83 @@
+"""`measure_loading`: the public function of data loading, checked here and run in the worker."""
+
+import threading
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from memlab._isolation import OnProgress
+from memlab._plans import plan_for
+from memlab._process import Ended
+from memlab.api import _check_count, _check_types, _runner
+from memlab.config import StepConfig
+from memlab.errors import ConfigError, WorkloadError
+from memlab.loading import LoadingConfig, LoadingResult
+from memlab.memory.cards import resolve
+from memlab.memory.devices import resolve_device
+from memlab.workload import Workload
+
+
+def measure_loading(
+    workload: Workload,
+    config: StepConfig,
+    dataset: Dataset[Any],
+    loading: LoadingConfig | None = None,
+    device: str | torch.device | None = None,
+    *,
+    num_steps: int = 8,
+    seed: int = 0,
+    timeout_seconds: float = 120,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> LoadingResult:
+    """Return what fetching its batches does to a step: time, waiting, resident memory.
+
+    Args:
+        workload: model and loss; samples of the dataset take the place of its own batches.
+        config: how it is trained; `batch_size` is also the loader's.
+        dataset: map-style (`__getitem__` and `__len__`), such as `memlab.workloads.JpegDigits()`.
+        loading: how the loader fetches; None is PyTorch's default, in the training process.
+        device: as for `measure`.
+        num_steps: timed, after one that is not.
+        seed: set before the model and each step, and for the order of the samples.
+        timeout_seconds: after which the run ends as `timed_out`.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Raises:
+        MemlabError: an argument cannot be; what happens while it runs is the `outcome`.
+    """
+    _check_types(workload, config)
+    loading = LoadingConfig() if loading is None else loading
+    if not isinstance(loading, LoadingConfig):
+        raise ConfigError(f"loading={loading!r} is no LoadingConfig; pass LoadingConfig()")
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise WorkloadError(
+            f"dataset={dataset!r} is not map-style; give it __getitem__ and __len__, as "
+            "torch.utils.data.Dataset describes"
+        )
+    target = resolve_device(device)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "config": config,
+        "dataset": dataset,
+        "loading": loading,
+        "device": target,
+        "num_steps": _check_count("num_steps", num_steps, 1),
+        "seed": _check_count("seed", seed, 0),
+    }
+    run = _runner(True, timeout_seconds, on_progress, cancel)
+    try:
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        found: LoadingResult = run("loading", arguments | {"plan": plan})
+    except Ended as ended:
+        return LoadingResult(
+            outcome=ended.outcome,
+            message=str(ended),
+            device=str(target),
+            config=config,
+            loading=loading,
+            workload_name=workload.name,
+        )
+    return found

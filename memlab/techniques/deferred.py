@@ -1,0 +1,187 @@
+"""Building a model without memory: its operators are noted on fake tensors, then run on a device.
+
+Self-contained, since an exported script holds it as it stands; `meta_init.py` applies it. Left out:
+constructors that read random values, and generators of their own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RANDOM = torch.Tag.nondeterministic_seeded
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: the number of its storage, and how it reads it."""
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Unknown(ValueError):
+    """A model needs numbers that a replay would not give."""
+
+
+class Notes(TorchDispatchMode):
+    """Operators on fake tensors, which can be run again where there is memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[tuple[Any, Any, Any, Any]] = []
+        self.storages: dict[int, Any] = {}  # held, so that no other storage gets its number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self.value(args[0])
+        taken = self.placed((args, kwargs or {}))  # before: a fake may be moved by the operator
+        result = func(*args, **(kwargs or {}))
+        self.operators.append((func, *taken, self.placed(result)))
+        return result
+
+    @contextlib.contextmanager
+    def whole(self, holder: Any, name: str) -> Iterator[None]:
+        """Note a function that draws until a number suits as one operator on its first tensor."""
+        function = getattr(holder, name)
+
+        def noted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            taken = self.placed(((tensor, *args), kwargs))
+            self.operators.append((function, *taken, self.placed(tensor)))
+            return tensor
+
+        setattr(holder, name, noted)
+        try:
+            yield
+        finally:
+            setattr(holder, name, function)
+
+    def placed(self, values: Any) -> Any:
+        """Return a tree of values with the place of each fake tensor instead of it."""
+
+        def place(fake: FakeTensor) -> Place:
+            storage = fake.untyped_storage()
+            self.storages[storage._cdata] = storage
+            size, stride = tuple(fake.shape), tuple(fake.stride())
+            return Place(storage._cdata, fake.dtype, size, stride, int(fake.storage_offset()))
+
+        return pytree.tree_map_only(FakeTensor, place, values)
+
+    def value(self, tensor: torch.Tensor) -> Any:
+        """Return the number in a tensor, by running what it was made of."""
+        place, needed = self.placed(tensor), Notes()
+        if not isinstance(place, Place):
+            return tensor.item()
+        storages = {place.storage}
+        for operator in reversed(self.operators):
+            touched = {p.storage for p in pytree.tree_leaves(operator[1:]) if isinstance(p, Place)}
+            if touched & storages:
+                storages |= touched
+                needed.operators.insert(0, operator)
+                drawn = RANDOM in getattr(operator[0], "tags", [RANDOM])
+                if drawn:
+                    raise Unknown("build_model reads a number that it has drawn at random")
+        with unset_fake_temporarily():
+            return tensor_at(place, needed.replay(torch.device("cpu"), storages)).item()
+
+    def replay(self, device: torch.device, kept: set[int]) -> dict[int, torch.Tensor]:
+        """Run the operators on a device; return a tensor in each storage that is to be kept."""
+        real: dict[int, torch.Tensor] = {}
+        last = {
+            place.storage: index
+            for index, operator in enumerate(self.operators)
+            for place in pytree.tree_leaves(operator[1:])
+            if isinstance(place, Place)
+        }
+
+        def found(value: Any) -> Any:
+            if isinstance(value, Place):
+                return tensor_at(value, real)
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        for index, (func, args, kwargs, made) in enumerate(self.operators):
+            args, kwargs = pytree.tree_map(found, (args, kwargs))
+            schema = getattr(func, "_schema", None)
+            if schema and any(argument.name == "device" for argument in schema.arguments):
+                kwargs["device"] = device
+            with torch.no_grad():
+                results = pytree.tree_leaves(func(*args, **kwargs))
+            for place, result in zip(pytree.tree_leaves(made), results, strict=True):
+                if isinstance(place, Place):
+                    real.setdefault(place.storage, result)
+            del args, kwargs, results
+            for storage in [s for s in real if last[s] == index and s not in kept]:
+                del real[storage]
+        return real
+
+
+def tensor_at(place: Place, real: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return the tensor that reads a real storage as the fake one at this place read its own."""
+    whole = real[place.storage]
+    tensor = torch.empty(0, dtype=place.dtype, device=whole.device)
+    with torch.no_grad():
+        return tensor.set_(whole.untyped_storage(), place.offset, place.shape, place.stride)
+
+
+def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """Return the model as `build_model` makes it, without memory before it is on the device.
+
+    Raises:
+        Unknown: it reads random numbers or draws some that are no operator's.
+    """
+    model, notes = noted_build(build_model)
+    fill(model, notes, device)
+    return model
+
+
+def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]:
+    """Return a model of fake tensors, and what its tensors are made of."""
+    notes, generator = Notes(), torch.get_rng_state()
+    fakes, drawn = FakeTensorMode(allow_non_fake_inputs=True), "_no_grad_trunc_normal_"
+    try:
+        with fakes, notes.whole(nn.init, drawn), notes:
+            model = build_model()
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise Unknown(f"build_model reads values of a tensor ({error.func})") from error
+    if not torch.equal(generator, torch.get_rng_state()):
+        raise Unknown("build_model seeds torch, or draws random numbers outside of operators")
+    return model, notes
+
+
+def fill(model: nn.Module, notes: Notes, device: torch.device) -> None:
+    """Put real tensors in the place of fake ones, wherever a module holds them."""
+    holders: list[dict[str, Any]] = []
+    for module in model.modules():
+        holders += [module.__dict__, module._parameters, module._buffers]
+    fakes = {
+        id(leaf): leaf
+        for holder in holders
+        for leaf in pytree.tree_leaves(list(holder.values()))
+        if isinstance(leaf, FakeTensor)
+    }
+    places = {key: notes.placed(fake) for key, fake in fakes.items()}
+    real = notes.replay(device, {place.storage for place in places.values()})
+    made: dict[int, torch.Tensor] = {}
+    for key, fake in fakes.items():
+        made[key] = tensor_at(places[key], real)
+        if isinstance(fake, nn.Parameter):
+            made[key] = nn.Parameter(made[key], fake.requires_grad)
+    for holder in holders:
+        for name, value in list(holder.items()):
+            if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):
+                holder[name] = pytree.tree_map_only(FakeTensor, lambda f: made[id(f)], value)
