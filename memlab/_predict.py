@@ -42,9 +42,9 @@ from memlab.memory.tracker import Tracker, record_fake
 from memlab.memory.values import for_real
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
-from memlab.step import build_step, notes, set_seed
-from memlab.techniques import offload, optimizers
-from memlab.techniques.compilation import check, is_compiled
+from memlab.step import build_step, check_together, notes, set_seed
+from memlab.techniques import offload
+from memlab.techniques.compilation import is_compiled
 from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
 from memlab.units import MIB, format_bytes, format_seconds
@@ -146,8 +146,8 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
 
 def check_target(config: StepConfig, target: Target) -> None:
     """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
-    check(config, torch.device(target.kind))
-    optimizers.check(config, torch.device(target.kind))  # which imports what a recording must not
+    # before any recording, which must not import what the check of an optimizer does
+    check_together(config, torch.device(target.kind))
     if is_compiled(config):
         raise UnsupportedError(
             "predict knows eager steps only: what a compiled step keeps is decided while it "

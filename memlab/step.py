@@ -214,9 +214,17 @@ def build_step(
 def _check(config: StepConfig, device: torch.device, plan: Plan | None) -> None:
     """Raise UnsupportedError for what is known to be impossible before anything is built."""
     precision.check(config.precision, device)
+    check_together(config, device)
+    checkpointing.check(config, plan)
+
+
+def check_together(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for settings that do not go together, or not on such a device.
+
+    No card has to be there: of the device, only its type counts.
+    """
     optimizers.check(config, device)
     compilation.check(config, device)
-    checkpointing.check(config, plan)
     chunked_loss.check(config)
     inplace.check(config)
     offload.check(config, device)

@@ -3,9 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memlab.config import StepConfig
+from memlab.config import BudgetEngine, StepConfig
 
 OFFLOADED = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
+EAGER_ONLY: dict[str, tuple[object, str, str]] = {
+    "loss_chunks": (1, "torch.compile cannot take the loss in chunks", "in one piece"),
+    "inplace": (
+        False,
+        "torch.compile reuses memory by itself",
+        "not in place",
+    ),
+    "offload_activations": (
+        False,
+        "torch.compile saves for backward by itself, which cannot be offloaded",
+        "no offloading",
+    ),
+}
+"""What a compiled step cannot have, by field: the value without, why not, and that in words."""
+
 NAMES = {
     "init_on_meta": "built on meta",
     "inplace": "in place",
@@ -31,6 +46,22 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
         names = " and ".join(OFFLOADED[field] for field in asked)
         said.append(f"{names} wait in the host's memory, as fast as the bus allows")
     return said
+
+
+def clash(settings: Mapping[str, Any]) -> tuple[str, tuple[str, dict[str, object]]] | None:
+    """Return why two settings cannot be together, and what to do; None if all of them can."""
+    planned = settings["budget_engine"] == BudgetEngine.COMPILE and settings["memory_budget"] < 1.0
+    if settings["compile"] or planned:
+        for field, (off, why, remedy) in EAGER_ONLY.items():
+            if settings[field] != off:
+                return f"not possible: {why}", (remedy, {field: off})
+    if settings["offload_optimizer"] and settings["optimizer_in_backward"]:
+        return (
+            "not possible: an optimizer in backward is one for each parameter, whose state cannot "
+            "be offloaded",
+            ("after backward", {"optimizer_in_backward": False}),
+        )
+    return None
 
 
 def offloaded(settings: Mapping[str, Any]) -> list[str]:

@@ -190,6 +190,8 @@ WEIGHED = {"flops": "their arithmetic", "profile": "their time on this card"}
 
 def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name: str) -> Line:
     """Explain checkpointing and torch.compile, as far as they are on or not possible."""
+    if clash := saving_texts.clash(settings):
+        return Line(clash[0], remedy=clash[1], kind=WARN)
     said = []
     if facts and not facts.blocks:
         said.append(f"{name} has no repeated blocks that could be checkpointed")

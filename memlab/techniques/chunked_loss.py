@@ -15,7 +15,7 @@ from torch import nn
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques import lazy_logits
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.lazy_logits import ChunkedHead
 from memlab.techniques.source import Source, text_of
 
@@ -24,9 +24,8 @@ def check(config: StepConfig) -> None:
     """Raise UnsupportedError for a compiled step."""
     if config.loss_chunks > 1 and is_compiled(config):
         raise UnsupportedError(
-            f"loss_chunks={config.loss_chunks} with torch.compile is not built: a compiled graph "
-            "does not trace logits without memory; use compile=False and budget_engine='eager', "
-            "or loss_chunks=1"
+            f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not built: a compiled "
+            f"graph does not trace logits without memory; use {without(config)}, or loss_chunks=1"
         )
 
 

@@ -28,6 +28,19 @@ def is_compiled(config: StepConfig) -> bool:
     return config.compile or _is_planned(config)
 
 
+def asked_by(config: StepConfig) -> str:
+    """Return what a config says that has its step compiled, for a sentence that refuses it."""
+    if config.compile:
+        return "compile=True"
+    return f"budget_engine='compile' at memory_budget={config.memory_budget:g}"
+
+
+def without(config: StepConfig) -> str:
+    """Return what to set for an eager step."""
+    planned = ["budget_engine='eager'"] if _is_planned(config) else []
+    return " and ".join((["compile=False"] if config.compile else []) + planned)
+
+
 def _is_planned(config: StepConfig) -> bool:
     """Return whether PyTorch's partitioner plans what to recompute."""
     return config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.COMPILE

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import asked_by, is_compiled
 from memlab.techniques.source import Source
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
@@ -39,8 +39,8 @@ def check(config: StepConfig) -> None:
     """Raise UnsupportedError for a compiled step."""
     if config.inplace and is_compiled(config):
         raise UnsupportedError(
-            "inplace=True with torch.compile does nothing: a compiled graph reuses memory by "
-            "itself; use inplace=False"
+            f"inplace=True with {asked_by(config)} does nothing: a compiled graph reuses memory "
+            "by itself; use inplace=False"
         )
 
 

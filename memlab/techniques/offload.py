@@ -11,7 +11,7 @@ import torch
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques import offloading
-from memlab.techniques.compilation import is_compiled
+from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.source import Source
 from memlab.units import format_bytes
 
@@ -33,8 +33,8 @@ def check(config: StepConfig, device: torch.device) -> None:
         )
     if config.offload_activations and is_compiled(config):
         raise UnsupportedError(
-            "offload_activations=True with torch.compile is not built: a compiled graph saves for "
-            "backward by itself; use compile=False and budget_engine='eager'"
+            f"offload_activations=True with {asked_by(config)} is not built: a compiled graph "
+            f"saves for backward by itself; use {without(config)}, or offload_activations=False"
         )
 
 

@@ -1,0 +1,120 @@
+"""Every two techniques: equal gradients, or a refusal that names both, also in the panel."""
+
+import pytest
+import torch
+
+from benchmarks import combinations
+from benchmarks.combinations import Kind, pairs, tried
+from memlab import StepConfig
+from memlab._panel import outlook, state, texts, verdicts
+from memlab._panel.forecasts import Estimate, Question
+from memlab._panel.runs import RunLog
+from memlab._predict import predict_in_process
+from memlab.errors import UnsupportedError
+from memlab.memory.cards import resolve
+from memlab.step import check_together
+from memlab.techniques import accumulation, chunked_loss, layout
+
+
+@pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in pairs()])
+def test_two_techniques_combine_or_are_refused_by_name(a, b):
+    found = tried(a, b)
+    assert found.kind is not Kind.WRONG, found.why
+
+
+def test_the_page_says_what_was_found():  # of the pairs that are tried above, which takes longer
+    page = combinations.PAGE.read_text(encoding="utf-8")
+    assert page == combinations.page(), "write it again: python -m benchmarks.combinations"
+
+
+def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkeypatch):
+    attempt = tried.__wrapped__  # past what is remembered
+    for a, b in (("channels last", "fused"), ("accumulation", "fused"), ("loss chunks", "fused")):
+        assert attempt(a, b).kind is Kind.TRAINS
+
+    def scaled(model):
+        for parameter in model.parameters():
+            parameter.data.mul_(1.1)
+
+    def refuse(config):
+        if config.loss_chunks > 1:
+            raise UnsupportedError("loss_chunks=4 cannot be")
+
+    monkeypatch.setattr(layout, "apply", scaled)
+
+    def uneven(_, micro_batches, sizes):
+        return [1.0] if len(sizes) == 1 else [0.9, 0.1]
+
+    monkeypatch.setattr(accumulation, "weights", uneven)
+    monkeypatch.setattr(chunked_loss, "check", refuse)
+    assert "differ by" in attempt("channels last", "fused").why
+    assert "differ by" in attempt("accumulation", "fused").why
+    assert "does not name both" in attempt("loss chunks", "fused").why
+
+
+REFUSED = [
+    ("in backward", "fp16-mixed"),
+    ("in backward", "accumulation"),
+    ("in backward", "offload optimizer"),
+    ("adafactor", "fused"),
+    ("budget", "checkpointing"),
+    ("budget", "compile"),
+    ("compile", "loss chunks"),
+    ("compile", "in place"),
+    ("compile", "offload activations"),
+    ("budget, compiled", "loss chunks"),
+    ("budget, compiled", "in place"),
+    ("budget, compiled", "offload activations"),
+]
+
+
+def device_of(a, b):
+    fields = combinations.settings(a, b).keys()
+    return combinations.CARD if fields & set(combinations.ON_A_CARD) else "cpu"
+
+
+def test_these_pairs_are_refused_and_no_others():
+    with_reason = {
+        frozenset(pair)
+        for pair in pairs()
+        if refusal(StepConfig(**combinations.settings(*pair)), device_of(*pair))
+    }
+    assert with_reason == {frozenset(pair) for pair in REFUSED}
+
+
+def refusal(config, device):
+    """Return what is said of a config before anything is built; "" if nothing."""
+    try:
+        check_together(config, torch.device(resolve(device).kind))
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in REFUSED])
+def test_the_panel_says_what_cannot_be_before_it_runs(a, b):
+    now = state.from_config(StepConfig(**combinations.settings(a, b)))
+    device = device_of(a, b)
+    lines = texts.lines(now, {}, None, device=device, name="mine", own_loss=False)
+    warnings = [line for line in lines.values() if line.kind == verdicts.WARN and line.remedy]
+    helped = [state.to_config({**now, **line.remedy[1]}) for line in warnings]
+    assert any(not refusal(config, device) for config in helped)
+
+
+@pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in REFUSED])
+def test_the_prediction_on_screen_is_the_sentence_of_the_refusal(a, b):
+    config, device = StepConfig(**combinations.settings(a, b)), device_of(a, b)
+    target = resolve(device)
+    result = predict_in_process(
+        combinations.WORKLOAD, config, target, seed=0, memory_limit=None, report=lambda _: None
+    ).result
+    question = Question(combinations.WORKLOAD.name, config, target.name)
+    estimate = Estimate(question=question, result=result, exact=True)
+    shown = outlook.outlook(RunLog(), question, estimate, "")
+    assert shown._costs() == f"no prediction (unsupported): {refusal(config, device)}"
+
+
+def test_no_card_has_to_be_there_for_what_a_card_would_refuse():
+    config = StepConfig(offload_activations=True, compile=True)
+    with pytest.raises(UnsupportedError, match=r"offload_activations=True with compile=True"):
+        check_together(config, torch.device("cuda"))
