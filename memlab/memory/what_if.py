@@ -74,7 +74,7 @@ class Candidate:
         nbytes: of activations that are born in its calls and held for backward.
         items: what can be kept of it.
         seconds: of running it again, all of it, and of copying its state.
-        num_operators: that run again.
+        num_operators: that run again, and copies of its state.
     """
 
     path: str
@@ -228,8 +228,9 @@ class WhatIf:
             born = (self.birth_operator >= span.first) & (self.birth_operator < span.end)
             candidate.nbytes += int(self.own[self.activations[born]].sum())
             candidate.seconds += float(self.seconds[span.first : span.stop].sum())
-            candidate.seconds += 2 * len(span.state) * self.copy_seconds
-            candidate.num_operators += span.stop - span.first
+            copies = 2 * len(span.state)
+            candidate.seconds += copies * self.copy_seconds
+            candidate.num_operators += span.stop - span.first + copies
         candidate.items = self._items(spans)
         return candidate
 
@@ -238,8 +239,9 @@ class WhatIf:
         return any(not self._is_of_backward(block) for block in self._read_back(forward))
 
     def _saves_its_output(self, forward: int) -> bool:
-        blocks = self.recording.blocks
-        return any(blocks[block].operator == forward for block in self._read_back(forward))
+        blocks, writes = self.recording.blocks, self.recording.operators[forward].writes
+        back = self._read_back(forward)
+        return any(blocks[block].operator == forward or block in writes for block in back)
 
     def _read_back(self, forward: int) -> Iterator[int]:
         for number in self.backward_of.get(forward, ()):
