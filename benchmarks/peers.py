@@ -43,7 +43,7 @@ def peak_in_fake_tracker(workload: Workload, config: StepConfig) -> dict[str, in
         batch = pytree.tree_map_only(torch.Tensor, mode.from_tensor, batch)
         sizes = config.micro_batch_sizes
         parts = accumulation.split(batch, sizes) if len(sizes) > 1 else [batch]
-        optimizer, scheduler = optimizers.make(model, config.optimizer)
+        optimizer, scheduler = optimizers.make(model, config)
         scaler = precision.make_scaler(config.precision, CPU)
         tracker = MemTracker()
         tracker.track_external(model, optimizer, batch)
