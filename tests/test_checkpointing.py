@@ -137,7 +137,11 @@ def keep_everything(_, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE
 
 
-@pytest.mark.parametrize("policy", [*policies.PRESET_POLICIES, keep_everything], ids=str)
+@pytest.mark.parametrize(
+    "policy",
+    [*policies.PRESET_POLICIES, pytest.param(keep_everything, id="keep-everything")],
+    ids=str,
+)
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*")
 def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
