@@ -39,6 +39,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "fp16-mixed": {"precision": "fp16-mixed"},
     "bf16": {"precision": "bf16"},
     "bf16-master": {"precision": "bf16-master"},
+    "bf16-stochastic": {"precision": "bf16-stochastic"},
     "checkpointing": {"checkpointing": "blocks"},
     "budget": {"memory_budget": 0.5},
     "budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"},

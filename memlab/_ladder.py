@@ -25,7 +25,7 @@ Rung = Mapping[str, Any]
 
 RUNGS: tuple[Rung, ...] = (
     {"precision": "bf16-mixed"},
-    {"precision": "bf16"},
+    {"precision": "bf16-stochastic"},
     {"loss_chunks": 16},
     {"memory_budget": 0.0},
     {"optimizer": "adafactor"},

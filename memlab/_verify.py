@@ -37,6 +37,7 @@ ROUNDING_TOLERANCE = {
     Precision.BF16_MIXED: 5e-2,
     Precision.BF16: 5e-2,
     Precision.BF16_MASTER: 5e-2,
+    Precision.BF16_STOCHASTIC: 5e-2,
     Precision.FP8_MIXED: 0.25,
 }
 """What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT; fp8 four
@@ -52,6 +53,7 @@ RECOMPUTE_TOLERANCE = {
     Precision.BF16_MIXED: torch.finfo(torch.bfloat16).eps,
     Precision.BF16: torch.finfo(torch.bfloat16).eps,
     Precision.BF16_MASTER: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16_STOCHASTIC: torch.finfo(torch.bfloat16).eps,
     Precision.FP8_MIXED: torch.finfo(torch.bfloat16).eps,
 }
 """What recomputing may change, which is nothing where a device's kernels give the same bits twice.

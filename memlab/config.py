@@ -18,8 +18,9 @@ class Precision(StrEnum):
 
     The mixed ones keep fp32 weights and autocast the forward; tf32 multiplies fp32 matrices on
     tensor cores; bf16 and fp16 are the format of weights, gradients and optimizer state;
-    bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; fp8-mixed is bf16-mixed
-    with the products of linear layers in fp8.
+    bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; bf16-stochastic rounds
+    updated bf16 weights up or down at random; fp8-mixed is bf16-mixed with the products of linear
+    layers in fp8.
     """
 
     FP32 = "fp32"
@@ -29,6 +30,7 @@ class Precision(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     BF16_MASTER = "bf16-master"
+    BF16_STOCHASTIC = "bf16-stochastic"
     FP8_MIXED = "fp8-mixed"
 
 

@@ -172,6 +172,7 @@ def test_the_states_are_those_that_can_be_counted():
             "adafactor": {"optimizer": "adafactor"},
             "master": {"optimizer": "sgd", "precision": "bf16-master"},
             "master adamw": {"precision": "bf16-master"},
+            "stochastic adamw": {"precision": "bf16-stochastic"},
         }.items()
     }
     assert found == {
@@ -179,6 +180,7 @@ def test_the_states_are_those_that_can_be_counted():
         "adafactor": factors,
         "master": matrix,
         "master adamw": 3 * matrix + 4,
+        "stochastic adamw": 2 * matrix + 4,
     }
 
 
@@ -194,6 +196,8 @@ CONFIGS = [
     {"optimizer_in_backward": True, "checkpointing": "blocks"},
     {"optimizer_in_backward": True, "precision": "bf16-master"},
     {"precision": "bf16-master"},
+    {"precision": "bf16-stochastic"},
+    {"precision": "bf16-stochastic", "optimizer": "adafactor", "optimizer_in_backward": True},
     {"precision": "fp16", "optimizer": "sgd"},
     {"precision": "fp16-mixed", "optimizer_implementation": "fused"},
     pytest.param({"optimizer": "adamw-8bit", "optimizer_in_backward": True}, marks=EIGHT_BIT),

@@ -11,8 +11,9 @@ from torch import nn
 from memlab import StepConfig, Workload, measure
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
-from memlab.step import build_step
+from memlab.step import build_step, set_seed
 from memlab.techniques import precision
+from memlab.techniques.stochastic_rounding import round_at_random
 from tests.models import linear
 from tests.test_optimizers import predicted
 
@@ -87,7 +88,7 @@ def one_weight():
 def test_master_weights_keep_updates_that_bf16_loses(in_backward):
     """SGD takes 1e-3 * 0.25 off a weight of 1: less than half of bf16's step of 2**-8 below 1."""
     ends = {}
-    for name in ("fp32", "bf16", "bf16-master"):
+    for name in ("fp32", "bf16", "bf16-master", "bf16-stochastic"):
         config = StepConfig(
             batch_size=2, optimizer="sgd", precision=name, optimizer_in_backward=in_backward
         )
@@ -98,6 +99,20 @@ def test_master_weights_keep_updates_that_bf16_loses(in_backward):
     assert ends["bf16"] == 1.0
     assert ends["fp32"] == pytest.approx(0.99, abs=1e-4)
     assert ends["bf16-master"] == pytest.approx(0.99, abs=2**-9)
+    assert ends["bf16-stochastic"] < 1.0
+
+
+def test_rounding_at_random_is_right_in_the_mean_and_to_a_neighbour_each_time():
+    set_seed(0)
+    exact = torch.linspace(-2.0, 2.0, 1001)
+    out = torch.zeros(4000, 1001, dtype=torch.bfloat16)
+    round_at_random(exact.repeat(4000, 1), out)
+    step = torch.finfo(torch.bfloat16).eps * 2
+    assert ((out.float() - exact).abs() < step).all()
+    assert (out.double().mean(0) - exact).abs().max() < 5 * step / 2 / 4000**0.5
+    as_bf16 = exact.bfloat16()
+    round_at_random(as_bf16.float(), out[0])
+    assert torch.equal(out[0], as_bf16)
 
 
 def test_fp8_is_refused_where_there_is_none(monkeypatch):

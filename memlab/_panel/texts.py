@@ -149,6 +149,8 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         "small gradients vanish and the loss may become NaN",
         Precision.BF16_MASTER: f"weights{size} and gradients in bf16; the optimizer keeps fp32 "
         f"master weights{masters}, so small updates are not lost",
+        Precision.BF16_STOCHASTIC: f"weights{size} and gradients in bf16, optimizer state in fp32; "
+        "updated weights are rounded up or down at random, so small updates count",
         Precision.TF32: f"fp32 throughout, weights{size}; matrix products round their inputs to "
         "TF32: faster on Ampere and newer, saves no memory",
         Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and "

@@ -15,11 +15,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques import master_weights, optimizer_in_backward
+from memlab.techniques import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, Source, together
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
+"""PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
+
 MOMENTUM = 0.9
 SCHEDULE_STEPS = 1000  # length of the cosine; memory and time of a step do not depend on it
 IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
@@ -46,7 +48,7 @@ def make(
     parameters = [p for p in model.parameters() if p.requires_grad]
     make_one = _maker(config)
     optimizer = (
-        InBackward(parameters, make_one, LEARNING_RATE)
+        InBackward(parameters, make_one, learning_rate(config))
         if config.optimizer_in_backward
         else make_one(parameters)
     )
@@ -65,8 +67,11 @@ def source(config: StepConfig) -> Source:
     if config.precision is Precision.BF16_MASTER:
         made = f"given_master_weights({made})"
         parts.append(master_weights.source())
+    if config.precision is Precision.BF16_STOCHASTIC:
+        made = f"given_stochastic_rounding({made})"
+        parts.append(stochastic_rounding.source())
     if config.optimizer_in_backward:
-        parts.append(optimizer_in_backward.source(made.format("own"), LEARNING_RATE))
+        parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
     else:
         parts.append(Source(optimizer=(f"optimizer = {made.format('parameters')}",)))
     if config.optimizer is Optimizer.SGD_MOMENTUM:
@@ -76,6 +81,12 @@ def source(config: StepConfig) -> Source:
         )
         parts.append(Source(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
     return together(parts)
+
+
+def learning_rate(config: StepConfig) -> float:
+    """Return the rate that an optimizer begins with."""
+    is_adafactor = config.optimizer is Optimizer.ADAFACTOR
+    return ADAFACTOR_LEARNING_RATE if is_adafactor else LEARNING_RATE
 
 
 def states_of(
@@ -104,9 +115,11 @@ def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.opt
     kind: Callable[..., torch.optim.Optimizer] = partial(getattr(module, name), **options)
     if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
         kind = _sharing_maps(kind)
-    if config.precision is Precision.BF16_MASTER:
-        return lambda parameters: master_weights.given_master_weights(kind(parameters))
-    return kind
+    given = {
+        Precision.BF16_MASTER: master_weights.given_master_weights,
+        Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
+    }.get(config.precision)
+    return kind if given is None else lambda parameters: given(kind(parameters))
 
 
 def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +145,7 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
         Optimizer.ADAFACTOR: "Adafactor",
         Optimizer.ADAMW_8BIT: "AdamW8bit",
     }
-    options: dict[str, Any] = {"lr": LEARNING_RATE}
+    options: dict[str, Any] = {"lr": learning_rate(config)}
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         options["momentum"] = MOMENTUM
     options |= IMPLEMENTATIONS[config.optimizer_implementation]

@@ -1,8 +1,8 @@
 """Number formats: autocast over fp32 weights, whole-model casts, TF32, fp8, fp16's loss scaler.
 
 fp8 is torchao's: linear layers whose sizes are multiples of 16 multiply in fp8 with a scale for
-each tensor, all else is bf16-mixed. Left out: stochastic rounding of bf16, which torchao does only
-in code that torch.compile generates.
+each tensor, all else is bf16-mixed. Left out: how bf16 weights keep small updates, which is the
+optimizer's affair.
 """
 
 import contextlib
@@ -25,9 +25,16 @@ AUTOCAST_DTYPE = {
 MODEL_DTYPE = {
     Precision.BF16: torch.bfloat16,
     Precision.BF16_MASTER: torch.bfloat16,
+    Precision.BF16_STOCHASTIC: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
-NEEDS_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.BF16_MASTER, Precision.FP8_MIXED)
+NEEDS_BF16 = (
+    Precision.BF16,
+    Precision.BF16_MIXED,
+    Precision.BF16_MASTER,
+    Precision.BF16_STOCHASTIC,
+    Precision.FP8_MIXED,
+)
 TO_FP8 = "convert_to_float8_training(model, module_filter_fn=_can_be_fp8)"
 AMPERE = (8, 0)  # compute capability, of the first cards with TF32
 TF32_REASON = "TF32 is a format of the tensor cores of Ampere and newer CUDA cards"

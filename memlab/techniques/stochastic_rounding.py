@@ -1,0 +1,52 @@
+"""bf16 weights alone, updated in fp32 and rounded up or down at random: small updates count.
+
+An update of a tenth of the distance to the next bf16 number moves a weight there once in ten times,
+so that its mean is exact (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
+One parameter at a time has an fp32 copy, with its gradient and the random bits: 12 bytes for each
+of its values. The optimizer state is fp32. Left out: fp32 accumulation of gradients over
+micro-batches.
+"""
+
+from typing import Any
+
+import torch
+
+from memlab.techniques.source import Source, text_of
+
+
+def given_stochastic_rounding(optimizer: Any) -> Any:
+    """Let an optimizer of one group of bf16 weights update fp32 copies, one after another."""
+    update = optimizer.step
+
+    def step(closure: Any = None) -> None:
+        (group,) = optimizer.param_groups
+        weights = group["params"]
+        for weight in weights:
+            if weight.grad is not None:
+                exact = weight.detach().float()
+                exact.grad, weight.grad = weight.grad.float(), None
+                optimizer.state[exact] = optimizer.state.pop(weight, {})
+                group["params"] = [exact]
+                update()
+                optimizer.state[weight] = optimizer.state.pop(exact)
+                exact.grad = None
+                round_at_random(exact, weight)
+        group["params"] = weights
+
+    optimizer.step = step
+    return optimizer
+
+
+def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
+    """Write fp32 values as bf16, up or down with the chance of how near each lies."""
+    bits = torch.randint_like(exact, 1 << 16, dtype=torch.int32)
+    bits.add_(exact.view(torch.int32)).bitwise_and_(-1 << 16)  # bf16 is the upper half of fp32
+    out.data.copy_(bits.view(torch.float32))
+
+
+def source() -> Source:
+    """Return the definitions for a script, which must call the first on each optimizer."""
+    return Source(
+        imports=("from typing import Any",),
+        functions=(text_of(given_stochastic_rounding), text_of(round_at_random)),
+    )
