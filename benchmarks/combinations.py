@@ -55,6 +55,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "offload activations": {"offload_activations": True},
     "offload optimizer": {"offload_optimizer": True},
     "expandable segments": {"expandable_segments": True},
+    "built on meta": {"init_on_meta": True},
 }
 """Settings by the name of their technique; in a refusal, their last field stands for them."""
 

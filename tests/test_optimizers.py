@@ -197,6 +197,7 @@ CONFIGS = [
     {"optimizer_in_backward": True, "precision": "bf16-master"},
     {"precision": "bf16-master"},
     {"precision": "bf16-stochastic"},
+    {"precision": "bf16-stochastic", "optimizer": "sgd-momentum"},
     {"precision": "bf16-stochastic", "optimizer": "adafactor", "optimizer_in_backward": True},
     {"precision": "fp16", "optimizer": "sgd"},
     {"precision": "fp16-mixed", "optimizer_implementation": "fused"},

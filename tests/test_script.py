@@ -89,7 +89,7 @@ def assert_same(workload, config, plan=None, slack=0):
         {"precision": "fp16"},
         {"precision": "bf16-master", "optimizer": "adamw"},
         {"precision": "bf16-master", "optimizer": "adamw", "optimizer_in_backward": True},
-        {"precision": "bf16-stochastic", "optimizer": "adafactor"},
+        {"precision": "bf16-stochastic", "optimizer": "sgd-momentum"},
         {"precision": "bf16-stochastic", "optimizer": "adamw", "optimizer_in_backward": True},
         {"optimizer": "adafactor"},
         {"optimizer": "adamw", "optimizer_implementation": "fused"},

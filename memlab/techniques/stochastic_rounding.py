@@ -7,6 +7,7 @@ of its values. The optimizer state is fp32. Left out: fp32 accumulation of gradi
 micro-batches.
 """
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,22 +19,22 @@ def given_stochastic_rounding(optimizer: Any) -> Any:
     """Let an optimizer of one group of bf16 weights update fp32 copies, one after another."""
     update = optimizer.step
 
-    def step(closure: Any = None) -> None:
-        (group,) = optimizer.param_groups
+    def step(self: Any, closure: Any = None) -> None:
+        (group,) = self.param_groups
         weights = group["params"]
         for weight in weights:
             if weight.grad is not None:
                 exact = weight.detach().float()
                 exact.grad, weight.grad = weight.grad.float(), None
-                optimizer.state[exact] = optimizer.state.pop(weight, {})
+                self.state[exact] = self.state.pop(weight, {})
                 group["params"] = [exact]
                 update()
-                optimizer.state[weight] = optimizer.state.pop(exact)
+                self.state[weight] = self.state.pop(exact)
                 exact.grad = None
                 round_at_random(exact, weight)
         group["params"] = weights
 
-    optimizer.step = step
+    optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
     return optimizer
 
 
@@ -47,6 +48,6 @@ def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
 def source() -> Source:
     """Return the definitions for a script, which must call the first on each optimizer."""
     return Source(
-        imports=("from typing import Any",),
+        imports=("from types import MethodType", "from typing import Any"),
         functions=(text_of(given_stochastic_rounding), text_of(round_at_random)),
     )
