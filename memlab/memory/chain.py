@@ -93,18 +93,25 @@ def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
             continue
         for share in range(MOST_NESTED, 0, -1):
             number = len(around) * share // MOST_NESTED
-            choice = _inside(outer, around[:number], inner.candidates)
-            if choice.cost.peak_bytes >= least:
+            choice = _inside(outer, around[:number], inner.candidates, least)
+            if choice is None:
                 break
             yield choice
 
 
-def _inside(outer: Cut, around: Sequence[int], candidates: Sequence[Candidate]) -> _Choice:
-    """Return the choice of some modules, and of all others of a cut that has modules in them."""
+def _inside(
+    outer: Cut, around: Sequence[int], candidates: Sequence[Candidate], least: int
+) -> _Choice | None:
+    """Return the choice of some modules, and of all others of a cut that has modules in them.
+
+    None if its peak is not below the least one.
+    """
     nothing: frozenset[int] = frozenset()
     cut = Cut(outer.around(around), candidates)
     kept = (nothing,) * len(candidates)
     cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
+    if cost.peak_bytes >= least:
+        return None
     seconds = [c.seconds - _spared(outer.told, c, candidates) for c in chosen]
     again = sum(seconds)
     whole = sum(
