@@ -5,14 +5,14 @@ The effective batch stays as it is, so the gradient does too, within what a narr
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from memlab._isolation import OnProgress
-from memlab.api import measure, predict
+from memlab.api import _check_count, measure, predict
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, DeviceError
 from memlab.memory.cards import resolve
@@ -85,11 +85,12 @@ def ladder(
         return predict(workload, config, device, **options)
 
     config = StepConfig(batch_size=batch_size)
-    for rung in rungs or ():
-        _on_top(config, rung)  # raises before anything is run
+    if rungs is not None:
+        rungs = _checked(rungs, config)
+    _check_count("repeats", repeats, 1)
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
-        result = run(_on_top(config, rung))
+        result = _tried(run, config, rung, results[0])
         why = result.message if result.outcome in REFUSED else _idle(result, results[-1])
         if not why or rungs is not None:
             results.append(result)
@@ -99,6 +100,42 @@ def ladder(
             config = result.config
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return results
+
+
+def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
+    """Return the rungs as a list that can be climbed, each on top of all before it.
+
+    Raises:
+        ConfigError: it is no such list; before anything is run.
+    """
+    allowed = "allowed is a list of dicts of fields of StepConfig: [{'optimizer': 'sgd'}]"
+    if isinstance(rungs, Mapping | str) or not isinstance(rungs, Iterable):
+        raise ConfigError(f"rungs={rungs!r} is no list; {allowed}")
+    every, config = list(rungs), plain
+    for rung in every:
+        if not isinstance(rung, Mapping):
+            raise ConfigError(f"rungs hold {rung!r}; {allowed}")
+        config = _on_top(config, rung)
+    return every
+
+
+def _tried(
+    run: Callable[[StepConfig], StepResult], config: StepConfig, rung: Rung, plain: StepResult
+) -> StepResult:
+    """Return what a rung costs; one that needs a rung that was refused is refused as well."""
+    try:
+        above = _on_top(config, rung)
+    except ConfigError as error:
+        return StepResult(
+            outcome=Outcome.UNSUPPORTED,
+            message=f"{_said(rung)} needs a rung that is not stood on: {error}",
+            source=plain.source,
+            device=plain.device,
+            versions=plain.versions,
+            config=config,
+            workload_name=plain.workload_name,
+        )
+    return run(above)
 
 
 def _idle(result: StepResult, before: StepResult) -> str:

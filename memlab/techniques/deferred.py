@@ -160,6 +160,9 @@ def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]
         raise Unknown(f"build_model reads values of a tensor ({error.func})") from error
     if not torch.equal(generator, torch.get_rng_state()):
         raise Unknown("build_model seeds torch, or draws random numbers outside of operators")
+    for path, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise Unknown(f"build_model registers a hook on {path}, which a replay would lose")
     return model, notes
 
 

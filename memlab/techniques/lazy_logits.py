@@ -175,7 +175,7 @@ def chunked_cross_entropy(
     """Return `torch.nn.functional.cross_entropy` of logits that are never whole.
 
     Args:
-        logits: (..., classes), or with the classes second, as PyTorch's function takes them.
+        logits: (tokens, classes), or with the classes second, as PyTorch's function takes them.
         target: class numbers, of the shape of the logits without the classes.
         weight: None.
         size_average: None.
@@ -192,6 +192,12 @@ def chunked_cross_entropy(
         raise UnsupportedError(
             "loss_chunks: cross_entropy with weights of classes, deprecated arguments or targets "
             "that are no class numbers is not taken in chunks; use loss_chunks=1"
+        )
+    if logits.class_dim != min(1, logits.ndim - 1):
+        raise UnsupportedError(
+            f"loss_chunks: cross_entropy of logits of shape {tuple(logits.shape)} with the classes "
+            f"in dimension {logits.class_dim}; PyTorch reads them in dimension 1: flatten or "
+            "transpose the logits, or use loss_chunks=1"
         )
     logits.head.was_used = True
     hidden, linear = logits.hidden.movedim(logits.class_dim, -1), logits.head.linear
@@ -233,6 +239,11 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():  # a second derivative would be zero without a word
+            raise UnsupportedError(
+                "loss_chunks: a gradient of the loss is taken with create_graph=True, and a loss "
+                "in chunks has no second derivative; use loss_chunks=1"
+            )
         hidden, weight, bias, target = ctx.saved_tensors
         kind, enabled, dtype = ctx.autocast
         wanted = [position for position in range(3) if ctx.needs_input_grad[position]]

@@ -18,17 +18,20 @@ def given_master_weights(optimizer: torch.optim.Optimizer) -> torch.optim.Optimi
 
     def before(*_: Any) -> None:
         for group in optimizer.param_groups if not pairs else ():
-            masters = [weight.detach().float() for weight in group["params"]]
+            masters = [
+                weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+                for weight in group["params"]
+            ]
             pairs.extend(zip(group["params"], masters, strict=True))
             group["params"] = masters
         for weight, master in pairs:
             if weight.grad is not None:
-                master.grad, weight.grad = weight.grad.float(), None
+                master.grad, weight.grad = weight.grad.to(master.dtype), None
 
     def after(*_: Any) -> None:
         for weight, master in pairs:
             master.grad = None
-            weight.data.copy_(master)
+            weight.detach().copy_(master)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

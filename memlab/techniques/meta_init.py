@@ -35,9 +35,10 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
     try:
         return deferred.build_on_meta(build_model, device)
     except deferred.Unknown as error:
+        remedy = ", or draw such numbers with NumPy" if "random" in str(error) else ""
         raise UnsupportedError(
             f"init_on_meta=True cannot build this model without memory ({error}); use "
-            "init_on_meta=False, or draw such numbers with NumPy"
+            f"init_on_meta=False{remedy}"
         ) from error
 
 

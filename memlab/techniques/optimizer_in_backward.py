@@ -28,6 +28,7 @@ def update_in_backward(optimizer, make_one):
         own = held().of_each[parameter]
         own.param_groups[0]["lr"] = held().param_groups[0]["lr"]
         own.step()
+        torch.autograd.graph.increment_version(parameter)  # a fused kernel tells nobody
         parameter.grad = None
 
     for parameter in optimizer.of_each:
@@ -102,6 +103,8 @@ class InBackward(torch.optim.Optimizer):
         self.tell(Phase.OPTIMIZER)
         own.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         own.step()
+        # a fused kernel tells nobody, and a backward that still needs the weight must fail
+        torch.autograd.graph.increment_version(parameter)
         parameter.grad = None
         self.tell(Phase.BACKWARD)
 

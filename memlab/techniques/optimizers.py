@@ -35,7 +35,7 @@ EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 def check(config: StepConfig, device: torch.device) -> None:
     """Raise UnsupportedError for an optimizer that is not possible so, or not here."""
-    _check_implementation(config)
+    _check_implementation(config, device)
     if config.optimizer is Optimizer.ADAMW_8BIT:
         _check_eight_bit(device)
     optimizer_in_backward.check(config)
@@ -154,7 +154,7 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     return names[config.optimizer], options
 
 
-def _check_implementation(config: StepConfig) -> None:
+def _check_implementation(config: StepConfig, device: torch.device) -> None:
     implementation = config.optimizer_implementation
     asked = f"optimizer_implementation={str(implementation)!r}"
     if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[implementation]:
@@ -167,6 +167,14 @@ def _check_implementation(config: StepConfig) -> None:
         raise UnsupportedError(
             f"{asked} with optimizer='adafactor': torch.optim.Adafactor has no fused kernel; use "
             "'foreach' or 'single-tensor'"
+        )
+    is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
+    is_half = config.precision in (Precision.BF16, Precision.FP16)
+    if is_fused and is_sgd and is_half and device.type == "cpu":
+        raise UnsupportedError(
+            f"{asked} with optimizer={str(config.optimizer)!r} and "
+            f"precision={str(config.precision)!r} on a CPU: torch's fused kernel leaves most "
+            "weights as they were (torch 2.13); use 'foreach' or 'single-tensor'"
         )
 
 

@@ -24,8 +24,8 @@ def given_stochastic_rounding(optimizer: Any) -> Any:
         weights = group["params"]
         for weight in weights:
             if weight.grad is not None:
-                exact = weight.detach().float()
-                exact.grad, weight.grad = weight.grad.float(), None
+                exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+                exact.grad, weight.grad = weight.grad.to(exact.dtype), None
                 self.state[exact] = self.state.pop(weight, {})
                 group["params"] = [exact]
                 update()
@@ -40,9 +40,13 @@ def given_stochastic_rounding(optimizer: Any) -> Any:
 
 def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
     """Write fp32 values as bf16, up or down with the chance of how near each lies."""
+    if out.is_complex():  # kept as it is, in full
+        out.detach().copy_(exact)
+        return
     bits = torch.randint_like(exact, 1 << 16, dtype=torch.int32)
+    bits.mul_(exact == exact)  # CUDA's NaN, 0x7fffffff, would go on to be a zero
     bits.add_(exact.view(torch.int32)).bitwise_and_(-1 << 16)  # bf16 is the upper half of fp32
-    out.data.copy_(bits.view(torch.float32))
+    out.detach().copy_(bits.view(torch.float32))
 
 
 def source() -> Source:
