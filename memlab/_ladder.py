@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memlab._isolation import OnProgress
-from memlab.api import _check_count, measure, predict
+from memlab.api import check_count, measure, predict
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, DeviceError
 from memlab.memory.cards import resolve
@@ -36,6 +36,7 @@ RUNGS: tuple[Rung, ...] = (
 """From what costs least to what costs most; a rung that cannot be is left out and named."""
 
 REFUSED = (Outcome.UNSUPPORTED, Outcome.FAILED)
+STOOD_ON = (Outcome.OK, Outcome.OUT_OF_MEMORY)
 
 
 def ladder(
@@ -87,7 +88,7 @@ def ladder(
     config = StepConfig(batch_size=batch_size)
     if rungs is not None:
         rungs = _checked(rungs, config)
-    _check_count("repeats", repeats, 1)
+    check_count("repeats", repeats, 1)
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
         result = _tried(run, config, rung, results[0])
@@ -96,7 +97,7 @@ def ladder(
             results.append(result)
         else:
             left_out.append(f"{_said(rung)} is left out: {why}")
-        if result.outcome not in REFUSED and (not why or rungs is not None):
+        if result.outcome in STOOD_ON and (not why or rungs is not None):
             config = result.config
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return results

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from memlab._isolation import OnProgress
 from memlab._plans import plan_for
 from memlab._process import Ended
-from memlab.api import _check_count, _check_types, _runner
+from memlab.api import _check_types, _runner, check_count
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, WorkloadError
 from memlab.loading import LoadingConfig, LoadingResult
@@ -57,6 +57,7 @@ def measure_loading(
             f"dataset={dataset!r} is not map-style; give it __getitem__ and __len__, as "
             "torch.utils.data.Dataset describes"
         )
+    _check_length(dataset)
     target = resolve_device(device)
     arguments: dict[str, Any] = {
         "workload": workload,
@@ -64,8 +65,8 @@ def measure_loading(
         "dataset": dataset,
         "loading": loading,
         "device": target,
-        "num_steps": _check_count("num_steps", num_steps, 1),
-        "seed": _check_count("seed", seed, 0),
+        "num_steps": check_count("num_steps", num_steps, 1),
+        "seed": check_count("seed", seed, 0),
     }
     run = _runner(True, timeout_seconds, on_progress, cancel)
     try:
@@ -81,3 +82,16 @@ def measure_loading(
             workload_name=workload.name,
         )
     return found
+
+
+def _check_length(dataset: Any) -> None:
+    """Raise WorkloadError for a dataset without samples, or one that cannot count them."""
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise WorkloadError(
+            f"dataset={dataset!r}: its __len__ raised {type(error).__name__}: {error}; return the "
+            "number of samples"
+        ) from error
+    if length < 1:
+        raise WorkloadError(f"dataset={dataset!r} has no samples; give it at least one")

@@ -93,6 +93,7 @@ def loading_in_process(
         with preserved_random_state(device):
             report(Progress(text=f"building {workload.name}", fraction=0.0))
             feed.batches = iter(_loader(dataset, config, loading, 1, seed))
+            report(Progress(text="waiting for the dataset's first batch", fraction=0.0))
             fed = dataclasses.replace(workload, make_batch=feed)
             step = build_step(fed, config, device, plan=plan, seed=seed)
             feed.batches = iter(())  # ends the workers
@@ -214,8 +215,12 @@ def _explain(error: BaseException) -> tuple[Outcome, str]:
             f"a loader worker died ({text.splitlines()[0].rstrip('. ')}); if the system killed it "
             f"for memory, {FEWER}; with num_workers=0 the dataset's own fault is seen"
         )
-    last = text.strip().splitlines()[-1]  # of the worker's traceback
-    return Outcome.FAILED, f"the dataset raised in a loader worker: {last}"
+    lines = text.strip().splitlines()  # of the worker's traceback; its frames are indented
+    last_frame = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    raised = " ".join(lines[last_frame + 1 :])
+    return Outcome.FAILED, (
+        f"the dataset raised in a loader worker: {raised}; try its samples one by one, dataset[0]"
+    )
 
 
 def _summary(facts: dict[str, Any]) -> str:

@@ -130,6 +130,8 @@ def verify_in_process(
         compile=False,
         compile_mode=CompileMode.DEFAULT,
         channels_last=False,
+        # the same values on a CPU; a card draws others
+        init_on_meta=config.init_on_meta and device.type != "cpu",
         loss_chunks=1,
         inplace=False,
         offload_activations=False,

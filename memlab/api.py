@@ -78,9 +78,9 @@ def measure(
         "workload": workload,
         "config": config,
         "device": target,
-        "repeats": _check_count("repeats", repeats, 1),
-        "warmup": _check_count("warmup", warmup, 0),
-        "seed": _check_count("seed", seed, 0),
+        "repeats": check_count("repeats", repeats, 1),
+        "warmup": check_count("warmup", warmup, 0),
+        "seed": check_count("seed", seed, 0),
         "memory_limit": limit,
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
@@ -154,7 +154,7 @@ def predict_with_forecast(
         "workload": workload,
         "config": config,
         "target": target,
-        "seed": _check_count("seed", seed, 0),
+        "seed": check_count("seed", seed, 0),
         "memory_limit": limit,
     }
     run = _runner(True, timeout_seconds, on_progress, cancel)
@@ -204,7 +204,7 @@ def verify(
         "workload": workload,
         "config": config,
         "device": target,
-        "seed": _check_count("seed", seed, 0),
+        "seed": check_count("seed", seed, 0),
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
     try:
@@ -307,7 +307,12 @@ def _check_types(workload: Any, config: Any) -> None:
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
 
 
-def _check_count(name: str, value: Any, least: int) -> int:
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return a whole number of at least this.
+
+    Raises:
+        ConfigError: it is none; named so.
+    """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not least <= value < 2**63:
         raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}, below 2**63")

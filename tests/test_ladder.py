@@ -56,6 +56,20 @@ def test_of_the_usual_rungs_what_cannot_be_or_spares_nothing_is_named():
     assert all("is left out: " not in note for result in results[:-1] for note in result.notes)
 
 
+def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
+    plain = memlab.predict(linear(), StepConfig(batch_size=4), "h200")
+
+    def crashing(workload, config, device, **_):
+        outcome = Outcome.CRASHED if config.optimizer == "sgd" else Outcome.OK
+        return dataclasses.replace(plain, config=config, outcome=outcome)
+
+    monkeypatch.setattr("memlab._ladder.predict", crashing)
+    rungs = [{"optimizer": "sgd"}, {"precision": "bf16"}]
+    found = memlab.ladder(linear(), rungs, device="h200", batch_size=4)
+    assert [result.outcome for result in found] == ["ok", "crashed", "ok"]
+    assert found[2].config.optimizer == "adamw"
+
+
 @pytest.mark.parametrize(
     ("rungs", "said"),
     [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from memlab import LoadingConfig, MemlabError, StepConfig, Workload, measure_loading
+from memlab import LoadingConfig, MemlabError, StepConfig, Workload, _loading, measure_loading
 from memlab._isolation import run_here
 from memlab.memory.processes import private_bytes, resident_bytes
 from memlab.units import MIB
@@ -127,6 +127,35 @@ def test_what_cannot_be_is_refused_with_a_remedy():
     found = measure_loading(workload(), CONFIG, Numbers(), pinned, "cpu")
     assert found.outcome == "unsupported"
     assert "use pin_memory=False" in found.message
+
+
+class Uncounted(Numbers):
+    def __len__(self):
+        raise TypeError("no length")
+
+
+class Empty(Numbers):
+    def __len__(self):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [(Uncounted(), "its __len__ raised TypeError: no length"), (Empty(), "has no samples")],
+)
+def test_a_dataset_that_cannot_be_counted_raises_in_the_caller(dataset, said):
+    with pytest.raises(MemlabError, match=said):
+        measure_loading(workload(), CONFIG, dataset)
+
+
+def test_all_lines_of_what_a_worker_raised_are_told():
+    told = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "a.py", line 1, in f
+    g()
+ValueError: first
+second"""
+    assert "worker: ValueError: first second; try" in _loading._explain(RuntimeError(told))[1]
 
 
 def test_a_jpeg_is_decoded_to_the_digit_that_it_shows():

@@ -1,5 +1,6 @@
 """What would train wrongly without a word: each is refused, or exact."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.step import build_step
+from memlab.techniques import meta_init
 from memlab.techniques.stochastic_rounding import round_at_random
 from tests.models import blocks
 
@@ -24,6 +26,23 @@ class ReadsAWeightOnceMore(nn.Module):
 
     def forward(self, inputs):
         return self.last(linear(self.first(inputs), self.last.weight.detach()).tanh())
+
+
+class FromNumpy(nn.Module):
+    """Its constructor goes on using the array that it copied."""
+
+    def __init__(self):
+        super().__init__()
+        array = np.ones((SIZE, SIZE), np.float32)
+        self.weight = nn.Parameter(torch.empty(SIZE, SIZE))
+        with torch.no_grad():
+            self.weight.copy_(torch.from_numpy(array))
+        array[:] = 5.0
+
+
+def test_on_meta_an_array_is_copied_when_the_constructor_does():
+    built = meta_init.build(FromNumpy, torch.device("cpu"))
+    assert torch.equal(built.weight.detach(), torch.ones(SIZE, SIZE))
 
 
 class Complex(nn.Module):

@@ -80,7 +80,14 @@ class Notes(TorchDispatchMode):
             size, stride = tuple(fake.shape), tuple(fake.stride())
             return Place(storage._cdata, fake.dtype, size, stride, int(fake.storage_offset()))
 
-        return pytree.tree_map_only(FakeTensor, place, values)
+        def take(value: Any) -> Any:
+            if isinstance(value, FakeTensor):
+                return place(value)
+            # a real tensor may be written later, by the constructor or by NumPy
+            return value.clone() if isinstance(value, torch.Tensor) else value
+
+        with unset_fake_temporarily():
+            return pytree.tree_map(take, values)
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Return the number in a tensor, by running what it was made of."""
