@@ -68,7 +68,7 @@ class VerifyReport:
     """How far a step's gradients are from those of the reference step.
 
     Attributes:
-        ok: whether buffers are equal and the error is within the tolerance: in fp32
+        ok: whether buffers and loss are equal and the error is within the tolerance: in fp32
             `max_relative_error`, in a narrower format `global_relative_error`. Where something is
             recomputed, the same is asked of it against the step that keeps every activation, at its
             own precision and within `RECOMPUTE_TOLERANCE`.
@@ -111,6 +111,7 @@ class _Gradients:
     buffers: dict[str, torch.Tensor]
     mixing: list[str]
     random: list[str]
+    loss: float = 0.0
 
 
 def verify_in_process(
@@ -188,9 +189,10 @@ def _gradients(
     mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
     before = _buffers(step.model)
     used = _used_gradients(step) if config.optimizer_in_backward else None
+    loss = 0.0
     for _ in range(MAX_SKIPPED_UPDATES):
         set_seed(seed)
-        step.accumulate()
+        loss = float(step.accumulate())
         if step.scaler is None:
             break
         step.scaler.unscale_(step.optimizer)
@@ -202,7 +204,7 @@ def _gradients(
             for name, buffer in step.model.named_buffers():
                 buffer.copy_(before[name])
     gradients = _by_parameter(step) | (used or {})
-    return _Gradients(gradients, _buffers(step.model), mixing, drawing)
+    return _Gradients(gradients, _buffers(step.model), mixing, drawing, loss)
 
 
 def _used_gradients(step: Step) -> dict[str, torch.Tensor]:
@@ -268,7 +270,10 @@ def _compare(
         text = f"the gradients are not finite, first in {worst}"
     if unequal is not None:
         text += f"; buffer {unequal} differs from the reference step"
-    ok, bitwise = error <= tolerance and unequal is None, None
+    is_far = abs(found.loss - expected.loss) > tolerance * max(abs(expected.loss), 1.0)
+    if is_far:
+        text += f"; the loss is {found.loss:g}, and {expected.loss:g} in the reference step"
+    ok, bitwise = error <= tolerance and unequal is None and not is_far, None
     if kept is not None:
         bitwise = _is_same(found, kept)
         is_exact, said = _recompute_changes(config, found, kept, bitwise)

@@ -1,6 +1,8 @@
 """Checkpointed modules do as plain ones do, bit by bit: gradients, buffers, random numbers."""
 
+import collections
 import contextlib
+import gc
 import random
 
 import numpy as np
@@ -362,3 +364,125 @@ def test_a_module_that_some_forwards_leave_out_is_not_called_unused():
         state_after(workload, plain_config(checkpointing="blocks")),
         state_after(workload, plain_config()),
     )
+
+
+class Hostile(nn.Module):
+    """A block whose forward does what `act` does beside its own work."""
+
+    def __init__(self, act, **state):
+        super().__init__()
+        self.linear, self.act = nn.Linear(8, 8), act
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+        for name, value in state.items():
+            setattr(self, name, value())
+
+    def forward(self, x):
+        return self.linear(self.act(self, self.linear(x), x)).tanh()
+
+
+def hostile(act, **state):
+    return make_workload(lambda: [Hostile(act, **state)])
+
+
+def hook_on_its_input(_, h, x):
+    x.register_hook(lambda gradient: gradient * 0.5)
+    return h
+
+
+def norm_of_its_own(block, h, _):
+    return nn.functional.batch_norm(h, block.mean, block.var, training=True)
+
+
+def write_past_autograd(block, h, _):
+    block.mean.data.mul_(0.9).add_(0.1 * h.detach().mean(0))
+    return h * block.mean
+
+
+def count(block, h, _):
+    block.counts["calls"] += 1
+    block.nested["in"]["calls"] += 1
+    block.array += 1
+    return h * block.counts["calls"] * block.nested["in"]["calls"] * float(block.array[0])
+
+
+def draw(block, h, _):
+    return h * torch.rand(h.shape, generator=block.generators[0])
+
+
+HOSTILE = {
+    "a hook on an input": (hook_on_its_input, {}),
+    "a norm without a module": (norm_of_its_own, {}),
+    "a buffer through .data": (write_past_autograd, {}),
+    "containers": (
+        count,
+        {
+            "counts": lambda: collections.Counter(),
+            "nested": lambda: {"in": {"calls": 0}},
+            "array": lambda: np.zeros(1),
+        },
+    ),
+    "a generator in a list": (draw, {"generators": lambda: [torch.Generator().manual_seed(1)]}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_state_in_odd_places_is_the_same_bit_by_bit(name):
+    act, state = HOSTILE[name]
+    config = plain_config(checkpointing="blocks", checkpoint_modules="Hostile")
+    expected = state_after(hostile(act, **state), plain_config(), steps=3)
+    assert_same(state_after(hostile(act, **state), config, steps=3), expected)
+
+
+def change_frozen(block, h, _):
+    block.frozen.mul_(0.9)
+    return h
+
+
+def change_attribute(block, h, _):
+    block.number += 1
+    return h * block.number
+
+
+@pytest.mark.parametrize(
+    ("act", "what"), [(change_frozen, "a frozen parameter"), (change_attribute, "'number'")]
+)
+def test_a_tensor_that_is_no_buffer_may_not_change_in_place(act, what):
+    workload = hostile(act, number=lambda: torch.zeros(()))
+    config = plain_config(checkpointing="blocks", checkpoint_modules="Hostile")
+    with pytest.raises(UnsupportedError, match=f"changes .*{what}.* make that tensor a buffer"):
+        build_step(workload, config, "cpu").accumulate()
+
+
+def keep_aside(block, h, _):
+    block.last = h.exp().sin()
+    block.all = [*block.all[-1:], h.exp().sin()]
+    return h
+
+
+def test_a_result_that_a_module_keeps_aside_does_not_keep_the_steps_before():
+    workload = hostile(keep_aside, all=list)
+    step = build_step(
+        workload, plain_config(checkpointing="blocks", checkpoint_modules="Hostile"), "cpu"
+    )
+
+    def alive():
+        step()
+        gc.collect()
+        return sum(type(thing) is recompute._Call for thing in gc.get_objects())
+
+    numbers = [alive() for _ in range(8)]
+    assert numbers[4:] == numbers[4:5] * 4
+
+
+def test_every_0_means_no_module():
+    config = plain_config(checkpointing="blocks", checkpoint_modules="every 0")
+    with pytest.raises(UnsupportedError, match="means no module"):
+        build_step(make_workload(BLOCKS["linear"]), config, "cpu")
+
+
+def test_a_policy_that_returns_an_array_is_refused():
+    config = plain_config(checkpointing="blocks", checkpoint_policy=lambda *_, **__: np.ones(2))
+    with pytest.raises(ConfigError, match="allowed is a bool"):
+        build_step(make_workload(BLOCKS["linear"]), config, "cpu").accumulate()

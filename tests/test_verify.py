@@ -278,3 +278,19 @@ def test_a_recompute_that_is_not_bitwise_is_held_against_its_own_precision(preci
     assert said in report.why
     if precision == "bf16-mixed":
         assert report.global_relative_error <= report.tolerance
+
+
+def test_a_loss_that_differs_is_caught_though_no_gradient_does():
+    def compute_loss(model, batch):
+        is_recomputed = hasattr(model[0].forward, "keeps")
+        return model(batch).square().mean() + 100.0 * is_recomputed
+
+    workload = Workload(
+        name="offset",
+        build_model=lambda: torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)]),
+        make_batch=lambda n: torch.randn(n, 4),
+        compute_loss=compute_loss,
+    )
+    report = check(workload, batch_size=2, checkpointing="blocks", checkpoint_modules="0")
+    assert not report.ok
+    assert "the loss is" in report.why

@@ -12,7 +12,7 @@ from torch import nn
 from memlab.errors import UnsupportedError
 
 AUTO = "auto"
-EVERY = re.compile(r"every (\d+)")
+EVERY = re.compile(r"every 0*([1-9]\d*)")
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -156,11 +156,11 @@ def _by_function(
             f"checkpoint_policy {_name(policy)} raised {type(error).__name__} for {func}: {error}; "
             "it is called as policy(context, overload, *args, **kwargs)"
         ) from error
-    if answer is True or answer in SAVE:
-        return True
-    if answer is False or answer in RECOMPUTE:
-        return False
+    if answer is True or answer is False:
+        return answer is True
     if isinstance(answer, CheckpointPolicy):
+        if answer in SAVE or answer in RECOMPUTE:
+            return answer in SAVE
         raise UnsupportedError(
             f"checkpoint_policy returned {answer} for {func}: without torch.compile PyTorch "
             "recomputes in silence where it is told to offload; return MUST_SAVE or MUST_RECOMPUTE"

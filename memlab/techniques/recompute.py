@@ -181,10 +181,12 @@ class _Call:
         """Run a recompute; a graph that is kept may ask for more than one."""
         self._check_inputs("changes an input of it in place, after its forward")
         region, leaves = self.region, list(self.others)
-        inputs = self.inputs.grad_fn.saved_tensors
+        given = self.inputs.grad_fn.saved_tensors
+        # a hook that the module sets on an input would else act on the gradient once more
+        inputs = [t.detach().requires_grad_(t.requires_grad) for t in given]
         for at, number in self.saved_at:
             leaves[at] = inputs[number]
-        del inputs
+        del inputs, given
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         del leaves
         reuse = Reuse(self.kept) if region.keeps else contextlib.nullcontext()

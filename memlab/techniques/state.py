@@ -11,19 +11,21 @@ import copy
 import ctypes
 import operator
 import random
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from memlab.errors import UnsupportedError
 
 OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
-BY_VALUE = (list, dict, set, deque, random.Random, np.random.Generator, np.random.RandomState)
+OF_PYTHON = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
+BY_VALUE = (*OF_PYTHON, np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
 Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
 MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h
 
@@ -34,15 +36,17 @@ class Changes:
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.parts = path, list(module.modules())
         self.buffers: list[tuple[nn.Module, str]] | None = None  # not known yet
+        self.silent: set[tuple[nn.Module, str]] = set()  # change, and do not say so
         self.draws_in_python = True  # until a first call has shown that it does not
         self.by_value: list[tuple[dict[str, Any], str]] = []
-        self.seen: list[tuple[Any, ...]] | None = None  # values that `by_value` was found for
+        self.seen: list[Any] | None = None  # names and types that `by_value` was found for
         self.own_devices = {p.device for p in module.parameters()}
 
-    def find_by_value(self, values: list[tuple[Any, ...]]) -> list[tuple[dict[str, Any], str]]:
+    def find_by_value(self) -> list[tuple[dict[str, Any], str]]:
         """Return the attributes that are kept by value."""
-        if self.seen is None or not _are_the_same(self.seen, values):
-            self.seen = values
+        seen = [(tuple(own), *map(type, own.values())) for own in map(vars, self.parts)]
+        if self.seen != seen:
+            self.seen = seen
             self.by_value = [
                 (vars(part), name)
                 for part in self.parts
@@ -80,11 +84,21 @@ class State:
     def noted(self) -> Iterator[None]:
         """Note the state, run the forward, keep what it changed as it was before."""
         changes = self.changes
-        self.values = [tuple(vars(part).values()) for part in changes.parts]
+        self.values = [
+            tuple(map(_held, *zip(*vars(p).items(), strict=True))) for p in changes.parts
+        ]
         self.names = [tuple(vars(part)) for part in changes.parts]
+        parameters = [p for part in changes.parts for p in part._parameters.values()]
+        frozen = [(p, p._version) for p in parameters if p is not None and not p.requires_grad]
+        attributes = [
+            (name, value, value._version)
+            for part in changes.parts
+            for name, value in vars(part).items()
+            if isinstance(value, torch.Tensor)
+        ]
         self.copies = [
             (attributes, name, _value(attributes[name]))
-            for attributes, name in changes.find_by_value(self.values)
+            for attributes, name in changes.find_by_value()
         ]
         is_first = changes.buffers is None
         in_python = _in_python() if changes.draws_in_python else None
@@ -99,6 +113,15 @@ class State:
         self.random = {d: s for d, s in before.items() if s != after[d]}
         self._judge_python(in_python, _marks() != marks, is_first)
         self._judge_buffers(every, versions, is_first)
+        held = [("a frozen parameter", *each) for each in frozen]
+        held += [(f"its attribute {name!r}", *each) for name, *each in attributes]
+        for what, tensor, version in held:
+            if tensor._version != version:
+                raise UnsupportedError(
+                    f"{changes.path} cannot be recomputed: its forward changes {what} in place, "
+                    "which a recompute would do once more; make that tensor a buffer, or leave "
+                    "the module out by checkpoint_modules"
+                )
 
     def _judge_python(self, before: Any, has_drawn: bool, is_first: bool) -> None:
         if is_first:
@@ -114,12 +137,15 @@ class State:
         is_first: bool,
     ) -> None:
         after = dict(_buffers(self.changes.parts))
+        if is_first:  # what writes to .data, and kernels of norms, leave the version as it is
+            self.changes.silent = {p for p, b in every.items() if _has_changed(self.buffers[p], b)}
         changed = [
             place
             for (place, buffer), version in zip(every.items(), versions, strict=True)
             if after.get(place) is not buffer
             or buffer._version != version
             or _is_running_statistic(*place)  # its kernel changes it and does not say so
+            or place in self.changes.silent
         ]
         late = [place for place in changed if place not in self.buffers]
         if late:
@@ -165,6 +191,24 @@ def _is_running_statistic(module: nn.Module, name: str) -> bool:
     return isinstance(module, _NormBase) and module.training and name.startswith("running_")
 
 
+def _has_changed(before: torch.Tensor, buffer: torch.Tensor) -> bool:
+    if isinstance(buffer, FakeTensor) or buffer.is_meta:
+        return False  # it has no values
+    return not torch.equal(before, buffer.detach())
+
+
+def _held(name: str, value: Any) -> Any:
+    """Return what is held of an attribute; None where a copy is."""
+    return None if name not in OF_TORCH and _is_by_value(value) else _without_graph(value)
+
+
+def _without_graph(value: Any) -> Any:
+    """Return a value, of a result of autograd its numbers: each graph would hold the one before."""
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        return value.detach().requires_grad_()
+    return value
+
+
 def _is_by_value(value: Any) -> bool:
     return isinstance(value, torch.Generator) or type(value) in BY_VALUE
 
@@ -172,15 +216,15 @@ def _is_by_value(value: Any) -> bool:
 def _value(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.clone_state()
-    deep = type(value).__module__ not in ("builtins", "collections")
-    return copy.deepcopy(value) if deep else copy.copy(value)
-
-
-def _are_the_same(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> bool:
-    """Return whether they hold the same objects; tensors among them cannot be compared."""
-    return all(
-        len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(left, right, strict=True)
-    )
+    if type(value) in OF_PYTHON:
+        copied: Any = copy.copy(value)
+        if isinstance(value, dict):
+            dict.update(copied, {key: _value(item) for key, item in value.items()})
+        elif not isinstance(value, set):
+            for at, item in enumerate(value):
+                copied[at] = _value(item)
+        return copied
+    return copy.deepcopy(value) if type(value) in BY_VALUE else _without_graph(value)
 
 
 def _set_attributes(
