@@ -111,7 +111,8 @@ class _Gradients:
     buffers: dict[str, torch.Tensor]
     mixing: list[str]
     random: list[str]
-    loss: float = 0.0
+    loss: float
+    random_state: torch.Tensor  # of the CPU, after backward
 
 
 def verify_in_process(
@@ -204,7 +205,8 @@ def _gradients(
             for name, buffer in step.model.named_buffers():
                 buffer.copy_(before[name])
     gradients = _by_parameter(step) | (used or {})
-    return _Gradients(gradients, _buffers(step.model), mixing, drawing, loss)
+    random = torch.get_rng_state()
+    return _Gradients(gradients, _buffers(step.model), mixing, drawing, loss, random)
 
 
 def _used_gradients(step: Step) -> dict[str, torch.Tensor]:
@@ -238,7 +240,10 @@ def _as_double(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: b.detach().to("cpu", copy=True) for name, b in model.named_buffers()}
+    """Return copies of the buffers, and of frozen parameters, which a forward may change too."""
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    every = [*model.named_buffers(), *frozen]
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in every}
 
 
 def _is_same(found: _Gradients, expected: _Gradients) -> bool:
@@ -303,6 +308,8 @@ def _recompute_changes(
     config: StepConfig, found: _Gradients, kept: _Gradients, bitwise: bool
 ) -> tuple[bool, str]:
     """Return whether recomputing changes little enough, and what it changes."""
+    if not torch.equal(found.random_state, kept.random_state):
+        return False, "recomputing leaves other random numbers to the next step"
     if bitwise:
         return True, "recomputing changes no bit"
     tolerance = RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE)

@@ -486,3 +486,74 @@ def test_a_policy_that_returns_an_array_is_refused():
     config = plain_config(checkpointing="blocks", checkpoint_policy=lambda *_, **__: np.ones(2))
     with pytest.raises(ConfigError, match="allowed is a bool"):
         build_step(make_workload(BLOCKS["linear"]), config, "cpu").accumulate()
+
+
+def test_a_table_that_only_the_first_forward_makes_is_refused_where_outputs_are_kept():
+    made = {}
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            if "table" not in made:
+                made["table"] = torch.full((8,), 0.5).mul(torch.ones(8))
+            hidden = self.linear(x)
+            return hidden.mul(1.5).mul(made["table"]).mul(hidden)
+
+    def gradients(policy):
+        made.clear()
+        workload = make_workload(lambda: [Table()])
+        config = StepConfig(batch_size=4, checkpointing="blocks", checkpoint_policy=policy)
+        return state_after(workload, config)
+
+    with pytest.raises(UnsupportedError, match=r"runs other operators before aten\.mul"):
+        gradients("aten.mul")
+    gradients("recompute-all")  # which needs no numbers of operators
+
+
+def test_a_forward_that_makes_modules_or_is_a_generator_is_refused():
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            if not hasattr(self, "norm"):
+                self.norm = nn.BatchNorm1d(8)
+            return self.norm(self.linear(x))
+
+    class Generates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            yield self.linear(x)
+
+    with pytest.raises(UnsupportedError, match="its first forward makes modules of its own"):
+        state_after(make_workload(lambda: [Late()]), plain_config(checkpointing="blocks"))
+    model = nn.Sequential(Generates())
+    recompute.wrap("0", model[0], None, lambda *_: None)
+    with pytest.raises(UnsupportedError, match="0 cannot be recomputed: its forward is a generato"):
+        model[0](torch.ones(2, 8))
+
+
+def test_names_of_operators_as_people_write_them_are_understood():
+    for name in ("torch.ops.aten.addmmm", "torch.addmmm", "aten::addmmm"):
+        with pytest.raises(ConfigError, match=r"did you mean 'aten\.addmm?'"):
+            policies.keeps(name)
+    with pytest.raises(ConfigError, match=r"by commas: 'aten\.mm, aten\.bmm'"):
+        policies.keeps("aten.mm aten.bmm")
+
+
+def test_verify_sees_random_numbers_that_a_policy_draws():
+    def drawing(context, func, *args, **kwargs):
+        torch.rand(())
+        return func == aten.addmm.default
+
+    config = StepConfig(batch_size=4, checkpointing="blocks", checkpoint_policy=drawing)
+    report = memlab.verify(make_workload(BLOCKS["linear"]), config, "cpu", isolate=False)
+    assert not report.ok
+    assert "leaves other random numbers" in report.why

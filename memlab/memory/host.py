@@ -4,7 +4,7 @@ Constants are the least of many runs on a 2-core server with torch 2.13 (`host` 
 benchmarks/recompute_checks.py). Left out: how much slower another machine is.
 """
 
-REGION_SECONDS = 210e-6
+REGION_SECONDS = 235e-6
 """For each call of a recomputed module."""
 
 HOOK_SECONDS = 5.5e-6

@@ -1,10 +1,13 @@
 """Dispatch modes that keep outputs of a forward, and give them back in its recompute.
 
 Outputs are known by operator and by its number in one call, so that a forward and its recompute
-must run the same operators, casts aside. Left out: what to keep, which a policy says.
+must run the same operators, casts aside, which autocast remembers from one module to the next, and
+what a recompute detaches. That is checked by how many ran before each kept one. Left out: what to
+keep, which a policy says.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,15 +19,16 @@ from memlab.techniques import policies
 from memlab.techniques.policies import Keeps
 
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
+UNCOUNTED = (torch.ops.aten._to_copy.default, torch.ops.aten.detach.default)
 Key = tuple[OpOverload, int]
 
 
 class Keep(TorchDispatchMode):
-    """Keeps outputs of a forward."""
+    """Keeps outputs of a forward, each with how many operators ran before it."""
 
     def __init__(self, keeps: Keeps, kept: dict[Key, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keeps, self.kept = keeps, kept
+        self.keeps, self.kept, self.position = keeps, kept, 0
         self.counts: dict[OpOverload, int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -35,19 +39,28 @@ class Keep(TorchDispatchMode):
             return out
         number = self.counts[func]
         self.counts[func] += 1
+        self.position += func not in UNCOUNTED
         if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
             func, policies.values_of(func, args, kwargs)
         ):
-            self.kept[func, number] = pytree.tree_map_only(torch.Tensor, _kept, out)
+            self.kept[func, number] = (
+                self.position,
+                pytree.tree_map_only(torch.Tensor, _kept, out),
+            )
         return out
 
 
 class Reuse(TorchDispatchMode):
-    """Gives kept outputs back in a recompute; what was changed in place since then runs again."""
+    """Gives kept outputs back in a recompute; what was changed in place since then runs again.
 
-    def __init__(self, kept: dict[Key, Any]) -> None:
+    Args:
+        kept: by `Keep`.
+        refuse: raises for what the recompute does otherwise than the forward.
+    """
+
+    def __init__(self, kept: dict[Key, Any], refuse: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kept = kept
+        self.kept, self.refuse, self.position = kept, refuse, 0
         self.counts: dict[OpOverload, int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +68,10 @@ class Reuse(TorchDispatchMode):
         if func.namespace not in NO_OPERATORS:
             number = self.counts[func]
             self.counts[func] += 1
-            found = self.kept.pop((func, number), None)
+            self.position += func not in UNCOUNTED
+            position, found = self.kept.pop((func, number), (self.position, None))
+            if position != self.position:
+                self.refuse(f"runs other operators before {func} than before")
             if found is not None and all(kept.is_unchanged for kept in _kept_in(found)):
                 return pytree.tree_map_only(_Kept, lambda kept: kept.tensor, found)
         return func(*args, **(kwargs or {}))

@@ -9,6 +9,7 @@ since autocast caches those of weights, and a forward and its recompute do not r
 import copyreg
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -196,10 +197,14 @@ def overloads(names: str) -> frozenset[OpOverload]:
 
 
 def _unknown_operator(name: str) -> str:
+    if len(name.split()) > 1 or ";" in name:
+        names = ", ".join(name.replace(";", " ").split())
+        return f"checkpoint_policy names {name!r}; separate operators by commas: {names!r}"
     every = torch._C._dispatch_get_all_op_names()
     known = {full.removeprefix("aten::").split(".")[0] for full in every if "aten::" in full}
     choices = sorted(known | set(PRESET_POLICIES))
-    near = difflib.get_close_matches(name.removeprefix("aten.").split(".")[0], choices, n=1)
+    bare = re.sub(r"^(torch\.)?(ops\.)?(aten(\.|::))?", "", name).split(".")[0]
+    near = difflib.get_close_matches(bare, choices, n=1)
     presets = ", ".join(map(repr, PRESET_POLICIES))
     hint = f"allowed are {presets} and operators such as 'aten.mm'"
     if near:

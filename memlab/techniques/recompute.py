@@ -13,6 +13,7 @@ of random numbers that nobody drew, and holds all the inputs of a module by refe
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -111,6 +112,13 @@ class _Region:
         # RReLU saves its noise before its kernel fills it: stopping there would leave it empty
         self.stops_early = not any(isinstance(part, nn.RReLU) for part in module.modules())
 
+    def refuse(self, what: str) -> None:
+        """Raise UnsupportedError for what a recompute does otherwise than its forward."""
+        raise UnsupportedError(
+            f"{self.path} cannot be recomputed: running again, it {what}; what it does "
+            "depends on something that is not part of it: leave it out by checkpoint_modules"
+        )
+
 
 class _Dropped:
     """What autograd holds in place of a tensor; the tensor is here from recompute to its use."""
@@ -155,6 +163,11 @@ class _Call:
             keep or contextlib.nullcontext(),
         ):
             out = region.forward(*args, **kwargs)
+        if inspect.isgenerator(out):
+            raise UnsupportedError(
+                f"{region.path} cannot be recomputed: its forward is a generator, whose operators "
+                "run after it has returned; leave it out by checkpoint_modules"
+            )
         self._check_inputs("changes an input of its own in place")
         region.told(region.path, self.kept, keep.counts if keep else ())
         return out
@@ -189,7 +202,7 @@ class _Call:
         del inputs, given
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         del leaves
-        reuse = Reuse(self.kept) if region.keeps else contextlib.nullcontext()
+        reuse = Reuse(self.kept, region.refuse) if region.keeps else contextlib.nullcontext()
         try:
             with (
                 contextlib.suppress(_HasAll),
@@ -236,24 +249,18 @@ class _Filling:
         """Take the next tensor."""
         every = self.call.dropped
         if self.count == len(every):
-            self._refuse("saves more for backward than before")
+            self.call.region.refuse("saves more for backward than before")
         # outside of the recompute's graph, which a tensor that it saves would else hold for ever
         tensor = tensor.detach() if tensor.requires_grad else tensor
         dropped = every[self.count]()
         self.count += 1
         if dropped is not None:
             if dropped.kind != _kind(tensor):
-                self._refuse("saves tensors of another shape or format than before")
+                self.call.region.refuse("saves tensors of another shape or format than before")
             dropped.tensor, dropped.version = tensor, _version(tensor)
         if self.call.region.stops_early and self.count == len(every):
             raise _HasAll
         return tensor
-
-    def _refuse(self, what: str) -> None:
-        raise UnsupportedError(
-            f"{self.call.region.path} cannot be recomputed: running again, it {what}; what it does "
-            "depends on something that is not part of it: leave it out by checkpoint_modules"
-        )
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Changes:
     """What the forwards of one module change, as far as they have told."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self.path, self.parts = path, list(module.modules())
+        self.path, self.module, self.parts = path, module, list(module.modules())
         self.buffers: list[tuple[nn.Module, str]] | None = None  # not known yet
         self.silent: set[tuple[nn.Module, str]] = set()  # change, and do not say so
         self.draws_in_python = True  # until a first call has shown that it does not
@@ -90,7 +90,7 @@ class State:
         self.names = [tuple(vars(part)) for part in changes.parts]
         parameters = [p for part in changes.parts for p in part._parameters.values()]
         frozen = [(p, p._version) for p in parameters if p is not None and not p.requires_grad]
-        attributes = [
+        attributes: list[tuple[str, torch.Tensor, int]] = [
             (name, value, value._version)
             for part in changes.parts
             for name, value in vars(part).items()
@@ -113,8 +113,12 @@ class State:
         self.random = {d: s for d, s in before.items() if s != after[d]}
         self._judge_python(in_python, _marks() != marks, is_first)
         self._judge_buffers(every, versions, is_first)
-        held = [("a frozen parameter", *each) for each in frozen]
-        held += [(f"its attribute {name!r}", *each) for name, *each in attributes]
+        held: list[tuple[str, torch.Tensor, int]] = [
+            ("a frozen parameter", tensor, version) for tensor, version in frozen
+        ]
+        held += [
+            (f"its attribute {name!r}", tensor, version) for name, tensor, version in attributes
+        ]
         for what, tensor, version in held:
             if tensor._version != version:
                 raise UnsupportedError(
@@ -137,6 +141,11 @@ class State:
         is_first: bool,
     ) -> None:
         after = dict(_buffers(self.changes.parts))
+        if is_first and len(list(self.changes.module.modules())) > len(self.changes.parts):
+            raise UnsupportedError(
+                f"{self.changes.path} cannot be recomputed: its first forward makes modules of its "
+                "own; make them in its constructor, or leave it out by checkpoint_modules"
+            )
         if is_first:  # what writes to .data, and kernels of norms, leave the version as it is
             self.changes.silent = {p for p, b in every.items() if _has_changed(self.buffers[p], b)}
         changed = [
