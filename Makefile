@@ -21,8 +21,9 @@ lab: $(VENV)/lab
 	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. \
 		--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(AS_ROOT) $(ARGS)
 
+# two files at a time; threads that wait for work would else keep the cores from one another
 test: $(VENV)/test
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # the browser itself; the package that drives it comes with `make test`
 test-deps: $(VENV)/test
@@ -74,10 +75,10 @@ $(VENV)/lab: $(REQUIRED)
 
 $(VENV)/test: $(REQUIRED)
 	@echo "installing memlab and what its tests need (PyTorch is large: some minutes, once)"
-	@$(INSTALL) -e '.[zoo,test,browser]'
+	@$(INSTALL) -e '.[zoo,optimizers,fp8,test,browser]'
 	@touch $(VENV)/lab $@
 
 $(VENV)/lint: $(REQUIRED)
 	@echo "installing memlab and its development tools"
-	@$(INSTALL) -e '.[zoo,test,browser,dev]'
+	@$(INSTALL) -e '.[zoo,optimizers,fp8,test,browser,dev]'
 	@touch $(VENV)/lab $(VENV)/test $@
