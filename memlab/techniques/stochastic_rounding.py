@@ -2,7 +2,7 @@
 
 An update of a tenth of the distance to the next bf16 number moves a weight there once in ten times,
 so that its mean is exact (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
-One parameter at a time has an fp32 copy, with its gradient and the random bits: 12 bytes for each
+One parameter at a time has an fp32 copy, with its gradient and the random bits: 13 bytes for each
 of its values. The optimizer state is fp32. Left out: fp32 accumulation of gradients over
 micro-batches.
 """
