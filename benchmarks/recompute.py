@@ -5,7 +5,8 @@ all k, PyTorch's `sac_milp` where it runs, and torch.compile's budgets, judged a
 budget 1. Peaks are allocated bytes by `memlab.measure`; times are steps in turn in one process, as
 medians of ratios to the plain step of the same round. The area of a rule is that below its steps in
 the plane of time and peak (plain = 1): at a time, the least peak of its points that are no slower,
-from the plain step to the slowest point of any. Goals: no point of a peer has both peak and
+from the plain step to the slowest point of any; told beside it, to the slowest that both have, as
+our slowest points lie where the others have none. Goals: no point of a peer has both peak and
 time more than 2 % below one of ours; our area is at least 10 % below that of every k-th block.
 
 Pointwise: goal, half of a transformer's saved bytes at 10 % more time of its operators, predicted
@@ -220,7 +221,7 @@ def area(points: Sequence[Point], plain_bytes: int, slowest: float) -> float:
     """Return the area below the steps of some points, from a time of 1 to the slowest."""
     steps = sorted((max(point.time, 1.0), point.peak_bytes / plain_bytes) for point in points)
     total, here, peak = 0.0, 1.0, 1.0
-    for at, height in [*steps, (slowest, 0.0)]:
+    for at, height in [*(step for step in steps if step[0] < slowest), (slowest, 0.0)]:
         total += (at - here) * peak
         here, peak = at, min(peak, height)
     return total
@@ -232,6 +233,8 @@ def judge(name: str, points: Sequence[Point]) -> dict[str, Any]:
     plain = ours[0]
     slowest = max(point.time for point in [*ours, *peers])
     own, by_hand = (area(side, plain.peak_bytes, slowest) for side in (ours, [plain, *peers]))
+    shared = min(max(point.time for point in side) for side in (ours, peers))
+    inner = [area(side, plain.peak_bytes, shared) for side in (ours, [plain, *peers])]
     beaten = dominating(ours, peers)
     told = [p for p in points if p.predicted_bytes is not None]
     return {
@@ -241,6 +244,7 @@ def judge(name: str, points: Sequence[Point]) -> dict[str, Any]:
         "least, k-th": min(p.peak_bytes for p in peers) / plain.peak_bytes,
         "area / k-th's": own / by_hand,
         "area goal": report.verdict(own <= AREA_GOAL * by_hand),
+        "where both have points": inner[0] / inner[1],
         "dominated": len({own.setting for own, _ in beaten}),
         "dominance goal": report.verdict(not beaten),
         "worst peak error %": max(

@@ -236,7 +236,7 @@ def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name
             kind=WARN,
         )
     said += saving_texts.sentences(settings)
-    return Line("; ".join(said) or "whole blocks run again in backward, compile")
+    return Line("; ".join(said) or "none of these is on")
 
 
 STATES = {

@@ -60,7 +60,7 @@ def test_enter_in_a_number_box_runs(page, panel):
 def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     panel.get_by_label("Workload").focus()
     seen = []
-    for _ in range(22):
+    for _ in range(23):
         seen.append(
             page.evaluate(
                 "() => { const e = document.activeElement; return e.getAttribute('role')"
