@@ -106,7 +106,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     least = LEAST_SHARE * timeline.total_bytes.max()
     found = [
         remedy
-        for make in (_accumulation, _checkpointing, _mixed, _bf16, _optimizer, _budget)
+        for make in MAKERS
         for remedy in make(step)
         if _is_built(remedy.config)
         and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
@@ -214,8 +214,8 @@ def _bf16(step: _Step) -> Iterator[Remedy]:
         {"precision": Precision.BF16},
         effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
         + (", and so do activations" if kind is Precision.FP32 else ""),
-        price="weights are rounded to 8 bits of mantissa, so small updates are lost; check that "
-        "the training still converges",
+        price="weights are rounded to 8 bits of mantissa, so small updates are lost; "
+        "precision='bf16-stochastic' keeps them, with fp32 states",
         categories=tuple(halved),
         freed_bytes=step.freed(dict.fromkeys(halved, 0.5)) if can_say else None,
     )
@@ -226,11 +226,31 @@ def _optimizer(step: _Step) -> Iterator[Remedy]:
         return
     yield _remedy(
         step,
+        {"optimizer": Optimizer.ADAFACTOR},
+        effect="a row and a column of each matrix instead of two states as large as it",
+        price="another optimizer: its learning rate has to be found anew",
+        categories=(Category.OPTIMIZER_STATE,),
+        freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.0}),
+    )
+    yield _remedy(
+        step,
         {"optimizer": Optimizer.SGD_MOMENTUM},
         effect="one state a weight instead of two",
         price="another optimizer: its learning rate has to be found anew",
         categories=(Category.OPTIMIZER_STATE,),
         freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.5}),
+    )
+
+
+def _in_backward(step: _Step) -> Iterator[Remedy]:
+    if step.config.optimizer_in_backward:
+        return
+    yield _remedy(
+        step,
+        {"optimizer_in_backward": True},
+        effect="each gradient is used and freed as soon as backward has it",
+        price="no clipping by the norm of all gradients; an optimizer for each parameter in Python",
+        categories=(Category.GRADIENTS,),
     )
 
 
@@ -268,6 +288,9 @@ def _is_built(config: StepConfig) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+MAKERS = (_accumulation, _checkpointing, _mixed, _bf16, _optimizer, _in_backward, _budget)
 
 
 def _text(value: Any) -> str:
