@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memlab
-from benchmarks import models, report
+from benchmarks import meter, models, report
 from memlab import Outcome, StepConfig, Workload, _isolation, _plan
 from memlab._predict import predict_in_process
 from memlab.errors import UnsupportedError
@@ -282,6 +282,23 @@ def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
     flat = memlab.measure(workload, by_block, "cpu", repeats=1)
     assert measured.peak_allocated_bytes < 0.8 * flat.peak_allocated_bytes
     assert memlab.verify(workload, config, "cpu").bitwise
+
+
+def test_modules_inside_others_come_last_of_all_so_that_no_exact_peak_rises():
+    workload, config = meter.WORKLOADS["unet-3d"](), StepConfig(batch_size=2)
+    chain = chain_of(workload, config)
+    paths = [{region.path for region in plan.regions} for plan in chain.plans]
+    nested = [any(f"{a}." in b for a in own for b in own) for own in paths]
+    assert nested[-1]
+    assert not any(nested[:-1])
+    peaks = [
+        memlab.predict(
+            workload, dataclasses.replace(config, memory_budget=plan.share), "cpu"
+        ).peak_allocated_bytes
+        for plan in (chain.plans[0], *chain.plans[-2:])
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] <= chain.plans[-1].peak_bytes
 
 
 def test_an_attention_inside_a_recomputed_layer_finds_its_query_to_be_its_key_once_more():
