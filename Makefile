@@ -23,7 +23,7 @@ lab: $(VENV)/lab
 
 # two files at a time; threads that wait for work would else keep the cores from one another
 test: $(VENV)/test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # the browser itself; the package that drives it comes with `make test`
 test-deps: $(VENV)/test

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import FlopCounterMode
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
@@ -511,6 +512,18 @@ def test_a_table_that_only_the_first_forward_makes_is_refused_where_outputs_are_
     with pytest.raises(UnsupportedError, match=r"runs other operators before aten\.mul"):
         gradients("aten.mul")
     gradients("recompute-all")  # which needs no numbers of operators
+
+
+def test_flops_of_a_recompute_that_keeps_outputs_can_be_counted():
+    """Its hooks on modules make views of the inputs that a recompute is given."""
+    config = StepConfig(batch_size=4, checkpointing="blocks", checkpoint_policy="aten.addmm")
+    flops = []
+    for each in (config, StepConfig(batch_size=4)):
+        step = build_step(make_workload(BLOCKS["linear"]), each, "cpu")
+        with FlopCounterMode(display=False) as counter:
+            step.accumulate()
+        flops.append(counter.get_total_flops())
+    assert flops[0] == flops[1] > 0
 
 
 def test_a_forward_that_makes_modules_or_is_a_generator_is_refused():

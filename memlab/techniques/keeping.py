@@ -1,9 +1,9 @@
 """Dispatch modes that keep outputs of a forward, and give them back in its recompute.
 
 Outputs are known by operator and by its number in one call, so that a forward and its recompute
-must run the same operators, casts aside, which autocast remembers from one module to the next, and
-what a recompute detaches. That is checked by how many ran before each kept one. Left out: what to
-keep, which a policy says.
+must run the same operators. That is checked by how many ran before each kept one, casts aside,
+which autocast remembers from one module to the next, and views, which hooks make of what a
+recompute is given. Left out: what to keep, which a policy says.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from memlab.techniques import policies
 from memlab.techniques.policies import Keeps
 
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
-UNCOUNTED = (torch.ops.aten._to_copy.default, torch.ops.aten.detach.default)
+CAST = torch.ops.aten._to_copy.default
 Key = tuple[OpOverload, int]
 
 
@@ -39,7 +39,7 @@ class Keep(TorchDispatchMode):
             return out
         number = self.counts[func]
         self.counts[func] += 1
-        self.position += func not in UNCOUNTED
+        self.position += _is_counted(func)
         if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
             func, policies.values_of(func, args, kwargs)
         ):
@@ -68,13 +68,17 @@ class Reuse(TorchDispatchMode):
         if func.namespace not in NO_OPERATORS:
             number = self.counts[func]
             self.counts[func] += 1
-            self.position += func not in UNCOUNTED
+            self.position += _is_counted(func)
             position, found = self.kept.pop((func, number), (self.position, None))
             if position != self.position:
                 self.refuse(f"runs other operators before {func} than before")
             if found is not None and all(kept.is_unchanged for kept in _kept_in(found)):
                 return pytree.tree_map_only(_Kept, lambda kept: kept.tensor, found)
         return func(*args, **(kwargs or {}))
+
+
+def _is_counted(func: OpOverload) -> bool:
+    return func is not CAST and not func.is_view
 
 
 class _Kept:
