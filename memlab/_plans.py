@@ -37,8 +37,8 @@ def plan_for(
         raise Ended(
             Outcome.UNSUPPORTED,
             f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} to "
-            "recompute: each draws what it holds from others in place, or holds nothing; use "
-            "memory_budget=1.0 and more accumulation_steps",
+            "recompute: it has none below itself, or each writes over what others hold, or holds "
+            "nothing; use memory_budget=1.0 and more accumulation_steps",
         )
     return chain.pick(config.memory_budget)
 

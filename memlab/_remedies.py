@@ -33,6 +33,7 @@ OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", 
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
+ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +229,7 @@ def _optimizer(step: _Step) -> Iterator[Remedy]:
         step,
         {"optimizer": Optimizer.ADAFACTOR},
         effect="a row and a column of each matrix instead of two states as large as it",
-        price="another optimizer: its learning rate has to be found anew",
+        price=ANOTHER_OPTIMIZER,
         categories=(Category.OPTIMIZER_STATE,),
         freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.0}),
     )
@@ -236,7 +237,7 @@ def _optimizer(step: _Step) -> Iterator[Remedy]:
         step,
         {"optimizer": Optimizer.SGD_MOMENTUM},
         effect="one state a weight instead of two",
-        price="another optimizer: its learning rate has to be found anew",
+        price=ANOTHER_OPTIMIZER,
         categories=(Category.OPTIMIZER_STATE,),
         freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.5}),
     )

@@ -47,7 +47,8 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
     Raises:
         ConfigError: a line is none of these, or a name is taken twice or freed while it is not.
 
-    >>> [m.reserved_bytes // 2**20 for m in follow(["a = 30 MiB", "del a", "empty_cache()"])]
+    >>> from memlab.units import MIB
+    >>> [m.reserved_bytes // MIB for m in follow(["a = 30 MiB", "del a", "empty_cache()"])]
     [30, 30, 0]
     """
     numbers: dict[str, int] = {}

@@ -88,14 +88,7 @@ class State:
             tuple(map(_held, *zip(*vars(p).items(), strict=True))) for p in changes.parts
         ]
         self.names = [tuple(vars(part)) for part in changes.parts]
-        parameters = [p for part in changes.parts for p in part._parameters.values()]
-        frozen = [(p, p._version) for p in parameters if p is not None and not p.requires_grad]
-        attributes: list[tuple[str, torch.Tensor, int]] = [
-            (name, value, value._version)
-            for part in changes.parts
-            for name, value in vars(part).items()
-            if isinstance(value, torch.Tensor)
-        ]
+        held = [(what, tensor, tensor._version) for what, tensor in _unrestored(changes.parts)]
         self.copies = [
             (attributes, name, _value(attributes[name]))
             for attributes, name in changes.find_by_value()
@@ -113,12 +106,6 @@ class State:
         self.random = {d: s for d, s in before.items() if s != after[d]}
         self._judge_python(in_python, _marks() != marks, is_first)
         self._judge_buffers(every, versions, is_first)
-        held: list[tuple[str, torch.Tensor, int]] = [
-            ("a frozen parameter", tensor, version) for tensor, version in frozen
-        ]
-        held += [
-            (f"its attribute {name!r}", tensor, version) for name, tensor, version in attributes
-        ]
         for what, tensor, version in held:
             if tensor._version != version:
                 raise UnsupportedError(
@@ -198,6 +185,17 @@ def _buffers(parts: list[nn.Module]) -> Iterator[tuple[tuple[nn.Module, str], to
 
 def _is_running_statistic(module: nn.Module, name: str) -> bool:
     return isinstance(module, _NormBase) and module.training and name.startswith("running_")
+
+
+def _unrestored(parts: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what no recompute puts back, so that no forward may change it in place."""
+    for part in parts:
+        for parameter in part._parameters.values():
+            if parameter is not None and not parameter.requires_grad:
+                yield "a frozen parameter", parameter
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"its attribute {name!r}", value
 
 
 def _has_changed(before: torch.Tensor, buffer: torch.Tensor) -> bool:

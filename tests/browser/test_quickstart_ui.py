@@ -57,6 +57,12 @@ def test_enter_in_a_number_box_runs(page, panel):
     assert shown_json(panel)["config"]["batch_size"] == 24
 
 
+PRECISIONS = (
+    *("fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16"),
+    *("bf16-master", "bf16-stochastic", "fp8-mixed"),
+)
+
+
 def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     panel.get_by_label("Workload").focus()
     seen = []
@@ -71,17 +77,7 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     assert seen == [
         *("Workload", "On", "Limit", "code", "?"),
         *("slider", "Memory budget", "slider", "Batch size", "slider", "Accumulation"),
-        *(
-            "fp32",
-            "tf32",
-            "bf16-mixed",
-            "fp16-mixed",
-            "bf16",
-            "fp16",
-            "bf16-master",
-            "bf16-stochastic",
-            "fp8-mixed",
-        ),
+        *PRECISIONS,
         *("more: no checkpointing, adamw, not compiled", "Run", "check gradients"),
     ]
 
@@ -96,20 +92,9 @@ def test_an_optimizer_that_cannot_be_says_so_and_the_remedy_is_a_click(page, pan
     button(panel, "after backward").click()
     wait_for(lambda: "two states a weight" in panel.inner_text())
     assert not panel.get_by_label("in backward").is_checked()
-    names = [
-        "fp32",
-        "tf32",
-        "bf16-mixed",
-        "fp16-mixed",
-        "bf16",
-        "fp16",
-        "bf16-master",
-        "bf16-stochastic",
-        "fp8-mixed",
-    ]
-    tops = {button(panel, name).bounding_box()["y"] for name in names}
+    tops = {button(panel, name).bounding_box()["y"] for name in PRECISIONS}
     assert len(tops) == 1  # all in one row
-    for name in names:
+    for name in PRECISIONS:
         node = button(panel, name)
         assert node.evaluate("e => e.scrollWidth <= e.clientWidth"), f"{name} is cut off"
 
