@@ -53,13 +53,17 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "in place": {"inplace": True},
     "channels last": {"channels_last": True},
     "offload activations": {"offload_activations": True},
+    "offload half": {"offload_fraction": 0.5, "offload_activations": True},
+    "offload parameters": {"offload_parameters": True},
     "offload optimizer": {"offload_optimizer": True},
     "expandable segments": {"expandable_segments": True},
     "built on meta": {"init_on_meta": True},
 }
 """Settings by the name of their technique; in a refusal, their last field stands for them."""
 
-ON_A_CARD = ("offload_activations", "offload_optimizer", "expandable_segments")
+ON_A_CARD = (
+    "offload_activations", "offload_parameters", "offload_optimizer", "expandable_segments",
+)  # fmt: skip
 CARD = "h200"
 BATCH, BATCH_ON_A_CARD = 4, 1024  # predicted, not run: large enough to be offloaded
 NUM_UPDATES = 2

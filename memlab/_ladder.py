@@ -31,6 +31,7 @@ RUNGS: tuple[Rung, ...] = (
     {"optimizer": "adafactor"},
     {"optimizer_in_backward": True},
     {"offload_activations": True},
+    {"offload_parameters": True},
     {"expandable_segments": True},
 )
 """From what costs least to what costs most; a rung that cannot be is left out and named."""

@@ -53,7 +53,12 @@ def chain_for(
     """
     # what waits in the host's memory is no less to recompute, and a plan is of allocated bytes
     plain = dataclasses.replace(
-        config, memory_budget=1.0, offload_activations=False, expandable_segments=False
+        config,
+        memory_budget=1.0,
+        offload_activations=False,
+        offload_fraction=1.0,
+        offload_parameters=False,
+        expandable_segments=False,
     )
     key = (workload, plain, target.name, seed)
     found = _chains.get(key)

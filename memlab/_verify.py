@@ -137,6 +137,8 @@ def verify_in_process(
         loss_chunks=1,
         inplace=False,
         offload_activations=False,
+        offload_fraction=1.0,
+        offload_parameters=False,
         offload_optimizer=False,
         expandable_segments=False,
         optimizer_in_backward=False,
@@ -188,7 +190,7 @@ def _gradients(
 ) -> _Gradients:
     step = build_step(workload, config, device, plan=plan, seed=seed)
     mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
-    before = _buffers(step.model)
+    before = _buffers(step)
     used = _used_gradients(step) if config.optimizer_in_backward else None
     loss = 0.0
     for _ in range(MAX_SKIPPED_UPDATES):
@@ -206,7 +208,7 @@ def _gradients(
                 buffer.copy_(before[name])
     gradients = _by_parameter(step) | (used or {})
     random = torch.get_rng_state()
-    return _Gradients(gradients, _buffers(step.model), mixing, drawing, loss, random)
+    return _Gradients(gradients, _buffers(step), mixing, drawing, loss, random)
 
 
 def _used_gradients(step: Step) -> dict[str, torch.Tensor]:
@@ -239,10 +241,11 @@ def _as_double(gradient: torch.Tensor) -> torch.Tensor:
     return real.detach().to("cpu", torch.float64)
 
 
-def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _buffers(step: Step) -> dict[str, torch.Tensor]:
     """Return copies of the buffers, and of frozen parameters, which a forward may change too."""
-    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-    every = [*model.named_buffers(), *frozen]
+    parameters = step.model.named_parameters()
+    frozen = [(name, step.value_of(p)) for name, p in parameters if not p.requires_grad]
+    every = [*step.model.named_buffers(), *frozen]
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in every}
 
 

@@ -128,6 +128,8 @@ class StepConfig:
             that its logits are never whole; 1 is all at once.
         inplace: activations write over their input where nothing else reads it.
         offload_activations: what forward saves for backward waits in the host's memory.
+        offload_fraction: of its bytes that do, spread over the forward; with offload_activations.
+        offload_parameters: weights wait there while other modules run.
         offload_optimizer: the optimizer's state stays there between updates.
         expandable_segments: CUDA's caching allocator grows its segments by pages.
 
@@ -158,6 +160,8 @@ class StepConfig:
     loss_chunks: int = 1
     inplace: bool = False
     offload_activations: bool = False
+    offload_fraction: float = 1.0
+    offload_parameters: bool = False
     offload_optimizer: bool = False
     expandable_segments: bool = False
 
@@ -178,6 +182,11 @@ class StepConfig:
                     f"{name}={value!r} does nothing with checkpointing='none'; add "
                     "checkpointing='blocks', or leave it out"
                 )
+        if not self.offload_activations and self.offload_fraction != 1.0:
+            raise ConfigError(
+                f"offload_fraction={self.offload_fraction!r} does nothing with "
+                "offload_activations=False; add offload_activations=True, or leave it out"
+            )
         is_eager = self.budget_engine is BudgetEngine.EAGER
         if is_eager and not self.compile and self.compile_mode is not CompileMode.DEFAULT:
             raise ConfigError(
@@ -260,7 +269,15 @@ def _positive_int(name: str, value: Any) -> int:
     return number
 
 
-def _fraction(name: str, value: Any) -> float:
+def _budget(name: str, value: Any) -> float:
+    return _fraction(name, value, "it is the share of the activations to keep, 1.0 keeps them all")
+
+
+def _offload_fraction(name: str, value: Any) -> float:
+    return _fraction(name, value, "it is the share of the activations that leave the device")
+
+
+def _fraction(name: str, value: Any, means: str) -> float:
     try:
         if isinstance(value, bool | str):
             raise TypeError
@@ -269,8 +286,7 @@ def _fraction(name: str, value: Any) -> float:
         raise ConfigError(f"{name}={value!r} is no number; allowed is 0.0 to 1.0") from None
     if not 0.0 <= number <= 1.0:
         raise ConfigError(
-            f"{name}={value!r} is outside 0.0 to 1.0: it is the share of the activations to keep, "
-            "1.0 keeps them all; to keep half say 0.5"
+            f"{name}={value!r} is outside 0.0 to 1.0: {means}; for half of them say 0.5"
         )
     return number
 
@@ -318,7 +334,7 @@ def _choice(default: Any) -> Callable[[str, Any], StrEnum]:
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "batch_size": _positive_int,
     "accumulation_steps": _positive_int,
-    "memory_budget": _fraction,
+    "memory_budget": _budget,
     "compile": _boolean,
     "channels_last": _boolean,
     "init_on_meta": _boolean,
@@ -328,6 +344,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "loss_chunks": _positive_int,
     "inplace": _boolean,
     "offload_activations": _boolean,
+    "offload_fraction": _offload_fraction,
+    "offload_parameters": _boolean,
     "offload_optimizer": _boolean,
     "expandable_segments": _boolean,
 }

@@ -89,7 +89,9 @@ def _train(config: StepConfig, device: torch.device, source: Source) -> list[str
             [
                 "device = torch.device(device)",
                 *source.before,
-                "model = build_model().to(device)",
+                "model = build_model()",
+                *source.built,
+                *source.place,
                 "model.train()",
                 *source.model,
                 "parameters = [p for p in model.parameters() if p.requires_grad]",
@@ -101,6 +103,7 @@ def _train(config: StepConfig, device: torch.device, source: Source) -> list[str
                 *_indented(source.update),
                 "    optimizer.zero_grad(set_to_none=True)",
                 "    losses.append(float(total))",
+                *source.after,
                 "return model, losses",
             ]
         ),

@@ -33,7 +33,7 @@ from memlab.techniques import (
     precision,
     segments,
 )
-from memlab.techniques.offloading import Offloader, offload_state
+from memlab.techniques.offloading import Offloader
 from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -54,7 +54,7 @@ class Step:
         model: the model as built, on the device, in the format of its weights.
         optimizer: over the model's trainable parameters.
         micro_batches: on a CPU views of the whole batch; else on the CPU until their turn comes.
-        weights: of each micro-batch's loss; they sum to 1.
+        loss_weights: of each micro-batch; they sum to 1.
     """
 
     workload: Workload
@@ -68,7 +68,7 @@ class Step:
     scaler: torch.amp.GradScaler | None
     offloader: Offloader | None
     micro_batches: list[Any]
-    weights: list[float]
+    loss_weights: list[float]
 
     @property
     def loss_scale(self) -> float:
@@ -79,9 +79,16 @@ class Step:
     def host_bytes(self) -> int:
         """The most bytes that were held in the host's memory for the device, since the batch."""
         held = 0 if self.offloader is None else self.offloader.peak_host_bytes
+        if self.offloader is not None and self.offloader.weights is not None:
+            held += self.offloader.weights.nbytes
         if self.config.offload_optimizer:
             held += offload.state_bytes(self.optimizer)
         return held
+
+    def value_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the values of a parameter, which may wait in the host's memory."""
+        weights = None if self.offloader is None else self.offloader.weights
+        return parameter if weights is None else weights.value_of(parameter)
 
     def __call__(self, mark: Mark = ignore) -> float:
         """Run one optimizer update and return its loss, weighted over the micro-batches."""
@@ -93,7 +100,7 @@ class Step:
     def take_batch(self, config: StepConfig, *, seed: int = 0, mark: Mark = ignore) -> None:
         """Go on with a new batch, of another size if `config` says so and is else the same."""
         made = _make_batch(self.workload, config, self.device, seed, mark)
-        self.config, (self.micro_batches, self.weights) = config, made
+        self.config, (self.micro_batches, self.loss_weights) = config, made
         if self.offloader is not None:
             self.offloader.peak_host_bytes = 0
 
@@ -103,7 +110,7 @@ class Step:
         if isinstance(self.optimizer, InBackward):
             self.optimizer.tell = lambda phase: mark(phase, 0)
         with self.run_in(), precision.matrix_products(self.config.precision):
-            for index, weight in enumerate(self.weights):
+            for index, weight in enumerate(self.loss_weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
         return total
@@ -169,11 +176,15 @@ def build_step(
     mark(Phase.BUILD, 0)
     set_seed(seed)
     build_model = workload.build_model
-    model = meta_init.build(build_model, device) if config.init_on_meta else build_model()
+    # weights that wait in the host's memory are made there
+    where = torch.device("cpu") if config.offload_parameters else device
+    model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
-    precision.cast_model(model.to(device), config.precision)
+    precision.cast_model(model, config.precision)
     if config.channels_last:
         layout.apply(model)
+    weights = offload.apply(model, config, device) if config.offload_parameters else None
+    model.to(device)
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
     model.train()
@@ -185,16 +196,17 @@ def build_step(
         checkpointing.apply_plan(model, plan)
     if config.inplace:
         few = _few_samples(workload, config, device, seed)
-        inplace.apply(model, few, partial(_loss_of, workload, model, config, device, seed))
-    optimizer, scheduler = optimizers.make(model, config)
-    if config.offload_optimizer:
-        offload_state(optimizer)
+        # not the offloader of the step: what it moves would hide who reads what
+        around = Offloader(model, 0.0, weights) if weights else contextlib.nullcontext()
+        loss_of = partial(_loss_of, workload, model, config, device, seed, around)
+        inplace.apply(model, few, loss_of)
+    optimizer, scheduler = optimizers.make(model, config, weights)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
         run_model, run_in = compilation.apply(model, workload, config, device)
 
-    micro_batches, weights = _make_batch(workload, config, device, seed, mark)
+    micro_batches, loss_weights = _make_batch(workload, config, device, seed, mark)
     return Step(
         workload=workload,
         config=config,
@@ -205,9 +217,9 @@ def build_step(
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=precision.make_scaler(config.precision, device),
-        offloader=Offloader(model) if config.offload_activations else None,
+        offloader=offload.make_offloader(model, config, weights),
         micro_batches=micro_batches,
-        weights=weights,
+        loss_weights=loss_weights,
     )
 
 
@@ -244,10 +256,11 @@ def _loss_of(
     config: StepConfig,
     device: torch.device,
     seed: int,
+    around: contextlib.AbstractContextManager[None],
     batch: Any,
 ) -> torch.Tensor:
     set_seed(seed)
-    with precision.autocast(config.precision, device):
+    with precision.autocast(config.precision, device), around:
         loss: torch.Tensor = workload.compute_loss(model, batch)
     _check_loss(loss)
     return loss

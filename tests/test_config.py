@@ -30,6 +30,8 @@ def test_defaults_are_the_contract():
         "loss_chunks": 1,
         "inplace": False,
         "offload_activations": False,
+        "offload_fraction": 1.0,
+        "offload_parameters": False,
         "offload_optimizer": False,
         "expandable_segments": False,
     }
@@ -53,6 +55,8 @@ def test_choices_are_read_from_text_and_print_as_text():
         ("memory_budget", "half", "0.0 to 1.0"),
         ("loss_chunks", 0, "at least 1"),
         ("offload_activations", 1, "True or False"),
+        ("offload_fraction", -0.5, "0.0 to 1.0"),
+        ("offload_parameters", "yes", "True or False"),
         ("precision", "fp12", "'bf16-mixed'"),
         ("optimizer", "adamax", "'adamw'"),
         ("budget_engine", None, "'compile'"),

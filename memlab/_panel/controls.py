@@ -17,6 +17,7 @@ from memlab._panel.state import (
     CHECKPOINTING,
     IMPLEMENTATIONS,
     LOSS_CHUNKS,
+    OFFLOAD_FRACTIONS,
     OPTIMIZERS,
     PRECISIONS,
     parse_number,
@@ -43,12 +44,14 @@ LABELS = {
     "loss_chunks": "Loss in",
     "inplace": "in place",
     "offload_activations": "offload activations",
+    "offload_fraction": "of them",
+    "offload_parameters": "offload parameters",
     "offload_optimizer": "offload optimizer",
     "expandable_segments": "expandable segments",
 }
 SWITCHES = (
     "compile", "channels_last", "init_on_meta", "inplace", "offload_activations",
-    "offload_optimizer", "expandable_segments",
+    "offload_parameters", "offload_optimizer", "expandable_segments",
 )  # fmt: skip
 
 
@@ -175,7 +178,11 @@ class Controls:
         self.compile, self.channels_last = switches["compile"], switches["channels_last"]
         chunks = [(f"{n} chunks" if n > 1 else "one piece", n) for n in LOSS_CHUNKS]
         self.loss_chunks = widgets.Dropdown(options=chunks, description=LABELS["loss_chunks"])
-        self.saving = (self.loss_chunks, *(switches[field] for field in SWITCHES[2:]))
+        shares = [(f"{share:.0%}", share) for share in OFFLOAD_FRACTIONS]
+        self.share = widgets.Dropdown(options=shares, description=LABELS["offload_fraction"])
+        rest = [switches[field] for field in SWITCHES[2:]]
+        at = rest.index(switches["offload_activations"]) + 1
+        self.saving = (self.loss_chunks, *rest[:at], self.share, *rest[at:])
         self._choices = {
             "precision": self.precision,
             "checkpointing": self.checkpointing,
@@ -185,6 +192,7 @@ class Controls:
             "budget_estimator": self.estimator,
             "optimizer": self.optimizer,
             "loss_chunks": self.loss_chunks,
+            "offload_fraction": self.share,
             **switches,
             "optimizer_implementation": self.implementation,
             "optimizer_in_backward": self.in_backward,
@@ -192,11 +200,13 @@ class Controls:
         for choice in self._choices.values():
             choice.observe(lambda _: self._tell(), "value")
         self.engine.observe(lambda _: self._offer_solvers(), "value")
+        switches["offload_activations"].observe(lambda _: self._offer_shares(), "value")
         self.precision_explained = Explanation(self.set)
         self.more_explained = Explanation(self.set)
         self.optimizer_explained = Explanation(self.set)
         self.set(settings)
         self._offer_solvers()
+        self._offer_shares()
 
     def precision_row(self) -> Any:
         """Return the row of the number formats."""
@@ -237,6 +247,10 @@ class Controls:
         """Allow the choices of PyTorch's partitioner where it plans."""
         for choice in (self.solver, self.estimator):
             choice.disabled = self.engine.value != BudgetEngine.COMPILE
+
+    def _offer_shares(self) -> None:
+        """Allow a share of the activations where they are offloaded."""
+        self.share.disabled = not self._choices["offload_activations"].value
 
     def _tell(self) -> None:
         if not self._quiet:

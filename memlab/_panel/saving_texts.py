@@ -5,7 +5,11 @@ from typing import Any
 
 from memlab.config import BudgetEngine, StepConfig
 
-OFFLOADED = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
+OFFLOADED = {
+    "offload_activations": "activations",
+    "offload_parameters": "parameters",
+    "offload_optimizer": "optimizer state",
+}
 EAGER_ONLY: dict[str, tuple[object, str, str]] = {
     "loss_chunks": (1, "torch.compile cannot take the loss in chunks", "in one piece"),
     "inplace": (
@@ -17,6 +21,11 @@ EAGER_ONLY: dict[str, tuple[object, str, str]] = {
         False,
         "torch.compile saves for backward by itself, which cannot be offloaded",
         "no offloading",
+    ),
+    "offload_parameters": (
+        False,
+        "torch.compile takes the weights where they are",
+        "parameters stay",
     ),
 }
 """What a compiled step cannot have, by field: the value without, why not, and that in words."""
@@ -43,7 +52,10 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
     if settings["expandable_segments"]:
         said.append("segments grow by pages, which lowers what is reserved, not what is allocated")
     if asked := offloaded(settings):
+        share = settings["offload_fraction"]
         names = " and ".join(OFFLOADED[field] for field in asked)
+        if "offload_activations" in asked and share < 1.0:
+            names = f"{share:.0%} of the {names}"
         said.append(f"{names} wait in the host's memory, as fast as the bus allows")
     return said
 
@@ -55,12 +67,6 @@ def clash(settings: Mapping[str, Any]) -> tuple[str, tuple[str, dict[str, object
         for field, (off, why, remedy) in EAGER_ONLY.items():
             if settings[field] != off:
                 return f"not possible: {why}", (remedy, {field: off})
-    if settings["offload_optimizer"] and settings["optimizer_in_backward"]:
-        return (
-            "not possible: an optimizer in backward is one for each parameter, whose state cannot "
-            "be offloaded",
-            ("after backward", {"optimizer_in_backward": False}),
-        )
     return None
 
 
@@ -69,10 +75,12 @@ def offloaded(settings: Mapping[str, Any]) -> list[str]:
     return [field for field in OFFLOADED if settings[field]]
 
 
-def words(field: str, value: object) -> str | None:
+def words(field: str, value: Any) -> str | None:
     """Return one setting as the table of runs names it, None if it is none of these."""
     if field == "loss_chunks":
         return f"loss in {value} chunks" if value != 1 else "loss in one piece"
+    if field == "offload_fraction":
+        return f"{value:.0%} of the activations"
     if field in NAMES:
         return NAMES[field] if value else f"not {NAMES[field]}"
     return None
@@ -80,6 +88,6 @@ def words(field: str, value: object) -> str | None:
 
 def others(config: StepConfig) -> list[str]:
     """Return in words which of these settings differ from the defaults."""
-    default, fields = StepConfig(), ("loss_chunks", *NAMES)
+    default, fields = StepConfig(), ("loss_chunks", *NAMES, "offload_fraction")
     changed = [f for f in fields if getattr(config, f) != getattr(default, f)]
     return [said for f in changed if (said := words(f, getattr(config, f)))]

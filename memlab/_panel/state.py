@@ -38,21 +38,24 @@ FIELDS = (
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
     "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
     "init_on_meta",
-    "loss_chunks", "inplace", "offload_activations", "offload_optimizer",
-    "expandable_segments",
+    "loss_chunks", "inplace", "offload_activations", "offload_fraction", "offload_parameters",
+    "offload_optimizer", "expandable_segments",
 )  # fmt: skip
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+OFFLOAD_FRACTIONS = (1.0, 0.75, 0.5, 0.25)
 OFFERED: dict[str, tuple[Any, ...]] = {
     "checkpoint_policy": PRESET_POLICIES,
     "loss_chunks": LOSS_CHUNKS,
+    "offload_fraction": OFFLOAD_FRACTIONS,
 }
 
 
 def to_config(settings: Settings) -> StepConfig:
     """Return the config of these settings; choices of what is off do not count.
 
-    They are the policy without checkpointing, and solver and estimator with the eager engine.
+    They are the policy without checkpointing, solver and estimator with the eager engine, and the
+    share of the activations that is offloaded where none are.
 
     Raises:
         ConfigError: the settings cannot be; the message is the sentence to show.
@@ -62,6 +65,8 @@ def to_config(settings: Settings) -> StepConfig:
         del values["checkpoint_policy"]
     if values["budget_engine"] == BudgetEngine.EAGER:
         del values["budget_solver"], values["budget_estimator"]
+    if not values["offload_activations"]:
+        del values["offload_fraction"]
     return StepConfig(**values)
 
 

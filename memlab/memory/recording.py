@@ -24,6 +24,7 @@ class Operator:
         writes: those among them that it changes in place.
         forward: of a backward operator, the number of the forward one that it differentiates; -1.
         crosses: whether it copies between the device and the host.
+        beside: whether that copy has a stream of its own, as offloading's have.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Operator:
     writes: tuple[int, ...] = ()
     forward: int = -1
     crosses: bool = False
+    beside: bool = False
 
 
 @dataclass(slots=True)

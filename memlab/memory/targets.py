@@ -92,12 +92,12 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
 
 
 def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Return which operators run beside the kernels: copies to and from the host by offloading.
+    """Return which operators run beside the kernels: copies on streams of their own.
 
-    They have streams of their own, and the bus takes as long as both directions together.
+    The bus takes as long as both directions together.
     """
     phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in recording.intervals]
-    return np.array([o.crosses and phases[o.interval] for o in recording.operators], dtype=bool)
+    return np.array([o.beside and phases[o.interval] for o in recording.operators], dtype=bool)
 
 
 def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:

@@ -40,6 +40,7 @@ from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.values import MOST_ELEMENTS, Values, for_real
 from memlab.techniques.blocks import find_blocks
+from memlab.techniques.offloading import copy_on
 from memlab.techniques.optimizers import states_of
 from memlab.techniques.recompute import recomputed
 from memlab.trace import Interval, Phase, Place
@@ -196,6 +197,7 @@ class Tracker(TorchDispatchMode):
             operator.writes = self._blocks_in([args[i] for i in _written(func) if i < len(args)])
         tensors = _tensors(out)
         operator.crosses = func in COPIES and len({t.device for t in _tensors([out, *args])}) > 1
+        operator.beside = operator.crosses and _is_called_by(copy_on)
         operator.outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
         for index, tensor in enumerate(tensors):
             if tensor.device.type != self.device_type:
@@ -327,6 +329,13 @@ def _caller() -> tuple[str, str]:
             return name, f"line {frame.f_lineno} of {name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "", "a line"
+
+
+def _is_called_by(function: Callable[..., Any]) -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _tensors(out: Any) -> list[Any]:

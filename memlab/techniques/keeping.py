@@ -1,9 +1,9 @@
 """Dispatch modes that keep outputs of a forward, and give them back in its recompute.
 
 Outputs are known by operator and by its number in one call, so that a forward and its recompute
-must run the same operators. That is checked by how many ran before each kept one, casts aside,
-which autocast remembers from one module to the next, and views, which hooks make of what a
-recompute is given. Left out: what to keep, which a policy says.
+must run the same operators. That is checked by how many ran before each kept one, but for casts,
+which autocast remembers from one module to the next, views, which hooks make of what a recompute is
+given, and copies, by which weights come to the device. Left out: what to keep, which a policy says.
 """
 
 from collections import defaultdict
@@ -19,7 +19,14 @@ from memlab.techniques import policies
 from memlab.techniques.policies import Keeps
 
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
-CAST = torch.ops.aten._to_copy.default
+NOT_COUNTED = frozenset(
+    (
+        torch.ops.aten._to_copy.default,
+        torch.ops.aten.copy_.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_strided.default,
+    )
+)
 Key = tuple[OpOverload, int]
 
 
@@ -78,7 +85,7 @@ class Reuse(TorchDispatchMode):
 
 
 def _is_counted(func: OpOverload) -> bool:
-    return func is not CAST and not func.is_view
+    return func not in NOT_COUNTED and not func.is_view
 
 
 class _Kept:

@@ -45,7 +45,7 @@ def source(config: StepConfig) -> Source:
     formats = ", ".join(f"{ndim}: {format_}" for ndim, format_ in FORMATS.items())
     return Source(
         before=(f"formats = {{{formats}}}",),
-        model=(
+        built=(
             "for module in model.modules():",
             f"    if isinstance(module, ({kinds})):",
             "        weight = module.weight",

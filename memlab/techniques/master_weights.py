@@ -5,6 +5,7 @@ part of the optimizer state: 4 bytes a parameter. Gradients are bf16; fp32 copie
 long as an update. Left out: fp32 accumulation of gradients over micro-batches.
 """
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,32 +13,41 @@ import torch
 from memlab.techniques.source import Source, text_of
 
 
-def given_master_weights(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def given_master_weights(optimizer: Any) -> Any:
     """Let an optimizer of bf16 weights update fp32 masters, of which the weights are copies."""
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    update = optimizer.step
 
-    def before(*_: Any) -> None:
-        for group in optimizer.param_groups if not pairs else ():
-            masters = [
-                weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-                for weight in group["params"]
-            ]
-            pairs.extend(zip(group["params"], masters, strict=True))
-            group["params"] = masters
-        for weight, master in pairs:
-            if weight.grad is not None:
-                master.grad, weight.grad = weight.grad.to(master.dtype), None
-
-    def after(*_: Any) -> None:
+    def step(self: Any, closure: Any = None) -> None:
+        every = [(group, group["params"]) for group in self.param_groups]
+        pairs = []
+        for group, weights in every:
+            group["params"] = []
+            for weight in weights:
+                if weight.grad is not None:
+                    state = self.state.pop(weight, {})
+                    master = state.pop("master", None)
+                    if master is None:
+                        exact = torch.promote_types(weight.dtype, torch.float32)
+                        master = weight.detach().to(exact)
+                    master.grad, weight.grad = weight.grad.to(master.dtype), None
+                    self.state[master] = state
+                    group["params"].append(master)
+                    pairs.append((weight, master))
+        update()
         for weight, master in pairs:
             master.grad = None
             weight.detach().copy_(master)
+            self.state[weight] = self.state.pop(master) | {"master": master}
+        for group, weights in every:
+            group["params"] = weights
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
     return optimizer
 
 
 def source() -> Source:
     """Return the definition for a script, which must call it on each optimizer."""
-    return Source(imports=("from typing import Any",), functions=(text_of(given_master_weights),))
+    return Source(
+        imports=("from types import MethodType", "from typing import Any"),
+        functions=(text_of(given_master_weights),),
+    )

@@ -1,21 +1,61 @@
 """Offloading to the host's memory: what refuses it, and what it says of itself.
 
-`memlab.techniques.offloading` does it. Left out: parameters, which would have to come to the device
-for every forward and backward; and offloading within a compiled graph.
+`memlab.techniques.offloading` does it, and `weight_offloading` of parameters. Left out: offloading
+within a compiled graph.
 """
 
 import inspect
+from types import ModuleType
 
 import torch
+from torch import nn
 
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques import offloading
+from memlab.techniques import chunked_loss, offloading, weight_offloading
 from memlab.techniques.compilation import asked_by, is_compiled, without
+from memlab.techniques.offloading import Offloader
 from memlab.techniques.source import Source
+from memlab.techniques.weight_offloading import OffloadedWeights
 from memlab.units import format_bytes
 
-FIELDS = {"offload_activations": "activations", "offload_optimizer": "optimizer state"}
+IMPORTS = (
+    "import contextlib",
+    "import functools",
+    "import weakref",
+    "from collections import Counter, deque",
+    "from collections.abc import Callable, Iterable, Iterator",
+    "from types import MethodType",
+    "from typing import Any",
+    "import torch",
+    "from torch import nn",
+    "from torch.autograd.graph import saved_tensors_hooks",
+    "from torch.overrides import TorchFunctionMode",
+)
+
+FIELDS = {
+    "offload_activations": "activations",
+    "offload_parameters": "parameters",
+    "offload_optimizer": "optimizer state",
+}
+
+
+def apply(model: nn.Module, config: StepConfig, device: torch.device) -> OffloadedWeights:
+    """Let the model's weights wait in the host's memory and put the rest on the device.
+
+    The head of a loss in chunks stays: its weight is read when the loss is taken.
+    """
+    stay = chunked_loss.find_head(model)[1].parameters() if config.loss_chunks > 1 else ()
+    return OffloadedWeights(model, device, stay)
+
+
+def make_offloader(
+    model: nn.Module, config: StepConfig, weights: OffloadedWeights | None
+) -> Offloader | None:
+    """Return the context that a forward is run in, None if nothing of it is offloaded."""
+    if config.offload_activations:
+        return Offloader(model, config.offload_fraction, weights)
+    return None if weights is None else Offloader(model, 0.0, weights)
 
 
 def check(config: StepConfig, device: torch.device) -> None:
@@ -26,15 +66,16 @@ def check(config: StepConfig, device: torch.device) -> None:
                 f"{field}=True does nothing on a CPU, where the {what} are in the host's memory "
                 f"already; use {field}=False, or memlab.predict for a card: device='h200'"
             )
-    if config.offload_optimizer and config.optimizer_in_backward:
+    for field in ("offload_activations", "offload_parameters"):
+        if getattr(config, field) and is_compiled(config):
+            raise UnsupportedError(
+                f"{field}=True with {asked_by(config)} is not built: a compiled graph saves for "
+                f"backward by itself; use {without(config)}, or {field}=False"
+            )
+    if config.offload_parameters and config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
-            "offload_optimizer=True with optimizer_in_backward=True is not built: each parameter "
-            "is updated by an optimizer of its own then; use optimizer_in_backward=False"
-        )
-    if config.offload_activations and is_compiled(config):
-        raise UnsupportedError(
-            f"offload_activations=True with {asked_by(config)} is not built: a compiled graph "
-            f"saves for backward by itself; use {without(config)}, or offload_activations=False"
+            "offload_parameters=True with precision='fp8-mixed' is not built: torchao's layers "
+            "replace their weights; use precision='bf16-mixed', or offload_parameters=False"
         )
 
 
@@ -58,25 +99,30 @@ def notes(config: StepConfig, host_bytes: int) -> list[str]:
 
 def source(config: StepConfig) -> Source:
     """Return what a person would add to a script."""
-    if not (config.offload_activations or config.offload_optimizer):
+    if not any(getattr(config, field) for field in FIELDS):
         return Source()
-    written = inspect.getsource(offloading)
+    # the whole files but their docstrings and imports
+    functions = [_text(offloading, "SMALLEST_BYTES = ")]
+    place: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    given = ""
+    if config.offload_parameters:
+        functions.append(_text(weight_offloading, "QUESTIONS = ").replace("offloading.", ""))
+        stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
+        place = (f"weights = OffloadedWeights(model, device{stay})",)
+        after, given = ("weights.restore()",), ", weights"
+    fraction = config.offload_fraction if config.offload_activations else 0.0
+    is_hooked = config.offload_activations or config.offload_parameters
     return Source(
-        imports=(
-            "import contextlib",
-            "import functools",
-            "import weakref",
-            "from collections import deque",
-            "from collections.abc import Callable, Iterator",
-            "from typing import Any",
-            "import torch",
-            "from torch import nn",
-            "from torch.autograd.graph import saved_tensors_hooks",
-            "from torch.overrides import TorchFunctionMode",
-        ),
-        # the whole file but its docstring and imports
-        functions=(written[written.index("SMALLEST_BYTES = ") :].rstrip(),),
-        model=("offloader = Offloader(model)",) if config.offload_activations else (),
-        contexts=("offloader",) if config.offload_activations else (),
-        optimizer=("offload_state(optimizer)",) if config.offload_optimizer else (),
+        imports=IMPORTS,
+        functions=tuple(functions),
+        place=place,
+        model=(f"offloader = Offloader(model, {fraction:g}{given})",) if is_hooked else (),
+        contexts=("offloader",) if is_hooked else (),
+        after=after,
     )
+
+
+def _text(module: ModuleType, begins: str) -> str:
+    written = inspect.getsource(module)
+    return written[written.index(begins) :].rstrip()

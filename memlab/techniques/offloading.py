@@ -4,7 +4,9 @@ Autograd gives each tensor that it saves to a hook, which is the one place where
 memory: a copy that the model makes itself (`.cpu()`, later `.cuda()`) leaves the original saved.
 On CUDA the copies run on two streams of their own, from and to pinned memory. A few tensors stay
 until their copy is out, and the next one that backward will ask for is fetched ahead, so that time
-hides behind the kernels where the bus is fast enough. Parameters and buffers are never moved.
+hides behind the kernels where the bus is fast enough. Of a share below 1, what goes is spread over
+the forward, so that its copies have all of it to hide in. Buffers are never moved, and parameters
+by `memlab.techniques.weight_offloading` alone.
 
 `Offloader` and `offload_state` are plain PyTorch and go into exported scripts as they stand. They
 are written against the documented interfaces of CUDA and **no card has run them yet**. Left out:
@@ -16,6 +18,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -30,34 +33,41 @@ NUM_WAITING = 2  # tensors that stay on the device while they are copied out
 class Offloader(saved_tensors_hooks):
     """A context around a forward: what autograd saves in it goes to the host's memory.
 
+    Args:
+        model: its parameters and buffers are not copied.
+        fraction: of the bytes that go; 0 is none.
+        weights: of the model that wait there already, if any do.
+
     Attributes:
         host_bytes: held in the host's memory now.
         peak_host_bytes: the most that was.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, fraction: float = 1.0, weights: Any = None) -> None:
         super().__init__(self._send, self._fetch)
-        self.model = model
+        self.model, self.fraction, self.weights = model, fraction, weights
         self.host_bytes = self.peak_host_bytes = 0
-        self._streams: dict[torch.device, tuple[Any, Any]] = {}
+        self._seen_bytes = self._sent_bytes = 0
         self._stay: set[int] = set()
         self._order: list[weakref.ref[_Moved]] = []
         self._waiting: deque[_Moved] = deque()
-        self._known: dict[Any, tuple[weakref.ref[Any], weakref.ref[_Moved]]] = {}
-        self._writes = _Writes(self._before_a_write)
+        self._known: dict[Any, tuple[weakref.ref[Any], weakref.ref[_Moved] | None]] = {}
+        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         """Begin a forward."""
-        self._order = []
+        self._order, self._seen_bytes, self._sent_bytes = [], 0, 0
         tensors = (*self.model.parameters(), *self.model.buffers())
         self._stay = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self._writes.__enter__()  # type: ignore[no-untyped-call]
+        self._inside.enter_context(_Writes(self._before_a_write))
+        if self.weights is not None:
+            self._inside.enter_context(self.weights.in_forward())
         super().__enter__()
 
     def __exit__(self, *args: object) -> None:
         """End a forward; what has not left the device by now stays, since backward begins there."""
         super().__exit__(*args)
-        self._writes.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._inside.close()
         self._waiting.clear()
         self._known.clear()
 
@@ -71,21 +81,39 @@ class Offloader(saved_tensors_hooks):
     @torch.no_grad()
     def _send(self, tensor: torch.Tensor) -> Any:
         """Return what autograd keeps in place of a tensor: where it is, or the tensor itself."""
+        if self.weights is not None and self.weights.owns(tensor):
+            host = self.weights.host_copy_of(tensor)
+            return tensor if host is None else self._moved(tensor, host)
         storage = tensor.untyped_storage()
         if storage._cdata in self._stay or not _is_worth_it(tensor):
             return tensor
         layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         key = (storage._cdata, *layout)
         if key in self._known:  # several operators save the same tensor
-            known, moved = (reference() for reference in self._known[key])
-            if known is storage and moved is not None:
-                return moved
-        moved = _Moved(self, tensor.detach(), len(self._order))
+            known, saved = self._known[key]
+            moved = None if saved is None else saved()
+            if known() is storage and (saved is None or moved is not None):
+                return tensor if moved is None else moved
+        if not self._is_its_turn(tensor.nbytes):
+            self._known[key] = weakref.ref(storage), None
+            return tensor
+        moved = self._moved(tensor.detach())
         self._known[key] = weakref.ref(storage), weakref.ref(moved)
-        self._order.append(weakref.ref(moved))
         self._waiting.append(moved)
         if len(self._waiting) > NUM_WAITING:
             self._waiting.popleft().leave()
+        return moved
+
+    def _is_its_turn(self, nbytes: int) -> bool:
+        """Return whether the next tensor goes, for the share of all bytes to be the fraction."""
+        self._seen_bytes += nbytes
+        goes = self._sent_bytes + nbytes / 2 <= self.fraction * self._seen_bytes
+        self._sent_bytes += nbytes * goes
+        return goes
+
+    def _moved(self, tensor: torch.Tensor, host: torch.Tensor | None = None) -> "_Moved":
+        moved = _Moved(self, tensor, len(self._order), host)
+        self._order.append(weakref.ref(moved))
         return moved
 
     @torch.no_grad()
@@ -101,14 +129,6 @@ class Offloader(saved_tensors_hooks):
                 before.come()
                 break
         return tensor
-
-    def streams(self, device: torch.device) -> tuple[Any, Any]:
-        """Return the streams of copies out and in, None and None where there are no streams."""
-        if device.type != "cuda":
-            return None, None
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        return self._streams[device]
 
 
 class _Writes(TorchFunctionMode):
@@ -129,43 +149,58 @@ class _Writes(TorchFunctionMode):
 class _Moved:
     """A tensor in the host's memory, and on the device while it leaves or is about to be used."""
 
-    def __init__(self, owner: Offloader, tensor: torch.Tensor, number: int) -> None:
+    def __init__(
+        self, owner: Offloader, tensor: torch.Tensor, number: int, host: torch.Tensor | None = None
+    ) -> None:
         self.owner, self.number, self.device = owner, number, tensor.device
-        self.here: torch.Tensor | None = tensor
-        self.out, self.into = owner.streams(tensor.device)
-        is_pinned = self.out is not None
-        self.host = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned)
-        self.event = _copy(self.host, tensor, self.out)
-        owner.host_bytes += self.host.nbytes
+        self.here: torch.Tensor | None = None
+        self.event: Any = None
+        self.own_bytes = 0  # of what is in the host's memory for its sake
+        if host is not None:
+            self.host = host
+            return
+        out, _ = streams_of(tensor.device)
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=out is not None)
+        self.here, self.event = tensor, copy_on(out, self.host, tensor)
+        self.own_bytes = self.host.nbytes
+        owner.host_bytes += self.own_bytes
         owner.peak_host_bytes = max(owner.peak_host_bytes, owner.host_bytes)
 
     def __del__(self) -> None:
         # the block may be given to another tensor, which must not be written before it was read
         self.leave()
-        self.owner.host_bytes -= self.host.nbytes
+        self.owner.host_bytes -= self.own_bytes
 
     def leave(self) -> None:
         """Give the device's memory back, once the copy is out."""
         if self.here is not None:
-            _wait(self.event)
+            wait_for(self.event)
         self.here = None
 
     def come(self) -> None:
         """Begin to copy it back, if it is not on the device."""
         if self.here is None:
             self.here = torch.empty_like(self.host, device=self.device)
-            self.event = _copy(self.here, self.host, self.into)
+            self.event = copy_on(streams_of(self.device)[1], self.here, self.host)
 
     def take(self) -> torch.Tensor:
         """Return it on the device, for the operator that runs next, and hold it no longer."""
         self.come()
-        _wait(self.event)
+        wait_for(self.event)
         tensor, self.here = self.here, None
         assert tensor is not None
         return tensor
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor, stream: Any) -> Any:
+@functools.cache
+def streams_of(device: torch.device) -> tuple[Any, Any]:
+    """Return the streams of copies out and in, None and None where there are no streams."""
+    if device.type != "cuda":
+        return None, None
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+def copy_on(stream: Any, target: torch.Tensor, source: torch.Tensor) -> Any:
     """Copy, on a stream if there is one; return the event after which it is done."""
     if stream is None:
         target.copy_(source)
@@ -176,7 +211,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor, stream: Any) -> Any:
     return stream.record_event()
 
 
-def _wait(event: Any) -> None:
+def wait_for(event: Any) -> None:
     """Let what is queued from now on run after an event."""
     if event is not None:
         torch.cuda.current_stream().wait_event(event)
@@ -190,31 +225,39 @@ def _is_worth_it(tensor: torch.Tensor) -> bool:
     )
 
 
-def offload_state(optimizer: torch.optim.Optimizer) -> None:
-    """Keep an optimizer's state in the host's memory, in place.
+def offload_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Keep an optimizer's state in the host's memory, but for that of the one it updates."""
+    return update_one_by_one(optimizer, _state_on_the_device)
 
-    Each parameter is updated by itself, as the optimizer would: its state comes to the device, is
-    used and goes back. Only the state of one parameter is on the device at a time.
+
+def update_one_by_one(
+    optimizer: torch.optim.Optimizer,
+    around: Callable[[Any, torch.Tensor], contextlib.AbstractContextManager[None]],
+) -> torch.optim.Optimizer:
+    """Let an optimizer update each parameter by itself, as it would, inside of a context.
+
+    Its step stays a method, as a schedule asks for.
     """
     update = optimizer.step
 
-    @functools.wraps(update)  # a schedule looks whether it was here before
-    def step(closure: None = None) -> None:
-        groups = [(group, group["params"]) for group in optimizer.param_groups]
+    def step(self: torch.optim.Optimizer, closure: None = None) -> None:
+        groups = [(group, group["params"]) for group in self.param_groups]
         for group, _ in groups:
             group["params"] = []
         try:
             for group, parameters in groups:
                 for parameter in parameters:
-                    group["params"] = [parameter]
-                    with _state_on_the_device(optimizer, parameter):
-                        update()
+                    if parameter.grad is not None:
+                        group["params"] = [parameter]
+                        with around(self, parameter):
+                            update()
                 group["params"] = []
         finally:
             for group, parameters in groups:
                 group["params"] = parameters
 
-    optimizer.step = step  # type: ignore[assignment, method-assign]
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer
 
 
 @contextlib.contextmanager

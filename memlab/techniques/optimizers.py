@@ -16,8 +16,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques import master_weights, optimizer_in_backward, stochastic_rounding
+from memlab.techniques.offloading import offload_state, update_one_by_one
 from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, Source, together
+from memlab.techniques.weight_offloading import OffloadedWeights
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
@@ -42,11 +44,17 @@ def check(config: StepConfig, device: torch.device) -> None:
 
 
 def make(
-    model: torch.nn.Module, config: StepConfig
+    model: torch.nn.Module, config: StepConfig, weights: OffloadedWeights | None = None
 ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
-    """Return the optimizer over the trainable parameters, and its schedule if it has one."""
+    """Return the optimizer over the trainable parameters, and its schedule if it has one.
+
+    Args:
+        model: on its device.
+        config: says which.
+        weights: of the model that wait in the host's memory, if they do.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    make_one = _maker(config)
+    make_one = _offloaded(_maker(config), config, weights)
     optimizer = (
         InBackward(parameters, make_one, learning_rate(config))
         if config.optimizer_in_backward
@@ -70,6 +78,10 @@ def source(config: StepConfig) -> Source:
     if config.precision is Precision.BF16_STOCHASTIC:
         made = f"given_stochastic_rounding({made})"
         parts.append(stochastic_rounding.source())
+    if config.offload_optimizer:
+        made = f"offload_state({made})"
+    if config.offload_parameters:
+        made = f"update_one_by_one({made}, weights.on_the_device)"
     if config.optimizer_in_backward:
         parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
     else:
@@ -97,8 +109,7 @@ def states_of(
     each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
     updated = [held for one in each for group in one.param_groups for held in group["params"]]
     for (path, weight), held in zip(weights, updated, strict=True):
-        if held is not weight:
-            yield path, held  # its master
+        assert held is weight
         for value in optimizer.state.get(held, {}).values():
             if isinstance(value, torch.Tensor):
                 yield path, value
@@ -120,6 +131,24 @@ def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.opt
         Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
     }.get(config.precision)
     return kind if given is None else lambda parameters: given(kind(parameters))
+
+
+def _offloaded(
+    make_one: Callable[..., torch.optim.Optimizer],
+    config: StepConfig,
+    weights: OffloadedWeights | None,
+) -> Callable[..., torch.optim.Optimizer]:
+    """Return what makes an optimizer to which state and weights come one after another."""
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make_one(parameters)
+        if config.offload_optimizer:
+            offload_state(optimizer)
+        if weights is not None:
+            update_one_by_one(optimizer, weights.on_the_device)
+        return optimizer
+
+    return make
 
 
 def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:

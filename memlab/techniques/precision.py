@@ -170,7 +170,8 @@ def source(config: StepConfig) -> Source:
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
         functions=(text_of(_can_be_fp8),) if is_fp8 else (),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
-        model=(f"model.{casts[dtype]}()", *((TO_FP8,) if is_fp8 else ())),
+        built=(f"model.{casts[dtype]}()",),
+        model=(TO_FP8,) if is_fp8 else (),
         batch=(
             "batch = tree_map_only(",
             f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",

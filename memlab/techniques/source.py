@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+PLACE = "model.to(device)"
 BACKWARD = "(loss * weight).backward()"
 UPDATE = "optimizer.step()"
 
@@ -23,23 +24,29 @@ class Source:
         imports: at the top, one import a line.
         functions: definitions of the module, each with all of its lines.
         before: before the model is built: switches.
+        built: of `model` where it was built: formats and layouts of its weights.
+        place: in place of the line `PLACE`.
         model: once `model` is on `device`.
         batch: of each `batch`, whole and where the loader left it.
         optimizer: defines `optimizer` (and `scheduler`, `scaler`).
         contexts: expressions, entered around the forward of a micro-batch.
         backward: in place of the line `BACKWARD`.
         update: in place of the line `UPDATE`.
+        after: once all batches have been trained on.
     """
 
     imports: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    place: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     batch: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
     update: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 def together(sources: list[Source]) -> Source:
@@ -54,7 +61,7 @@ def together(sources: list[Source]) -> Source:
     """
     found: dict[str, tuple[str, ...]] = {}
     for field in fields(Source):
-        replaced = {"backward": BACKWARD, "update": UPDATE}.get(field.name)
+        replaced = {"place": PLACE, "backward": BACKWARD, "update": UPDATE}.get(field.name)
         lines = (replaced,) if replaced else ()
         for source in sources:
             given = getattr(source, field.name)
