@@ -485,7 +485,7 @@ def test_every_0_means_no_module():
 
 def test_a_policy_that_returns_an_array_is_refused():
     config = plain_config(checkpointing="blocks", checkpoint_policy=lambda *_, **__: np.ones(2))
-    with pytest.raises(UnsupportedError, match="returned ndarray .*allowed is a bool"):
+    with pytest.raises(UnsupportedError, match=r"returned ndarray .*allowed is a bool"):
         build_step(make_workload(BLOCKS["linear"]), config, "cpu").accumulate()
 
 

@@ -163,9 +163,9 @@ def _by_function(
         if answer in SAVE or answer in RECOMPUTE:
             return answer in SAVE
         raise UnsupportedError(
-            f"checkpoint_policy {_name(policy)} returned {answer} for {func}: without torch.compile "
-            "PyTorch recomputes in silence where it is told to offload; return MUST_SAVE or "
-            "MUST_RECOMPUTE"
+            f"checkpoint_policy {_name(policy)} returned {answer} for {func}: without "
+            "torch.compile PyTorch recomputes in silence where it is told to offload; return "
+            "MUST_SAVE or MUST_RECOMPUTE"
         )
     said = repr(answer) if isinstance(answer, str | float | int | None) else type(answer).__name__
     raise UnsupportedError(
