@@ -198,7 +198,9 @@ def _row(held: Group, peak: int, offered: Iterable[Remedy]) -> Row:
         num_blocks=held.num_blocks,
         nbytes=held.nbytes,
         fraction=held.nbytes / peak,
-        freed_by=tuple(r.name for r in offered if r.frees(held.category, held.pattern)),
+        freed_by=tuple(
+            r.name for r in offered if r.frees(held.category, held.pattern, held.operator)
+        ),
     )
 
 

@@ -17,14 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from memlab import _logits
 from memlab._holdings import blocks_pattern, patterns
 from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.result import Holding, StepResult
-from memlab.techniques import compilation, optimizers, precision
+from memlab.techniques import chunked_loss, compilation, optimizers, precision
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
+CHUNKS = 16  # of a loss: what is left of its logits is little beside anything else
 BUDGET = 0.5  # half of the activations that the plain step keeps
 # NVIDIA cards of compute capability below 8.0 have no bfloat16 arithmetic (CUDA C Programming
 # Guide, "Arithmetic Instructions")
@@ -47,6 +49,7 @@ class Remedy:
         price: what it costs.
         categories: what it frees.
         within: pattern of the modules that it acts in; empty for all.
+        operators: whose blocks it frees; empty for all.
         freed_bytes: about how much the peak would fall; None where that cannot be said.
     """
 
@@ -56,6 +59,7 @@ class Remedy:
     price: str
     categories: tuple[Category, ...]
     within: str = ""
+    operators: tuple[str, ...] = ()
     freed_bytes: int | None = None
 
     @property
@@ -63,9 +67,11 @@ class Remedy:
         """The change as it is written, such as "accumulation_steps=2"."""
         return ", ".join(f"{field}={_text(value)}" for field, value in self.change.items())
 
-    def frees(self, category: Category, pattern: str) -> bool:
-        """Return whether it acts on blocks of this category at this place in the model."""
-        return category in self.categories and f"{pattern}.".startswith(self.within)
+    def frees(self, category: Category, pattern: str, operator: str) -> bool:
+        """Return whether it acts on blocks of this category, place in the model and operator."""
+        is_there = f"{pattern}.".startswith(self.within)
+        is_its = not self.operators or operator in self.operators
+        return category in self.categories and is_there and is_its
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +188,23 @@ def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]
     return list(sizes.values())
 
 
+def _chunks(step: _Step) -> Iterator[Remedy]:
+    total, _ = _logits.saved_logits(step.holdings)
+    if step.config.loss_chunks > 1 or not total:
+        return
+    live = _logits.without_logits(step.timeline, step.live, step.holdings, CHUNKS)
+    yield _remedy(
+        step,
+        {"loss_chunks": CHUNKS},
+        effect="the logits, their log-softmax and their gradient are never whole",
+        price="one more product with the head; the logits must be what the last nn.Linear returns, "
+        "and only torch's cross_entropy may read them (memlab.measure tells)",
+        categories=(Category.ACTIVATIONS, Category.TEMPORARIES),
+        operators=_logits.OPERATORS,
+        freed_bytes=step.fall_to(live.sum(axis=1)),
+    )
+
+
 def _mixed(step: _Step) -> Iterator[Remedy]:
     # casting the weights takes half their bytes again, so there must be more to win
     worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
@@ -282,6 +305,7 @@ def _is_built(config: StepConfig) -> bool:
         lambda: optimizers.check(config, nowhere),
         # of the device with all estimators: that of a result was possible where it was made
         lambda: compilation.check(config, torch.device("cuda")),
+        lambda: chunked_loss.check(config),
     )
     try:
         for check in checks:
@@ -291,7 +315,7 @@ def _is_built(config: StepConfig) -> bool:
     return True
 
 
-MAKERS = (_accumulation, _checkpointing, _mixed, _bf16, _optimizer, _in_backward, _budget)
+MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward, _budget)
 
 
 def _text(value: Any) -> str:

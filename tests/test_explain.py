@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memlab
-from memlab import MemlabError, StepConfig, explain, measure, workloads
+from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
 from memlab._holdings import blocks_pattern, group, repeated_children
 from memlab.result import Holding, Outcome, Source, StepResult, format_percent
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+from memlab.workloads.language import Gpt
 from tests.models import blocks, linear
 
 MIB = 2**20
@@ -203,6 +204,48 @@ def test_only_what_acts_at_the_peak_is_offered():
     table[1, CATEGORIES.index(Category.ACTIVATIONS)] = 40 * MIB
     result = replace(result, timeline=replace(result.timeline, bytes_by_category=table))
     assert set(remedies(result)) == {"precision='bf16'"}
+
+
+GPT = Gpt(num_layers=2, hidden_size=32, num_heads=2, sequence_length=32, vocab_size=2000)
+IN_CHUNKS = "loss_chunks=16"
+
+
+@pytest.mark.parametrize("fields", [{}, {"accumulation_steps": 2}, {"checkpointing": "blocks"},
+                                    {"precision": "bf16-mixed"}], ids=str)  # fmt: skip
+def test_logits_at_the_peak_are_offered_in_chunks_by_what_that_saves(fields):
+    workload = GPT.workload("gpt")
+    plain = predict(workload, StepConfig(batch_size=8, **fields), "cpu")
+    remedy = remedies(plain)[IN_CHUNKS]
+    chunked = predict(workload, remedy.config, "cpu")
+    freed = plain.peak_allocated_bytes - chunked.peak_allocated_bytes
+    assert remedy.freed_bytes == pytest.approx(freed, rel=0.1)
+    assert freed > 0.3 * plain.peak_allocated_bytes
+    rows = {row.operator for row in explain(plain).rows if IN_CHUNKS in row.freed_by}
+    assert rows == {"aten::_log_softmax", "aten::_log_softmax_backward_data",
+                    "aten::nll_loss_backward"}  # fmt: skip
+    assert IN_CHUNKS not in remedies(chunked)
+
+
+def test_a_loss_in_stretches_is_offered_what_stands_of_it():
+    workload, config = workloads.get("lstm-text"), StepConfig(batch_size=8)
+    plain = predict(workload, config, "h200")
+    remedy = remedies(plain)[IN_CHUNKS]
+    chunked = predict(workload, remedy.config, "h200")
+    freed = plain.peak_allocated_bytes - chunked.peak_allocated_bytes
+    assert remedy.freed_bytes == pytest.approx(freed, rel=0.1)
+
+
+def test_logits_are_not_offered_in_chunks_where_they_cannot_be():
+    def names(loss="aten::nll_loss_forward", **changes):
+        held = [holding(Category.ACTIVATIONS, "", 9 * MIB, "aten::_log_softmax"),
+                holding(Category.ACTIVATIONS, "", 4, loss)]  # fmt: skip
+        return remedies(result_of(held, **changes))
+
+    assert IN_CHUNKS in names()
+    assert IN_CHUNKS not in names(config=StepConfig(compile=True))
+    assert IN_CHUNKS not in names(config=StepConfig(loss_chunks=4))
+    assert IN_CHUNKS not in names(loss="aten::nll_loss2d_forward")  # of a convolution
+    assert IN_CHUNKS not in names(loss="aten::mul")  # a log-softmax of another kind
 
 
 @pytest.mark.parametrize("config", [

@@ -1,7 +1,9 @@
 """Building on meta: the values are a plain build's, bit by bit, and no memory is held before."""
 
 import copy
+import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +83,76 @@ def test_what_only_the_constructor_does_comes_out_too():
     assert made.mixer._flat_weights[0] is made.mixer.weight_ih_l0
     x = torch.randn(3, 8)
     assert torch.equal(plain.mixer(x)[0], made.mixer(x)[0])
+
+
+class Marked(nn.Parameter):
+    """A class that code asks for, as optimizers and FSDP do."""
+
+    def __new__(cls, data, rank=0):
+        made = super().__new__(cls, data, requires_grad=False)
+        made.rank = rank
+        return made
+
+
+def test_what_is_set_on_a_parameter_and_its_class_come_out_too():
+    def build_model():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[0].weight.no_decay = True
+        model[0].weight.scales = [torch.full((4,), 2.0), model[1].bias]
+        model[1].weight = Marked(model[1].weight.data, rank=3)
+        model.register_buffer("table", nn.Buffer(torch.ones(2), persistent=False))
+        return model
+
+    plain, made = both(build_model)
+    for key, tensor in everything(plain).items():
+        found = everything(made)[key]
+        assert (type(found), vars(found).keys()) == (type(tensor), vars(tensor).keys())
+    assert made[0].weight.no_decay
+    assert made[0].weight.scales[0].tolist() == [2.0] * 4
+    assert made[0].weight.scales[1] is made[1].bias
+    assert made[1].weight.rank == 3
+    assert not made[1].weight.requires_grad
+    assert isinstance(made.table, nn.Buffer)
+
+
+class Constructed(nn.Parameter):
+    def __init__(self, data):
+        self.rows = len(data)
+
+
+class Own(torch.Tensor):
+    pass
+
+
+ELSEWHERE = {}
+LOST = {
+    "namespace": (lambda t: SimpleNamespace(table=t), r"shape \(4, 4\) .*register_buffer"),
+    "closure": (lambda t: lambda x: x + t, r"shape \(4, 4\) .*register_buffer"),
+    "partial": (lambda t: functools.partial(torch.add, t), r"shape \(4, 4\) .*register_buffer"),
+    "elsewhere": (lambda t: ELSEWHERE.update(table=t), r"shape \(4, 4\) .*register_buffer"),
+    "numpy": (lambda t: t.detach().numpy(), r"numpy\(\) is not supported .*\.tolist\(\)"),
+    "storage": (lambda t: t.storage().tolist(), r"reads values .*\.tolist\(\)"),
+    "constructor": (Constructed, "makes a Constructed, which has an __init__"),
+    "class": (lambda t: t.as_subclass(Own), "makes a Own, a tensor of its own class"),
+    "lazy": (lambda _: nn.LazyLinear(4), "makes a UninitializedParameter, a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+def test_what_a_replay_would_lose_is_refused(name):
+    keep, why = LOST[name]
+
+    def build_model():
+        model = nn.Linear(4, 4)
+        model.kept = keep(torch.ones(4, 4))
+        return model
+
+    build_model()  # without it the model is a model
+    with pytest.raises(UnsupportedError, match=f"init_on_meta=True .*{why}"):
+        build(build_model, CPU)
+    ELSEWHERE.clear()
+    assert type(build(lambda: nn.Linear(4, 4), CPU).weight) is nn.Parameter  # nothing is left over
 
 
 def test_weights_that_were_there_before_are_kept():

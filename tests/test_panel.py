@@ -161,7 +161,7 @@ def test_a_closed_panel_leaves_no_widget_and_keeps_its_results():
     made = memlab.panel(make_workload(), device="cpu")
     made.run(batch_size=2)
     made.run(batch_size=4)
-    made._draw.wait(30)
+    made._page._draw.wait(30)
     made.close()
     assert len(ipywidgets.widgets.widget._instances) == before
     assert len(made.results) == 2
@@ -184,7 +184,7 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
     with pytest.raises(MemlabError, match="going on"):
         panel.run()
     go.set()
-    until(lambda: panel._job is None)
+    until(lambda: panel._page.job is None)
     assert started == [1]
     assert len(panel.results) == 1
 
@@ -216,7 +216,7 @@ def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
         until(lambda: "metering memory" in find(slow, "memlab-status").value)
         former = _isolation.measuring.worker
         slow._stop_clicked()
-        until(lambda: slow._job is None)
+        until(lambda: slow._page.job is None)
         assert slow.result.outcome is Outcome.CANCELLED
     finally:
         slow.close()
@@ -253,7 +253,7 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
 
     monkeypatch.setattr(job, "measure", broken)
     panel._run_clicked()
-    until(lambda: panel._job is None)
+    until(lambda: panel._page.job is None)
     assert "RuntimeError: the reason" in find(panel, "memlab-status").value
     with pytest.raises(RuntimeError, match="the reason"):
         panel.run()
@@ -271,7 +271,7 @@ def test_a_workload_that_cannot_be_built_says_so_in_the_panel():
     )
     made = memlab.panel(workload, device="cpu")
     try:
-        assert made._find_facts.wait(60)
+        assert made._page._find_facts.wait(60)
         assert "no such layer" in find(made, "memlab-about").value
         assert made.run().outcome is Outcome.FAILED
     finally:

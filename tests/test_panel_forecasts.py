@@ -356,9 +356,9 @@ def test_a_panel_can_begin_with_a_card():
 
 
 def settled(panel):
-    until(lambda: panel._estimate is not None and panel._estimate.exact, 60)
-    assert panel._draw.wait(30)
-    return panel._estimate
+    until(lambda: panel._page._estimate is not None and panel._page._estimate.exact, 60)
+    assert panel._page._draw.wait(30)
+    return panel._page._estimate
 
 
 def test_moving_a_slider_redraws_the_prediction_at_once_and_then_exactly(panel):
@@ -366,7 +366,7 @@ def test_moving_a_slider_redraws_the_prediction_at_once_and_then_exactly(panel):
     picture = panel._view.pictures.boxes["timeline"]
     before = picture.value
     panel.set(batch_size=64)
-    assert panel._draw.wait(30)
+    assert panel._page._draw.wait(30)
     assert picture.value != before
     assert "memlab-stale" not in panel._view._live._dom_classes
     assert panel.prediction.config.batch_size == 64

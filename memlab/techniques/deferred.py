@@ -1,10 +1,12 @@
 """Building a model without memory: its operators are noted on fake tensors, then run on a device.
 
-Self-contained, since an exported script holds it as it stands; `meta_init.py` applies it. Left out:
-constructors that read random values, and generators of their own.
+Self-contained, since an exported script holds it as it stands; `meta_init.py` applies it. Left out,
+and refused: constructors that read random values, generators of their own, tensors that are kept
+where a replay does not find them, and classes of parameters that have a constructor.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RANDOM = torch.Tag.nondeterministic_seeded
+READS = ("supported for tensor subclasses", "Not available for 'meta'")  # said of fake tensors
+MAKES = "Creating a new Tensor subclass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,11 @@ class Place:
 
 
 class Unknown(ValueError):
-    """A model needs numbers that a replay would not give."""
+    """A model needs what a replay would not give; `instead` is another way to write it."""
+
+    def __init__(self, why: str, instead: str = "") -> None:
+        super().__init__(why)
+        self.instead = instead
 
 
 class Notes(TorchDispatchMode):
@@ -44,6 +52,9 @@ class Notes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.fakes:
+            self.plain = {*vars(torch.empty(0)), "_is_param"}  # attributes that any fake has
         self.operators: list[tuple[Any, Any, Any, Any]] = []
         self.storages: dict[int, Any] = {}  # held, so that no other storage gets its number
 
@@ -70,6 +81,30 @@ class Notes(TorchDispatchMode):
             yield
         finally:
             setattr(holder, name, function)
+
+    @contextlib.contextmanager
+    def classes(self) -> Iterator[None]:
+        """Note of which class of parameters each fake one was to be."""
+        method = vars(nn.Parameter)["__new__"]
+        make = nn.Parameter.__new__
+
+        def noted(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
+            made = make(kind, data, requires_grad)
+            if isinstance(made, FakeTensor) and kind is not nn.Parameter:
+                if kind.__init__ is not nn.Parameter.__init__:
+                    raise Unknown(f"build_model makes a {kind.__name__}, which has an __init__")
+                vars(made)["_kind"] = kind
+            return made
+
+        nn.Parameter.__new__ = staticmethod(noted)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            nn.Parameter.__new__ = method  # type: ignore[method-assign]
+
+    def attributes(self, fake: FakeTensor) -> dict[str, Any]:
+        """Return what was set on a fake tensor, by name."""
+        return {name: value for name, value in vars(fake).items() if name not in self.plain}
 
     def placed(self, values: Any) -> Any:
         """Return a tree of values with the place of each fake tensor instead of it."""
@@ -102,7 +137,10 @@ class Notes(TorchDispatchMode):
                 needed.operators.insert(0, operator)
                 drawn = RANDOM in getattr(operator[0], "tags", [RANDOM])
                 if drawn:
-                    raise Unknown("build_model reads a number that it has drawn at random")
+                    raise Unknown(
+                        "build_model reads a number that it has drawn at random",
+                        "draw such numbers with NumPy",
+                    )
         with unset_fake_temporarily():
             return tensor_at(place, needed.replay(torch.device("cpu"), storages)).item()
 
@@ -149,24 +187,46 @@ def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) ->
     """Return the model as `build_model` makes it, without memory before it is on the device.
 
     Raises:
-        Unknown: it reads random numbers or draws some that are no operator's.
+        Unknown: it reads random numbers, draws some that are no operator's, or keeps a tensor where
+            it cannot be replaced.
     """
     model, notes = noted_build(build_model)
     fill(model, notes, device)
+    if left_over(notes.fakes):
+        gc.collect()  # what only a cycle holds is nobody's
+    for fake in left_over(notes.fakes):
+        raise Unknown(
+            f"build_model keeps a tensor of shape {tuple(fake.shape)} in an object or a function "
+            "that is no module, list, tuple or dict",
+            "hold it by a module (register_buffer)",
+        )
     return model
 
 
 def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]:
     """Return a model of fake tensors, and what its tensors are made of."""
     notes, generator = Notes(), torch.get_rng_state()
-    fakes, drawn = FakeTensorMode(allow_non_fake_inputs=True), "_no_grad_trunc_normal_"
+    drawn = "_no_grad_trunc_normal_"
     try:
-        with fakes, notes.whole(nn.init, drawn), notes:
+        with notes.classes(), notes.fakes, notes.whole(nn.init, drawn), notes:
             model = build_model()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unknown(f"build_model reads values of a tensor ({error.func})") from error
+    except RuntimeError as error:
+        if MAKES in str(error):
+            kind = str(error).split()[5]
+            raise Unknown(f"build_model makes a {kind}, a tensor of its own class") from error
+        if any(said in str(error) for said in READS):
+            raise Unknown(
+                f"build_model reads values of a tensor: {str(error).rstrip('.')}",
+                "read them by .tolist()",
+            ) from error
+        raise
     if not torch.equal(generator, torch.get_rng_state()):
-        raise Unknown("build_model seeds torch, or draws random numbers outside of operators")
+        raise Unknown(
+            "build_model seeds torch, or draws random numbers outside of operators",
+            "draw such numbers with NumPy",
+        )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise Unknown(f"build_model registers a hook on {path}, which a replay would lose")
@@ -174,24 +234,36 @@ def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]
 
 
 def fill(model: nn.Module, notes: Notes, device: torch.device) -> None:
-    """Put real tensors in the place of fake ones, wherever a module holds them."""
+    """Put real tensors in the place of fake ones, wherever a module or a tensor of it holds them.
+
+    They are of the same class, and what was set on the fake ones is set on them.
+    """
     holders: list[dict[str, Any]] = []
     for module in model.modules():
         holders += [module.__dict__, module._parameters, module._buffers]
-    fakes = {
-        id(leaf): leaf
-        for holder in holders
-        for leaf in pytree.tree_leaves(list(holder.values()))
-        if isinstance(leaf, FakeTensor)
-    }
+    fakes: dict[int, FakeTensor] = {}
+    attributes: dict[int, dict[str, Any]] = {}
+    for holder in holders:  # which grow: a tensor may hold others
+        for leaf in pytree.tree_leaves(list(holder.values())):
+            if isinstance(leaf, FakeTensor) and id(leaf) not in fakes:
+                fakes[id(leaf)], attributes[id(leaf)] = leaf, notes.attributes(leaf)
+                holders.append(attributes[id(leaf)])
     places = {key: notes.placed(fake) for key, fake in fakes.items()}
     real = notes.replay(device, {place.storage for place in places.values()})
     made: dict[int, torch.Tensor] = {}
     for key, fake in fakes.items():
-        made[key] = tensor_at(places[key], real)
+        made[key], kind = tensor_at(places[key], real), attributes[key].pop("_kind", nn.Parameter)
         if isinstance(fake, nn.Parameter):
-            made[key] = nn.Parameter(made[key], fake.requires_grad)
+            made[key] = torch.Tensor._make_subclass(kind, made[key], fake.requires_grad)
     for holder in holders:
         for name, value in list(holder.items()):
             if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):
                 holder[name] = pytree.tree_map_only(FakeTensor, lambda f: made[id(f)], value)
+    for key, tensor in made.items():
+        vars(tensor).update(attributes[key])
+
+
+def left_over(mode: FakeTensorMode) -> list[FakeTensor]:
+    """Return the fake tensors of this mode that anything still holds."""
+    # by type: some objects raise where they are asked for their class
+    return [one for one in gc.get_objects() if type(one) is FakeTensor and one.fake_mode is mode]

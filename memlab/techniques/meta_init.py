@@ -35,10 +35,10 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
     try:
         return deferred.build_on_meta(build_model, device)
     except deferred.Unknown as error:
-        remedy = ", or draw such numbers with NumPy" if "random" in str(error) else ""
+        instead = f", or {error.instead}" if error.instead else ""
         raise UnsupportedError(
             f"init_on_meta=True cannot build this model without memory ({error}); use "
-            f"init_on_meta=False{remedy}"
+            f"init_on_meta=False{instead}"
         ) from error
 
 
@@ -65,6 +65,7 @@ def source(config: StepConfig) -> Source:
         imports=(
             "import contextlib",
             "import functools",
+            "import gc",
             "from collections.abc import Callable, Iterator",
             "from dataclasses import dataclass",
             "from typing import Any",

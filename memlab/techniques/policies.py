@@ -163,12 +163,15 @@ def _by_function(
         if answer in SAVE or answer in RECOMPUTE:
             return answer in SAVE
         raise UnsupportedError(
-            f"checkpoint_policy returned {answer} for {func}: without torch.compile PyTorch "
-            "recomputes in silence where it is told to offload; return MUST_SAVE or MUST_RECOMPUTE"
+            f"checkpoint_policy {_name(policy)} returned {answer} for {func}: without "
+            "torch.compile PyTorch recomputes in silence where it is told to offload; return "
+            "MUST_SAVE or MUST_RECOMPUTE"
         )
-    raise ConfigError(
-        f"checkpoint_policy returned {answer!r} for {func}; allowed is a bool or a "
-        "torch.utils.checkpoint.CheckpointPolicy"
+    said = repr(answer) if isinstance(answer, str | float | int | None) else type(answer).__name__
+    raise UnsupportedError(
+        f"checkpoint_policy {_name(policy)} returned {said} for {func}; allowed is a bool or a "
+        "torch.utils.checkpoint.CheckpointPolicy: return True or CheckpointPolicy.MUST_SAVE to "
+        "keep the output, False or CheckpointPolicy.MUST_RECOMPUTE to compute it again"
     )
 
 

@@ -1,0 +1,216 @@
+"""What the page says of the settings, the runs and the predictions, told anew as they change.
+
+Settings change by hand or from code, runs come from a thread or a cell, predictions from a thread
+of their own: all that is read and written here is so under one lock, and what a callback raises
+becomes a sentence on the page, where nobody else would see it. Left out: how a run comes about.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from memlab._inspect import WorkloadFacts
+from memlab._panel import choices, state, style, texts, verdicts
+from memlab._panel.asked import Asked
+from memlab._panel.forecasts import Estimate, Forecasts, Question
+from memlab._panel.job import Job, Latest
+from memlab._panel.outlook import Outlook, outlook, with_numbers
+from memlab._panel.runs import RunLog
+from memlab._panel.view import View
+from memlab._running import Progress
+from memlab.api import inspect_workload
+from memlab.errors import MemlabError
+from memlab.result import Outcome
+from memlab.workload import Workload
+
+
+class Page:
+    """Writes to a view whatever is known of what it asks for.
+
+    Args:
+        view: that is written to.
+        asked: what its controls ask for.
+        log: of the runs.
+        workloads: by name.
+        drawn: called in a thread after the pictures were drawn.
+
+    Attributes:
+        lock: held while anything here, or the log, is changed.
+        job: the run that is going on; None if none is.
+        closed: whether nothing is shown any more.
+        forecasts: every prediction.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        asked: Asked,
+        log: RunLog,
+        workloads: Mapping[str, Workload],
+        drawn: Callable[[], None],
+    ) -> None:
+        self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
+        self._drawn = drawn
+        self.lock = threading.RLock()
+        self.job: Job | None = None
+        self.closed = False
+        self._facts: dict[str, WorkloadFacts | str] = {}  # a text says why there are none
+        self._estimate: Estimate | None = None
+        self._looked: Question | None = None  # what the estimate was looked up for
+        self._doing = ""  # what the worker does for a prediction
+        self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
+        self._find_facts = Latest(self._inspect)
+        self._draw = Latest(self._draw_pictures)
+
+    def close(self) -> None:
+        """Stop a run that is going on and take every widget off the page and out of memory."""
+        with self.lock:
+            self.closed = True
+            if self.job:
+                self.job.cancel.set()
+        self._find_facts.close()
+        self.forecasts.close()
+        self._draw.close()
+        self._view.close()
+
+    # settings
+
+    def refresh(self) -> None:
+        """Say anew what the settings on screen mean, after any change."""
+        with self.guarded():
+            with self.lock:
+                self._explain_settings()
+                self._show_outlook()
+            self._draw()
+
+    def _explain_settings(self) -> None:
+        name, device = self._view.workload.value, self._asked.device
+        if self._asked.follow_device():
+            self._view.say("ready" if self._asked.is_here else f"{device} {style.NOT_HERE}")
+        if name not in self._facts:
+            self._find_facts(name)
+        facts = self._facts.get(name)
+        known = facts if isinstance(facts, WorkloadFacts) else None
+        settings = self._view.controls.settings()
+        wrong = state.problems(settings)
+        limit = self._view.limit.value.strip()
+        header_wrong = self._asked.device_problem or self._asked.limit_problem
+        own_loss = choices.zoo_options(self._asked.workload) is None
+        self._view.controls.offer_blocks(known is None or bool(known.blocks))
+        self._view.explain(
+            texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
+        )
+        about = header_wrong or (facts if isinstance(facts, str) else None)
+        self._view.show_about(texts.about_line(name, known, about, limit))
+        self.show_ready(not wrong and not header_wrong)
+        self._view.show_code("" if wrong else self._asked.source())
+
+    def show_ready(self, ready: bool) -> None:
+        """Allow Run and Stop as they are possible now; `ready` says that the settings can be."""
+        by_cell = self.job is not None and self.job.by_cell
+        running = self.job is not None
+        why = "" if self._asked.is_here else f"{self._asked.device} {style.NOT_HERE}"
+        self._view.show_ready(ready and not why, running=running, by_cell=by_cell, why=why)
+
+    def _inspect(self, name: str) -> None:
+        with self.guarded():
+            try:
+                facts: WorkloadFacts | str = inspect_workload(self._workloads[name])
+            except MemlabError as error:
+                facts = str(error)
+            with self.lock:
+                self._facts[name] = facts
+            if not self.closed:
+                self.refresh()
+
+    # runs
+
+    def tell(self, progress: Progress) -> None:
+        """Say how far the run is that is going on."""
+        with self.lock:
+            if self.job and not self.job.cancel.is_set():
+                by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""
+                self._view.say(progress.text + by_cell)
+                self._view.show_progress(progress.fraction)
+
+    def show_runs(self) -> None:
+        """Show the runs anew, after one was added or changed."""
+        with self.lock:
+            last = self._log.last
+            if last is None or self.closed:
+                return
+            self._view.table.show()
+            self._view.show_json(last)
+            self._view.say(
+                ". ".join(s.rstrip(".") for s in (last.result.message, *last.result.notes)),
+                verdicts.outcome_verdict(last.result).kind,
+            )
+            self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
+            self._show_outlook()
+        self._draw()
+
+    def show_error(self, error: Exception) -> None:
+        """Say what was raised."""
+        self._view.say(texts.error_text(error), verdicts.BAD)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Show what is raised inside on the page: a callback or a thread has no caller."""
+        try:
+            yield
+        except Exception as error:
+            self.show_error(error)
+
+    # predictions, told by a thread of their own
+
+    def _predicted(self, estimate: Estimate) -> None:
+        """Take what the worker said: also for runs of that setting, which then know their error."""
+        with self.guarded():
+            with self.lock:
+                self._doing = ""
+                runs = [run for run in self._log.runs if estimate.question.is_of(run.result)]
+                for run in runs:
+                    self._log.change(run.number, prediction=with_numbers(estimate.result))
+                if runs and not self.closed:
+                    self._view.table.show()
+            self._draw()
+
+    def _tell_prediction(self, text: str) -> None:
+        with self.guarded(), self.lock:
+            self._doing = text
+            if not self.closed:
+                self._show_outlook()
+
+    def outlook(self) -> Outlook:
+        """Return what is known of the setting on screen."""
+        question = self._asked.question
+        plain = question.plain if question else None
+        known = self.forecasts.known(plain) if plain else None
+        return outlook(self._log, question, self._estimate, self._doing, with_numbers(known))
+
+    def _show_outlook(self) -> None:
+        now, limit = self.outlook(), self._asked.limit_or_none
+        if now.is_pending and now.question not in (None, self._looked):
+            return  # it is about to be looked up; until then what is shown stays, or it would flash
+        fit = now.fit(limit)
+        if self._asked.limit_problem:
+            fit = verdicts.Verdict(verdicts.OPEN, "the limit is no size")
+        self._view.show_outlook(fit, now.costs())
+        self._view.show_stale(now.note())
+        self._view.show_advice(now.advice(self._log.runs, limit))
+
+    def _draw_pictures(self, _: object) -> None:
+        with self.guarded():
+            question = self._asked.question
+            estimate = self.forecasts.look(question) if question else None
+            if question and (estimate is None or not estimate.exact):
+                self.forecasts.ask(question)
+            elif question and question.plain:
+                self.forecasts.ask(question.plain)  # what recomputing saves is told against it
+            with self.lock:
+                self._estimate, self._looked = estimate, question
+                self._show_outlook()
+                now, where = self.outlook(), (self._view.workload.value, self._view.device_name)
+                scene = now.scene(self._log, where, self._asked.limit_or_none)
+            self._view.pictures.draw(scene)
+            self._drawn()
