@@ -26,8 +26,9 @@ FLOORS = [
     ["workloads/", "techniques/"],
     ["memory/", "step", "script"],
     ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
+    ["_operator_costs", "_records"],
     ["worker", "_process", "_isolation"],
-    ["_plans", "api", "_loaders", "_holdings", "_remedies", "_explain", "_ladder"],
+    ["_plans", "api", "_loaders", "_holdings", "_remedies", "_explain", "_ladder", "_recorded"],
     ["_figures", "_timeline_figure", "_peak_map_figure", "_ladder_figure", "plots"],
     ["_panel/", "workloads/pairs"],
 ]
