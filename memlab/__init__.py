@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from memlab._explain import explain
     from memlab._ladder import ladder
     from memlab._panel import panel
+    from memlab._recorded import recorded, recordings
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
     "VerifyReport", "Workload", "__version__", "explain", "ladder", "measure", "measure_loading",
-    "panel", "predict", "to_frame", "verify", "workloads",
+    "panel", "predict", "recorded", "recordings", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import what comes after a result when it is first asked for: explanation, plots, widgets."""
-    if name in ("explain", "ladder", "panel"):
-        return getattr(importlib.import_module(f"memlab._{name}"), name)
+    if name in ("explain", "ladder", "panel", "recorded", "recordings"):
+        module = "recorded" if name == "recordings" else name
+        return getattr(importlib.import_module(f"memlab._{module}"), name)
     if name == "plots":
         return importlib.import_module("memlab.plots")
     raise AttributeError(f"module 'memlab' has no attribute {name!r}")

@@ -96,7 +96,7 @@ measuring, predicting = Lane(), Lane()
 
 
 def _lane_of(function: str) -> Lane:
-    return predicting if function in ("predict", "plan") else measuring
+    return predicting if function in ("predict", "plan", "operators") else measuring
 
 
 def prewarm() -> None:

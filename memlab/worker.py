@@ -66,10 +66,17 @@ def _plan(**arguments: Any) -> Any:
     return plan_in_process(**arguments)
 
 
+def _operators(**arguments: Any) -> Any:
+    from memlab._operator_costs import operators_in_process  # as above
+
+    return operators_in_process(**arguments)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "measure": _measure.measure_in_process,
     "predict": _predict,
     "plan": _plan,
+    "operators": _operators,
     "verify": _verify.verify_in_process,
     "loading": _loading.loading_in_process,
     "inspect": _inspect.inspect_in_process,

@@ -29,6 +29,7 @@ from typing import Literal
 import torch
 
 from memlab.errors import ConfigError, DeviceError
+from memlab.memory.cost_store import KnownCosts
 from memlab.memory.devices import resolve_device
 from memlab.units import GIB, KIB, MIB, format_bytes, parse_bytes
 
@@ -118,11 +119,13 @@ class Target:
         kind: whose semantics hold.
         card: None on a CPU, and for "cuda" without a card: no memory limit, no times.
         name: what `StepResult.device` shows.
+        costs: of operators, as a record has them; None to find them here, or by the datasheet.
     """
 
     kind: Literal["cpu", "cuda"]
     card: Card | None
     name: str
+    costs: KnownCosts | None = None
 
 
 def _card(

@@ -19,6 +19,7 @@ import torch
 
 from memlab.memory.devices import describe
 from memlab.memory.operators import Signature, to_text
+from memlab.trace import Phase
 
 FILE = "operators-1.sqlite3"  # the number changes with what a row means
 WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
@@ -43,6 +44,19 @@ class OperatorCost:
     kept_bytes: int = 0
     seconds: float | None = None
     extrapolated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KnownCosts:
+    """What operators cost on a machine that need not be here, as it was recorded there.
+
+    Attributes:
+        operators: by signature. On a card only their seconds count: its memory follows rules.
+        overheads: seconds that an operator of a phase takes besides its kernel; empty on a card.
+    """
+
+    operators: Mapping[Signature, OperatorCost]
+    overheads: Mapping[Phase, float]
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ from memlab.memory import cuda_kernels, stand_in
 from memlab.memory.assembly import Effect
 from memlab.memory.calibration import Calibration, calibrate, overhead_seconds
 from memlab.memory.cards import Card, Target
-from memlab.memory.cost_store import OperatorCost, Store
+from memlab.memory.cost_store import KnownCosts, OperatorCost, Store
 from memlab.memory.devices import available_memory_bytes
 from memlab.memory.host import python_seconds
+from memlab.memory.operators import Signature
 from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording
 from memlab.memory.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time
@@ -70,11 +71,12 @@ def kernels_of(
     """Return what the kernels of a run do on the target, a card with or without TF32 products.
 
     On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
-    is known of them is scaled to the other recorded size.
+    is known of them is scaled to the other recorded size. A target with recorded costs is asked for
+    these instead, and nothing is run.
     """
     if target.kind == "cuda":
         return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
-    return _on_cpu(program, sizes, on_progress)
+    return _on_cpu(program, sizes, target.costs, on_progress)
 
 
 def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
@@ -104,17 +106,23 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
     card = target.card
     seconds = None
     if card is not None and card.memory_bytes_per_second is not None:
-        times = [_time_on(operator, card, tf32_matmul) for operator in recording.operators]
+        known = {} if target.costs is None else target.costs.operators
+        times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
         seconds = np.array(times)
     return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
 
 
-def _time_on(operator: Operator, card: Card, tf32_matmul: bool) -> float:
+def _time_on(
+    operator: Operator, card: Card, known: Mapping[Signature, OperatorCost], tf32_matmul: bool
+) -> float:
     if operator.signature is None:
         return 0.0
     if operator.crosses:
         nbytes = sum(output.nbytes for output in operator.outputs)
         return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
+    cost = known.get(operator.signature)
+    if cost is not None and cost.seconds is not None:
+        return cost.seconds
     call = Call(operator.signature, operator.outputs)
     time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds
@@ -124,22 +132,20 @@ _store = Store()
 
 
 def _on_cpu(
-    program: Program, sizes: Sequence[int], on_progress: Callable[[float], None]
+    program: Program,
+    sizes: Sequence[int],
+    known: KnownCosts | None,
+    on_progress: Callable[[float], None],
 ) -> Kernels:
     recording = program.recording
     steps = {1, 0} if program.other_size in sizes else {1}
     wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
     signatures = [o.signature for o in run if o.signature]
-    available = available_memory_bytes()
-    found = calibrate(
-        signatures,
-        timed=True,
-        store=_store,
-        max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
-        on_progress=on_progress,
-    )
-    overheads = overhead_seconds(_store)
+    if known is None:
+        found, overheads = _found_here(signatures, on_progress)
+    else:
+        found, overheads = _looked_up(signatures, known), known.overheads
     phases = [interval.phase for interval in recording.intervals]
     overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
     for first, seconds in _recomputing(recording):
@@ -154,6 +160,35 @@ def _on_cpu(
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
         notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
     )
+
+
+def _found_here(
+    signatures: Sequence[Signature], on_progress: Callable[[float], None]
+) -> tuple[Calibration, Mapping[Phase, float]]:
+    """Return what operators cost on this machine, and what Python adds to each."""
+    available = available_memory_bytes()
+    found = calibrate(
+        signatures,
+        timed=True,
+        store=_store,
+        max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
+        on_progress=on_progress,
+    )
+    return found, overhead_seconds(_store)
+
+
+def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
+    """Return what is known of operators on this machine's CPU, after a prediction has found it."""
+    return KnownCosts(operators=_store.read(signatures), overheads=overhead_seconds(_store))
+
+
+def _looked_up(signatures: Sequence[Signature], known: KnownCosts) -> Calibration:
+    found = Calibration()
+    for signature in signatures:
+        found[signature] = known.operators.get(signature)
+        if found[signature] is None:
+            found.reasons[signature] = "it is not in the record"
+    return found
 
 
 def _recomputing(recording: Recording) -> Iterator[tuple[int, float]]:
@@ -223,7 +258,8 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     notes = []
     if alone:
         notes.append(
-            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone."
+            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone "
+            "or is not in the record."
         )
     if smaller:
         notes.append(

@@ -1,0 +1,229 @@
+"""`recorded` and `recordings`: what real devices did, played back on a machine without them.
+
+The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left out: workloads that
+are not of the zoo, since nobody could tell that a record is of the same one.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlab import workloads
+from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab.config import StepConfig
+from memlab.errors import DeviceError
+from memlab.memory import cards
+from memlab.memory.cards import Target
+from memlab.memory.cost_store import KnownCosts, OperatorCost
+from memlab.memory.operators import Signature
+from memlab.result import Outcome, Source, StepResult
+from memlab.trace import Phase
+from memlab.workload import Workload
+
+FOLDER = Path(__file__).parent / "recorded_data"
+NUM_NEAREST = 3
+SAID = ", recorded"  # after a device's name, so that nobody takes it for this machine's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeviceRecord:
+    """What was recorded on one device.
+
+    Attributes:
+        name: as `memlab.recorded` takes it, such as "h200".
+        title: as the driver or the processor names itself.
+        is_card: whether it is a CUDA card.
+        runs: in the order in which they were recorded.
+        lines: all of the file, visits and timings of operators among it.
+    """
+
+    name: str
+    title: str
+    is_card: bool
+    runs: tuple[Run, ...]
+    lines: Lines
+
+    @property
+    def label(self) -> str:
+        """What `StepResult.device` shows."""
+        return self.name + SAID
+
+    @property
+    def fitting(self) -> tuple[Run, ...]:
+        """The runs that constants may be chosen by: all that are not set aside."""
+        return tuple(run for run in self.runs if not run.holdout)
+
+    def __str__(self) -> str:
+        """Return one line: the device, and how many runs of which workloads."""
+        names = ", ".join(dict.fromkeys(run.workload for run in self.runs))
+        return f"{self.label} ({self.title}): {len(self.runs)} runs of {names}"
+
+
+def recordings() -> tuple[DeviceRecord, ...]:
+    """Return what each recorded device did, in alphabetical order.
+
+    Raises:
+        MemlabError: a record has a schema that this version does not know.
+
+    >>> [str(device) for device in recordings() if device.is_card]
+    []
+    """
+    found = (read_record(path) for path in sorted(FOLDER.glob(f"*{SUFFIX}")))
+    return tuple(record for record in found if record is not None)
+
+
+def read_record(path: Path) -> DeviceRecord | None:
+    """Return the record in a file, as far as it is good; None if that is not even its first line.
+
+    Raises:
+        MemlabError: it has a schema that this version does not know.
+    """
+    state = path.stat()
+    return _read(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
+    lines = read_lines(path)
+    visits = lines.of(Kind.VISIT)
+    if not visits:
+        return None
+    name = visits[0]["device"]
+    return DeviceRecord(
+        name=name,
+        title=visits[0]["title"],
+        is_card=visits[0]["type"] == "cuda",
+        runs=tuple(Run.from_line(line, name + SAID) for line in lines.of(Kind.RUN)),
+        lines=lines,
+    )
+
+
+def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
+    """Return what one training step cost on a real device, as it was recorded there.
+
+    The latest reading is told. One that was never taken is `unsupported`, and the message names the
+    nearest that were.
+
+    Args:
+        workload: of the zoo, with the options that were recorded.
+        config: how it is trained.
+        device: one of `recordings()` by name, such as "h200".
+
+    Raises:
+        DeviceError: nothing is recorded of the device; the message lists those that are.
+    """
+    record = _record_of(device)
+    spec = _spec(workload)
+    same = [run for run in record.runs if spec is not None and _spec_of_run(run) == spec]
+    for run in reversed(same):
+        if run.result.config == config:
+            return run.result
+    return StepResult(
+        outcome=Outcome.UNSUPPORTED,
+        message=_missing(workload, config, record, same),
+        source=Source.RECORDED,
+        device=record.label,
+        config=config,
+        workload_name=workload.name,
+    )
+
+
+def _record_of(device: str) -> DeviceRecord:
+    every = recordings()
+    card = cards.find(device) if isinstance(device, str) else None
+    wanted = (str(device).removesuffix(SAID), card.name if card else None)
+    for record in every:
+        if record.name in wanted:
+            return record
+    names = ", ".join(repr(record.name) for record in every) or "none yet"
+    raise DeviceError(
+        f"device={device!r} has no record; allowed is one of {names}: take another, or use "
+        "memlab.predict, which needs no record"
+    )
+
+
+def _spec(workload: Workload) -> Any:
+    """Return the sizes of a workload of the zoo, None of any other."""
+    spec = getattr(workload.build_model, "__self__", None)
+    return spec if type(spec) in {type(known) for known in workloads.SPECS.values()} else None
+
+
+def _spec_of_run(run: Run) -> Any:
+    return _spec(workloads.get(run.workload, **run.options))
+
+
+def _missing(
+    workload: Workload, config: StepConfig, record: DeviceRecord, same: Sequence[Run]
+) -> str:
+    if not same:
+        known = dict.fromkeys(_told(run) for run in record.runs)
+        return (
+            f"{workload.name} of these sizes is not recorded on {record.name}; recorded are: "
+            f"{'; '.join(known)}"
+        )
+    configs = {str(run.result.config): run.result.config for run in same}
+    nearest = sorted(configs.values(), key=lambda other: _distance(config, other))[:NUM_NEAREST]
+    return (
+        f"{workload.name}, {config} is not recorded on {record.name}; the nearest that are: "
+        f"{'; '.join(map(str, nearest))}"
+    )
+
+
+def _told(run: Run) -> str:
+    options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
+    return f"{run.workload} ({options})" if options else run.workload
+
+
+def _distance(config: StepConfig, other: StepConfig) -> tuple[int, float]:
+    """Return in how many fields besides the batch two configs differ, and by how much in that."""
+    fields = {f.name for f in dataclasses.fields(config)} - {"batch_size"}
+    differing = sum(getattr(config, name) != getattr(other, name) for name in fields)
+    return differing, abs(math.log(config.batch_size / other.batch_size))
+
+
+def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
+    """Return what a prediction for a recorded device is for: operators cost what they did there.
+
+    Args:
+        record: of the device.
+        tf32: whether the step multiplies fp32 matrices as TF32, for which operators were timed
+            apart.
+    """
+    operators: dict[Signature, OperatorCost] = {}
+    overheads: dict[Phase, float] = {}
+    for line in record.lines.of(Kind.OPERATORS):
+        if line["tf32"] == tf32:
+            operators |= costs_from_line(line)
+        overheads |= {Phase(name): value for name, value in line["overheads"].items()}
+    card = cards.find(record.name) if record.is_card else None
+    if card is not None:
+        memory_bytes = record.lines.of(Kind.VISIT)[0]["memory_bytes"]
+        card = dataclasses.replace(card, memory_bytes=memory_bytes)
+    return Target(
+        kind="cuda" if record.is_card else "cpu",
+        card=card,
+        name=record.label,
+        costs=KnownCosts(operators=operators, overheads=overheads),
+    )
+
+
+def device_name(device: torch.device, title: str) -> str:
+    """Return what a device of this machine is called in a record.
+
+    >>> device_name(torch.device("cpu"), "AMD EPYC 7B13")
+    'amd-epyc-7b13'
+    """
+    if device.type == "cuda":
+        return cards.of_device(device).name
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def visits(record: DeviceRecord) -> list[Mapping[str, Any]]:
+    """Return the ends of visits, which say how a record was taken."""
+    return [line for line in record.lines.of(Kind.VISIT) if "summary" in line]
