@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from memlab.result import StepResult
+from memlab.result import Source, StepResult
 from memlab.trace import Category
 from memlab.units import GIB, KIB, MIB, TIB
 
@@ -142,6 +142,8 @@ def origin(results: Sequence[StepResult]) -> str:
     """Return how and where the numbers were got, such as "measured, cpu"."""
     sources = sorted({str(r.source) for r in results})
     devices = sorted({r.device for r in results})
+    if Source.RECORDED in sources:  # as the devices say too
+        devices = sorted({device.removesuffix(f", {Source.RECORDED}") for device in devices})
     return f"{' and '.join(sources)}, {devices[0] if len(devices) == 1 else 'several devices'}"
 
 

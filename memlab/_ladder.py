@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memlab._isolation import OnProgress
+from memlab._recorded import is_recorded
 from memlab.api import check_count, measure, predict
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, DeviceError
@@ -158,6 +159,8 @@ def _is_here(device: str | torch.device | None) -> bool:
     Raises:
         DeviceError: it is neither here nor a card that memlab knows.
     """
+    if is_recorded(device):
+        return False
     resolve(device)
     try:
         resolve_device(device)

@@ -7,7 +7,7 @@ are not of the zoo, since nobody could tell that a record is of the same one.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,15 +118,14 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     Raises:
         DeviceError: nothing is recorded of the device; the message lists those that are.
     """
-    record = _record_of(device)
-    spec = _spec(workload)
-    same = [run for run in record.runs if spec is not None and _spec_of_run(run) == spec]
+    record = record_of(device)
+    same = _same_workload(record, workload)
     for run in reversed(same):
         if run.result.config == config:
             return run.result
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
-        message=_missing(workload, config, record, same),
+        message=_missing(workload, config, record),
         source=Source.RECORDED,
         device=record.label,
         config=config,
@@ -134,7 +133,47 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     )
 
 
-def _record_of(device: str) -> DeviceRecord:
+def is_recorded(device: object) -> bool:
+    """Return whether a device is one that is played back, by its name alone.
+
+    >>> is_recorded("h200, recorded"), is_recorded("h200")
+    (True, False)
+    """
+    return isinstance(device, str) and device.endswith(SAID)
+
+
+def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepConfig]:
+    """Return the recorded settings of a workload, those first that differ least from a config.
+
+    Raises:
+        DeviceError: nothing is recorded of the device.
+    """
+    same = _same_workload(record_of(device), workload)
+    configs = {str(run.result.config): run.result.config for run in same}
+    return sorted(configs.values(), key=lambda other: _distance(config, other))
+
+
+def sizes(workload: Workload, device: str) -> list[Run]:
+    """Return one recorded run of each size in which a workload of this name was recorded.
+
+    Raises:
+        DeviceError: nothing is recorded of the device.
+    """
+    runs = [run for run in record_of(device).runs if run.workload == workload.name]
+    return list({str(run.options): run for run in runs}.values())
+
+
+def _same_workload(record: DeviceRecord, workload: Workload) -> list[Run]:
+    spec = _spec(workload)
+    return [run for run in record.runs if spec is not None and _spec_of_run(run) == spec]
+
+
+def record_of(device: str) -> DeviceRecord:
+    """Return the record of a device, by its name with or without ", recorded".
+
+    Raises:
+        DeviceError: there is none; the message lists those that are.
+    """
     every = recordings()
     card = cards.find(device) if isinstance(device, str) else None
     wanted = (str(device).removesuffix(SAID), card.name if card else None)
@@ -158,20 +197,17 @@ def _spec_of_run(run: Run) -> Any:
     return _spec(workloads.get(run.workload, **run.options))
 
 
-def _missing(
-    workload: Workload, config: StepConfig, record: DeviceRecord, same: Sequence[Run]
-) -> str:
-    if not same:
+def _missing(workload: Workload, config: StepConfig, record: DeviceRecord) -> str:
+    near = nearest(workload, config, record.name)[:NUM_NEAREST]
+    if not near:
         known = dict.fromkeys(_told(run) for run in record.runs)
         return (
             f"{workload.name} of these sizes is not recorded on {record.name}; recorded are: "
             f"{'; '.join(known)}"
         )
-    configs = {str(run.result.config): run.result.config for run in same}
-    nearest = sorted(configs.values(), key=lambda other: _distance(config, other))[:NUM_NEAREST]
     return (
         f"{workload.name}, {config} is not recorded on {record.name}; the nearest that are: "
-        f"{'; '.join(map(str, nearest))}"
+        f"{'; '.join(map(str, near))}"
     )
 
 

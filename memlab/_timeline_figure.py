@@ -313,7 +313,7 @@ def _key_rows(
         peak = int(measured.timeline.total_bytes.max())
         error = sum(at_peak.values()) / peak - 1
         rows += [
-            ("-", "measured peak", format_bytes(peak)),
+            ("-", f"{measured.source} peak", format_bytes(peak)),
             ("", "prediction error", signed_percent(error)),
         ]
     if compare is not None and compare.timeline is not None:

@@ -15,11 +15,12 @@ from memlab._inspect import WorkloadFacts
 from memlab._isolation import OnProgress
 from memlab._plans import Run, plan_for
 from memlab._process import Ended
+from memlab._recorded import is_recorded, record_of, target_of
 from memlab._verify import VerifyReport
 from memlab._version import __version__
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.errors import ConfigError, WorkloadError
-from memlab.memory.cards import resolve
+from memlab.memory.cards import Target, resolve
 from memlab.memory.devices import resolve_device
 from memlab.result import Outcome, Source, StepResult
 from memlab.techniques import policies
@@ -112,7 +113,8 @@ def predict(
         workload: what is trained.
         config: how it is trained.
         device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"); no
-            card need be there. None is what `measure` would take.
+            card need be there. "h200, recorded" is a recorded device, on which operators take the
+            time that they took there. None is what `measure` would take.
         seed: set before the model, the batch and each step.
         memory_limit: bytes, or text such as "2GiB", that `fits` is told against: allocated bytes on
             a CPU, reserved ones on CUDA.
@@ -148,7 +150,7 @@ def predict_with_forecast(
 ) -> "Prediction":
     """Return what `predict` does, with the arithmetic that gives other batch sizes at once."""
     _check_types(workload, config)
-    target = resolve(device)
+    target = _target(device, config)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     arguments: dict[str, Any] = {
         "workload": workload,
@@ -249,6 +251,17 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
             | {f"peak_{name}_bytes": size for name, size in categories.items()}
         )
     return pd.DataFrame(rows)
+
+
+def _target(device: str | torch.device | None, config: StepConfig) -> Target:
+    """Return what a prediction is for.
+
+    Raises:
+        DeviceError: no such device is known or recorded.
+    """
+    if not isinstance(device, str) or not is_recorded(device):
+        return resolve(device)
+    return target_of(record_of(device), tf32=config.precision is Precision.TF32)
 
 
 def _runner(

@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 
 from memlab._panel.runs import Run
-from memlab._panel.state import FIELDS
+from memlab._panel.state import FIELDS, from_config
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_words
 from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
 from memlab.trace import CATEGORIES, Category
 from memlab.units import format_bytes
@@ -37,6 +38,27 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         text = f"{hopeless.text}: {line.text}" if hopeless else line.text
         return Line(text, remedy=line.remedy, kind=WARN)
     return hopeless or _next_line(shown.config)
+
+
+def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: str) -> Line | None:
+    """Return where to go for a run to play back; None where these settings are recorded.
+
+    Args:
+        config: on screen.
+        nearest: of the recorded settings of this workload; None if there are none.
+        other_sizes: code that makes the workload in sizes that are recorded; "" if there is none.
+    """
+    if nearest == config:
+        return None
+    if nearest is None:
+        where = f": memlab.panel({other_sizes}) has some that are" if other_sizes else ""
+        return Line(f"this workload, of these sizes, is not recorded there{where}", kind=WARN)
+    text = f"not recorded; the nearest run that is: {nearest}"
+    try:
+        fields = from_config(nearest)
+    except ConfigError:  # the panel cannot show it
+        return Line(f"{text}, which memlab.recorded plays back", kind=WARN)
+    return Line(text, remedy=("go there", fields), kind=WARN)
 
 
 def _nearest_that_fits(here: StepResult, runs: Sequence[Run], limit: int | None) -> Run | None:

@@ -18,11 +18,11 @@ from memlab._panel.outlook import with_numbers
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog, count_runs
 from memlab._panel.view import View
+from memlab._recorded import is_recorded
 from memlab._verify import VerifyReport
 from memlab.api import to_frame
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
-from memlab.memory import cards
 from memlab.memory.devices import resolve_device
 from memlab.result import StepResult
 from memlab.workload import Workload
@@ -79,7 +79,7 @@ class Panel:
         self._log = RunLog()
         self._saved: cells.Shown | None = None
         self._saved_told: list[tuple[object, ...]] = []
-        device = cards.resolve(device).name
+        device = choices.name_of(device)
         self._view = View(
             workload_names=list(workloads),
             devices=choices.devices(device),
@@ -252,14 +252,14 @@ class Panel:
         Raises:
             MemlabError: the settings on screen cannot be, or the device is not here.
         """
-        page = self._page
+        page, device = self._page, self._asked.device
         with page.lock:
             if page.job is not None:
                 return None
             page.job = Job(
                 workload=self.workload,
                 config=self.config,
-                device=str(resolve_device(self._asked.device)),
+                device=device if is_recorded(device) else str(resolve_device(device)),
                 memory_limit=self._asked.limit,
                 check_gradients=self._view.check.value,
                 by_cell=by_cell,

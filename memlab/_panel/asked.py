@@ -6,9 +6,9 @@ from typing import Any
 from memlab._panel import cells, choices, state
 from memlab._panel.forecasts import Question
 from memlab._panel.view import View
+from memlab._recorded import is_recorded, nearest, sizes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.memory import cards
 from memlab.units import parse_bytes
 from memlab.workload import Workload
 
@@ -24,7 +24,7 @@ class Asked:
 
     def __init__(self, view: View, workloads: Mapping[str, Workload], device: str) -> None:
         self._view, self._workloads = view, workloads
-        self._followed = device  # the device that the limit goes with
+        self._followed: str | None = None  # the device that the limit goes with
         self._default_limit = choices.default_limit(device)
 
     @property
@@ -52,11 +52,36 @@ class Asked:
         return choices.is_here(self.device)
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether the device is one whose recorded runs are played back."""
+        return is_recorded(self.device)
+
+    @property
+    def nearest_recorded(self) -> StepConfig | None:
+        """Recorded settings that come nearest to those on screen; None if there are none.
+
+        Raises:
+            MemlabError: settings or device cannot be.
+        """
+        return next(iter(nearest(self.workload, self.config, self.device)), None)
+
+    @property
+    def recorded_sizes(self) -> str:
+        """Code that makes the workload on screen in sizes that are recorded; "" if there is none.
+
+        Raises:
+            DeviceError: the device cannot be.
+        """
+        for run in sizes(self.workload, self.device):
+            return state.zoo_source(run.workload, run.options)
+        return ""
+
+    @property
     def question(self) -> Question | None:
         """What is to be predicted; None while it cannot be."""
         if self.device_problem or state.problems(self._view.controls.settings()):
             return None
-        return Question(self.workload.name, self.config, cards.resolve(self.device).name)
+        return Question(self.workload.name, self.config, choices.name_of(self.device))
 
     @property
     def limit(self) -> int | None:
@@ -81,10 +106,10 @@ class Asked:
     @property
     def device_problem(self) -> str | None:
         """Why the device cannot be."""
-        return _problem(lambda: cards.resolve(self.device))
+        return _problem(lambda: choices.name_of(self.device))
 
     def source(self) -> str:
-        """Return code that measures what is asked for, or predicts it for another card.
+        """Return code that measures what is asked for, predicts it for a card, or plays it back.
 
         Raises:
             ConfigError: the settings on screen cannot be.
@@ -94,7 +119,7 @@ class Asked:
             self.config,
             self.device,
             self._view.limit.value.strip(),
-            here=self.is_here,
+            ask="recorded" if self.is_recorded else "measure" if self.is_here else "predict",
             check_gradients=self._view.check.value,
             namespace=cells.namespace(),
         )

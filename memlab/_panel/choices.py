@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from memlab import workloads
+from memlab._recorded import is_recorded, record_of, recordings, target_of
 from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.memory import cards
 from memlab.memory.devices import describe, resolve_device
@@ -44,7 +45,7 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
 
 
 def devices(chosen: str) -> list[tuple[str, str]]:
-    """Return what to show and the name of each device of this machine, then of cards elsewhere.
+    """Return what to show and the name of each device: here, cards elsewhere, recorded ones.
 
     Args:
         chosen: among them in any case.
@@ -57,6 +58,7 @@ def devices(chosen: str) -> list[tuple[str, str]]:
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
     elsewhere = [offered_card(name) for name in cards.names()]
     shown += [("this machine: cpu", "cpu"), *elsewhere]
+    shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
     if chosen not in dict(shown).values():
         shown.append(offered_card(chosen))
     return [*shown, (OTHER_TEXT, OTHER)]
@@ -65,6 +67,15 @@ def devices(chosen: str) -> list[tuple[str, str]]:
 def offered_card(name: str) -> tuple[str, str]:
     """Return what to show and the name of a card that is not here."""
     return f"{name}, predicted", name
+
+
+def name_of(device: Any) -> str:
+    """Return the name by which results call a device: here, elsewhere, or recorded.
+
+    Raises:
+        DeviceError: there is none such.
+    """
+    return record_of(device).label if is_recorded(device) else cards.resolve(device).name
 
 
 def is_here(device: str) -> bool:
@@ -81,7 +92,10 @@ def default_limit(device: str) -> str:
 
     That is the card's memory without the CUDA context. Devices of this machine have none.
     """
-    card = None if is_here(device) else cards.resolve(device).card
+    if is_recorded(device):
+        card = target_of(record_of(device), tf32=False).card
+    else:
+        card = None if is_here(device) else cards.resolve(device).card
     return format_bytes(card.usable_bytes) if card else ""
 
 
@@ -116,7 +130,7 @@ def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]
             f"{workload_names}, or a new memlab.panel(workload)"
         )
     if "device" in fields:
-        found["device"] = cards.resolve(fields["device"]).name
+        found["device"] = name_of(fields["device"])
     if "memory_limit" in fields:
         found["memory_limit"] = limit_text(fields["memory_limit"])
     if not isinstance(fields.get("check_gradients", False), bool):

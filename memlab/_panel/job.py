@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from memlab._recorded import is_recorded, recorded
 from memlab._running import Progress
 from memlab._verify import VerifyReport
 from memlab.api import measure, verify
@@ -34,11 +35,14 @@ class Job:
         measured: Callable[[StepResult], None],
         checked: Callable[[VerifyReport], None],
     ) -> None:
-        """Measure, then compare the gradients if that was asked for.
+        """Measure, then compare the gradients if that was asked for; or play a record back.
 
         Raises:
             MemlabError: an argument cannot be, or the workload cannot be sent to the worker.
         """
+        if is_recorded(self.device):
+            measured(recorded(self.workload, self.config, self.device))
+            return
         throttled = Throttle(tell)
         try:
             result = measure(

@@ -16,6 +16,7 @@ from memlab._panel.pictures import Scene
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import OPEN, Verdict
+from memlab._recorded import SAID
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 from memlab.units import format_bytes, format_seconds
 
@@ -120,7 +121,8 @@ class Outlook:
 
     def _costs(self) -> str:
         if self.run is not None and self.run.result.outcome is Outcome.OK:
-            said = f"on {self.run.result.device}: measured {_numbers(self.run.result)}"
+            result = self.run.result
+            said = f"on {result.device.removesuffix(SAID)}: {result.source} {_numbers(result)}"
             return f"{said}; {_against(self.run, self.predicted)}" if self.predicted else said
         if self.predicted is not None:
             exact = self.run is not None or self.estimate is None or self.estimate.exact

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from memlab._inspect import WorkloadFacts
 from memlab._panel import choices, state, style, texts, verdicts
+from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
 from memlab._panel.forecasts import Estimate, Forecasts, Question
 from memlab._panel.job import Job, Latest
 from memlab._panel.outlook import Outlook, outlook, with_numbers
 from memlab._panel.runs import RunLog
+from memlab._panel.texts import Line
 from memlab._panel.view import View
 from memlab._running import Progress
 from memlab.api import inspect_workload
@@ -86,7 +88,7 @@ class Page:
     def _explain_settings(self) -> None:
         name, device = self._view.workload.value, self._asked.device
         if self._asked.follow_device():
-            self._view.say("ready" if self._asked.is_here else f"{device} {style.NOT_HERE}")
+            self._view.say(self._why_not_here() or "ready")
         if name not in self._facts:
             self._find_facts(name)
         facts = self._facts.get(name)
@@ -109,8 +111,16 @@ class Page:
         """Allow Run and Stop as they are possible now; `ready` says that the settings can be."""
         by_cell = self.job is not None and self.job.by_cell
         running = self.job is not None
-        why = "" if self._asked.is_here else f"{self._asked.device} {style.NOT_HERE}"
-        self._view.show_ready(ready and not why, running=running, by_cell=by_cell, why=why)
+        why = self._why_not_here()
+        can_run = self._asked.is_here or self._asked.is_recorded
+        self._view.show_ready(ready and can_run, running=running, by_cell=by_cell, why=why)
+
+    def _why_not_here(self) -> str:
+        """Return what Run does for a device that is not in this machine; "" for one that is."""
+        if self._asked.is_here:
+            return ""
+        what = style.PLAYED_BACK if self._asked.is_recorded else style.NOT_HERE
+        return f"{self._asked.device} {what}"
 
     def _inspect(self, name: str) -> None:
         with self.guarded():
@@ -197,7 +207,14 @@ class Page:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is no size")
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
-        self._view.show_advice(now.advice(self._log.runs, limit))
+        self._view.show_advice(self._not_recorded() or now.advice(self._log.runs, limit))
+
+    def _not_recorded(self) -> Line | None:
+        """Return the recorded settings to go to, where those on screen are not recorded."""
+        if self._asked.question is None or not self._asked.is_recorded:
+            return None
+        near = self._asked.nearest_recorded
+        return recorded_line(self._asked.config, near, self._asked.recorded_sizes)
 
     def _draw_pictures(self, _: object) -> None:
         with self.guarded():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memlab._panel import verdicts
 from memlab._panel.state import others
+from memlab._recorded import is_recorded
 from memlab._verify import VerifyReport
 from memlab.result import Outcome, StepResult, signed_percent
 from memlab.units import format_bytes, format_seconds
@@ -130,7 +131,7 @@ def _number(run: Run) -> str:
 COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
     ("#", "run, in order", _number),
     ("workload", "what is trained", lambda run: run.result.workload_name),
-    ("device", "where it ran", lambda run: run.result.device),
+    ("device", "where it ran, now or when it was recorded", lambda run: run.result.device),
     ("budget", "memory budget", lambda run: f"{run.result.config.memory_budget:.2f}"),
     ("batch", "samples per optimizer update", lambda run: str(run.result.config.batch_size)),
     ("acc.", "accumulation steps", lambda run: str(run.result.config.accumulation_steps)),
@@ -199,7 +200,7 @@ def _align(name: str) -> str:
 def _tells(name: str, shown: set[str]) -> bool:
     """Whether a column that holds these texts says more than its absence."""
     if name in ONLY_IF_DIFFERENT:
-        return len(shown) > 1
+        return len(shown) > 1 or any(map(is_recorded, shown))
     return name not in ONLY_IF_ANY or bool(shown - {NONE})
 
 

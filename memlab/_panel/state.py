@@ -187,18 +187,18 @@ def source(
     device: str,
     memory_limit: str,
     *,
-    here: bool = True,
+    ask: str = "measure",
     check_gradients: bool = False,
     namespace: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return Python source that measures this config, or predicts it for a card elsewhere.
+    """Return Python source that measures this config, predicts it or plays it back.
 
     Args:
         workload: of the zoo, or a person's own.
         config: how it is trained.
         device: where.
         memory_limit: as it was typed; "" for none.
-        here: whether that device is in this machine.
+        ask: the function that is asked: "measure", "predict" or "recorded".
         check_gradients: whether the code also compares the gradients.
         namespace: the names of the notebook, in which a person's own workload is looked up.
     """
@@ -207,9 +207,8 @@ def source(
         value = getattr(config, field.name)
         if field.name != "batch_size" and value != field.default:
             shown.append(f"{field.name}={_literal(value)}")
-    limit = f", memory_limit={memory_limit!r}" if memory_limit else ""
+    limit = f", memory_limit={memory_limit!r}" if memory_limit and ask != "recorded" else ""
     name, line = workload_source(workload, namespace or {})
-    ask = "measure" if here else "predict"
     lines = [
         "import memlab",
         "",
@@ -218,7 +217,7 @@ def source(
         f"result = memlab.{ask}({name}, config, device={device!r}{limit})",
         "print(result)",
     ]
-    if check_gradients and here:
+    if check_gradients and ask == "measure":
         lines += [f"report = memlab.verify({name}, config, device={device!r})", "print(report)"]
     return "\n".join(lines) + "\n"
 
@@ -226,12 +225,17 @@ def source(
 def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str]:
     """Return the variable that holds the workload, and the line that makes it or says so."""
     if (options := zoo_options(workload)) is not None:
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        return "workload", f"workload = memlab.workloads.get({workload.name!r}{given})"
+        return "workload", f"workload = {zoo_source(workload.name, options)}"
     own = next((n for n, v in namespace.items() if v is workload and not n.startswith("_")), None)
     if own:
         return own, f"# {own} is the workload that the panel was given"
     return "workload", "# put the workload that the panel was given here, as `workload`"
+
+
+def zoo_source(name: str, options: Mapping[str, Any]) -> str:
+    """Return the call that makes a workload of the zoo."""
+    given = "".join(f", {option}={value!r}" for option, value in options.items())
+    return f"memlab.workloads.get({name!r}{given})"
 
 
 def _literal(value: Any) -> str:

@@ -31,6 +31,16 @@ workload = memlab.Workload(
 """
 
 
+RECORDED = """
+import memlab
+
+record = memlab.recordings()[0]
+run = record.runs[0]
+workload = memlab.workloads.get(run.workload, **run.options)
+panel = memlab.panel(workload, device=record.label)
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = str(pathlib.Path(__file__).parent)
     for item in items:
@@ -80,6 +90,7 @@ def _write_notebooks(folder: pathlib.Path) -> None:
     """Write the quickstart, a notebook with a panel that is quick, and one with two panels."""
     nbformat.write(nbformat.read(QUICKSTART, as_version=4), folder / "quickstart.ipynb")
     _write(folder / "panel.ipynb", TINY, "panel = memlab.panel(workload, device='cpu')\npanel")
+    _write(folder / "recorded.ipynb", RECORDED, "panel")
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
 
