@@ -1,5 +1,6 @@
 """In-place activations: which are switched, the same bits, and the bytes that they save."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -109,6 +110,55 @@ def test_a_read_that_no_operator_tells_of_is_found_by_the_second_run():
 
     with pytest.raises(MemlabError, match="changes the gradients"):
         build_step(workload(middle), StepConfig(inplace=True), "cpu")
+
+
+def large(then):
+    """Return what is safe for two samples and something else for more."""
+    return lambda m, x: m.act(m.first(x)) if len(x) <= 2 else then(m, x)
+
+
+OTHER_OPERATORS = {  # for more samples than were tried
+    "in silence": (large(residual), "add.Tensor"),
+    "of a saved tensor": (large(lambda m, x: m.act(m.first(x).tanh())), "tanh.default"),
+    "of a parameter": (large(lambda m, x: x * m.act(m.first.weight[0])), "in-place operation"),
+    "fewer": (large(lambda m, x: m.first(x)), "addmm.default"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_OPERATORS)
+def test_a_batch_on_which_the_model_runs_other_operators_is_refused(name):
+    middle, first = OTHER_OPERATORS[name]
+    made = workload(middle)
+    config = StepConfig(batch_size=4, inplace=True)
+    for run in (partial(memlab.measure, isolate=False), memlab.predict):
+        found = run(made, config, "cpu")
+        assert found.outcome is Outcome.UNSUPPORTED, found.message
+        assert "decided on two samples, and on this batch" in found.message
+        assert f"({first} comes first)" in found.message
+        assert found.message.endswith("use inplace=False")
+    tried = StepConfig(batch_size=4, accumulation_steps=2, inplace=True)
+    for ours, plain in zip(
+        gradients(made, tried), gradients(made, StepConfig(batch_size=4, accumulation_steps=2)),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(ours, plain)
+
+
+def test_micro_batches_of_other_sizes_are_no_other_operators():
+    class Convolutions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+            self.act, self.last = nn.ReLU(), nn.Linear(4 * 36, 2)
+
+        def forward(self, x):
+            x = self.act(self.norm(self.first(x.view(len(x), 1, 8, 8))))
+            return self.last(x.flatten(1))
+
+    made = workload(None, build_model=Convolutions)
+    config = StepConfig(batch_size=7, accumulation_steps=4)  # of 2, 2, 2 and 1
+    found = gradients(made, replace(config, inplace=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(made, config), strict=True))
 
 
 def test_the_try_leaves_the_model_as_it_was():

@@ -230,6 +230,7 @@ def test_measured_as_predicted(possible, fields):
     )
     assert measured.outcome is found.outcome is Outcome.OK, (measured.message, found.message)
     assert found.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=1e-3)
+    assert not any("still held" in note for note in measured.notes)
 
 
 def test_one_weight_and_the_next_are_on_the_device():

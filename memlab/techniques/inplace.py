@@ -4,7 +4,8 @@ A module may if nothing reads its input after it, in forward or in backward. Tha
 forward and backward of the model over two samples, in which every operator tells what it reads;
 then the modules are switched, and a second run must give the same loss and the same gradients.
 Autograd by itself notices only tensors that it has saved: of `y = relu(x); return x + y` in place
-it says nothing, and the result is wrong.
+it says nothing, and the result is wrong. So what was found on two samples holds only for forwards
+of the same operators, and another one is refused as it happens.
 
 What it saves is one activation for the moment in which input and output are both held, no more: it
 lowers a peak that lies in a forward, and none that lies in a backward. Left out: functions
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.compilation import asked_by, is_compiled
+from memlab.techniques.same_operators import Watch
 from memlab.techniques.source import Source
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
@@ -53,7 +55,8 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
         loss_of: seeds, runs the forward over the batch and returns its loss.
 
     Raises:
-        UnsupportedError: there is no such module, or a run with them gives something else.
+        UnsupportedError: there is no such module, or a run with them gives something else. Raised
+            in a later forward too, if that runs other operators.
     """
     found, why_not = find(model, batch, loss_of)
     if not found:
@@ -64,12 +67,21 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
     expected = _tried(model, batch, loss_of)
     for module in found.values():
         module.inplace = True
+    watch = Watch(model, _refuse)
     try:
-        _compare(_tried(model, batch, loss_of), expected)
+        with watch.learning():
+            _compare(_tried(model, batch, loss_of), expected)
     except RuntimeError as error:  # autograd's own
         raise UnsupportedError(
             f"inplace=True: {error} (in place are {', '.join(found)}); use inplace=False"
         ) from error
+
+
+def _refuse(operator: str) -> None:
+    raise UnsupportedError(
+        "inplace=True is decided on two samples, and on this batch the model runs other operators "
+        f"({operator} comes first), which may read what was written over; use inplace=False"
+    )
 
 
 def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], str]:

@@ -46,7 +46,7 @@ class Keep(TorchDispatchMode):
             return out
         number = self.counts[func]
         self.counts[func] += 1
-        self.position += _is_counted(func)
+        self.position += is_counted(func)
         if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
             func, policies.values_of(func, args, kwargs)
         ):
@@ -75,7 +75,7 @@ class Reuse(TorchDispatchMode):
         if func.namespace not in NO_OPERATORS:
             number = self.counts[func]
             self.counts[func] += 1
-            self.position += _is_counted(func)
+            self.position += is_counted(func)
             position, found = self.kept.pop((func, number), (self.position, None))
             if position != self.position:
                 self.refuse(f"runs other operators before {func} than before")
@@ -84,7 +84,8 @@ class Reuse(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_counted(func: OpOverload) -> bool:
+def is_counted(func: OpOverload) -> bool:
+    """Return whether an operator must be the same in a forward that is run again."""
     return func not in NOT_COUNTED and not func.is_view
 
 

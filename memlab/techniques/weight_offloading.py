@@ -130,6 +130,8 @@ class OffloadedWeights:
 
     def restore(self) -> None:
         """Make the model whole again, on the CPU, for its weights to be saved or read."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the last update may be on its way
         for parameter, weight in self._of.items():
             parameter.data = weight.host
         self.model.cpu()
@@ -249,7 +251,8 @@ class _Weight:
 
     def forget(self) -> None:
         """Drop a copy that was fetched ahead and that nobody came for."""
-        if not self.users:
+        if self.copy is not None and not self.users:
+            wait_for(self.event)  # its memory may be given to another tensor now
             self.copy = None
 
 
