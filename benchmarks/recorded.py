@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import memlab
 from benchmarks import report
@@ -26,8 +27,8 @@ from memlab._recorded import DeviceRecord, target_of
 from memlab._records import Run
 from memlab.config import Precision
 from memlab.memory.cards import Target
-from memlab.techniques.compilation import is_compiled
 from memlab.result import format_percent
+from memlab.techniques.compilation import is_compiled
 from memlab.units import format_bytes
 
 GOALS = {"allocated": (1.0, 3.0), "reserved": (2.0, 5.0), "time": (5.0, 12.0)}
@@ -64,7 +65,9 @@ def predicted(run: Run, target: Target) -> StepResult:
     """Return the prediction of a recorded run, with the plan that was carried out there."""
     arguments = {"workload": workloads.get(run.workload, **run.options), "target": target}
     arguments |= {"config": run.result.config, "seed": run.seed, "plan": run.plan}
-    found = _isolation.run("predict", arguments | {"memory_limit": None}, timeout_seconds=600)
+    # fake tensors of a card need a process that sees none; here nothing has to be sent to it
+    run = _isolation.run if torch.cuda.is_available() else _isolation.run_here
+    found = run("predict", arguments | {"memory_limit": None}, timeout_seconds=600)
     result: StepResult = found.result
     return result
 
