@@ -83,6 +83,7 @@ def test_what_is_worth_most_comes_first():
     assert all(case.group == "compile" for case in found[-9:])
 
 
+@pytest.mark.slow
 def test_a_visit_that_is_killed_loses_the_run_in_flight_alone(tmp_path):
     code = """
 import sys
@@ -145,8 +146,9 @@ def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     assert "2 lines" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_other_kinds_of_lines_are_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(tasks, "NUM_ROUNDS", 1)
+    monkeypatch.setattr(tasks, "NUM_ROUNDS", 2)
     grown = cases.Case(
         kind=Kind.BOUNDARY, group="", workload="gpt-small", options=TINY,
         config=StepConfig(batch_size=2), setting="512KiB",
@@ -161,9 +163,10 @@ def test_the_other_kinds_of_lines_are_written(monkeypatch, tmp_path):
     assert verified["report"]["ok"]
     (boundary,), (allocator,) = lines.of(Kind.BOUNDARY), lines.of(Kind.ALLOCATOR)
     assert boundary["recovered"]
-    ((largest,), (tried,)) = boundary["largest_ok"], boundary["rounds"]
-    assert [largest, "ok"] in tried
-    assert "out_of_memory" in {outcome for _, outcome in tried}
+    first, second = boundary["rounds"]
+    assert boundary["largest_ok"] == [second[0][0]] * 2
+    assert [outcome for _, outcome in second] == ["ok", "out_of_memory"]
+    assert all(tried in first for tried in second)
     assert allocator["outcome"] == "ok"
 
 
@@ -176,6 +179,25 @@ def test_a_visit_ends_within_its_minutes_and_starts_nothing_that_does_not_fit(
     assert lines.content[-1]["summary"]["seconds"] < 6
 
 
+def test_a_run_that_does_not_end_ends_with_the_minutes(tmp_path):
+    code = """
+import sys, time
+from benchmarks.gpu_suite import __main__ as suite, cases, tasks, visit
+from tests.test_gpu_suite import tiny
+cases.small = lambda: [tiny()]
+visit.FIRST_SECONDS = {"cpu": 0.0}
+tasks.carry_out = lambda *arguments: time.sleep(100)
+suite.BEGUN, suite.LAST_SECONDS, suite.BELL_SECONDS = time.monotonic(), 0.0, 0.0
+sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minutes", "0.05"]))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "the run in flight is lost" in done.stdout
+    assert "all lines good" in done.stdout
+    assert "summary" in read_lines(only(tmp_path)).content[-1]
+
+
 def test_the_next_case_is_told_from_those_before(tmp_path):
     facts = {"device": "x", "type": "cuda"}
     this = visit.begin(tmp_path, facts, 8, time.monotonic())
@@ -185,6 +207,7 @@ def test_the_next_case_is_told_from_those_before(tmp_path):
     assert this.estimate(tiny(batch_size=8)) == 4.0
     assert this.estimate(tiny(batch_size=1)) == 2.0
     assert this.is_done(case)
+    assert this.estimate(tiny(compile=True)) == visit.COMPILE_SECONDS
     late = tiny(batch_size=5)
     assert not this.note(late, {"outcome": "timed_out"}, 1.0)
     assert not this.is_done(late)

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from memlab.units import format_seconds
 
 BEGUN = time.monotonic()
 LAST_SECONDS = 3.0  # for the table and the end of the workers
+BELL_SECONDS = 1.0  # for the table alone
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -38,20 +40,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-def record(given: argparse.Namespace, wanted: Sequence[Case]) -> visit.Visit:
-    """Carry out the cases that are not recorded yet and that there is time for."""
-    cache = tempfile.TemporaryDirectory()  # operators are timed anew: others' timings are old
+def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
+    """Carry out the cases that are not recorded yet and that there is time for, and tell of it."""
+    cache = tempfile.TemporaryDirectory()  # operators are timed anew: what is kept is old
     os.environ["MEMLAB_CACHE"] = cache.name  # before the first worker is started
     bench = tasks.bench_of(given.device)
     facts = report.environment() | card.facts(bench.device)
     this = visit.begin(given.out, facts, given.minutes, BEGUN)
     missing = [case for case in wanted if not this.is_done(case)]
+    bell = threading.Timer(this.seconds_left - BELL_SECONDS, _ring, [this, bench])
+    bell.daemon = True
+    bell.start()
     with ThreadPoolExecutor(1) as ahead:
-        if bench.is_card:
-            for case in missing:
-                if case.kind is Kind.OPERATORS:
-                    future = ahead.submit(tasks.asked_operators, bench, case, tasks.MOST_SECONDS)
-                    bench.asked[case.key("")] = future
+        for case in missing if bench.is_card else ():
+            if case.kind is Kind.OPERATORS:
+                asked = ahead.submit(tasks.asked_operators, bench, case, tasks.MOST_SECONDS)
+                bench.asked[case.key("")] = asked
         for case in missing:
             left = this.seconds_left - LAST_SECONDS
             if this.estimate(case) > left:
@@ -61,7 +65,16 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> visit.Visit:
                 _start_again(given, this.seconds_left)
         bench.stop.set()
         ahead.shutdown(wait=False, cancel_futures=True)
-    return this
+    bell.cancel()
+    show(this, this.end(bench.measuring_seconds))
+
+
+def _ring(this: visit.Visit, bench: tasks.Bench) -> None:
+    """End the visit at its last second: nothing else ends a kernel, or a compiler, that goes on."""
+    print("the minutes are over, and the run in flight is lost", flush=True)
+    show(this, this.end(bench.measuring_seconds))
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _one(bench: tasks.Bench, this: visit.Visit, case: Case, left: float) -> None:
@@ -106,8 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why := card.refusal(given.device):
         print(why, file=sys.stderr)
         return 2
-    this = record(given, cases.small() if given.small else cases.on_card())
-    show(this, this.end())
+    record(given, cases.small() if given.small else cases.on_card())
     return 0
 
 

@@ -4,6 +4,7 @@ On a card everything runs in this process, and plans are made in a worker that s
 CPU measuring is the worker's affair, since no older tensors may be alive where it is done.
 """
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -32,6 +33,7 @@ from memlab.memory.operators import Signature, to_text
 from memlab.plan import Plan
 from memlab.result import Source
 from memlab.step import set_seed
+from memlab.techniques.precision import matrix_products
 from memlab.units import parse_bytes
 
 CPU = torch.device("cpu")
@@ -61,6 +63,7 @@ class Bench:
         models: built once each, on the CPU, by workload and options; on a card only.
         timed: operators that a line of this visit or an earlier one holds, TF32 told apart.
         at_start_bytes: what was held on the card before this process held anything.
+        measuring_seconds: spent on measuring: no models built once, no plans, no waiting.
         asked: operators of cases that the worker was asked for ahead of their turn; on a card only.
         stop: set when the visit is over, so that the worker is not waited for.
     """
@@ -70,6 +73,7 @@ class Bench:
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
     timed: set[tuple[Signature, bool]] = field(default_factory=set)
     at_start_bytes: int = 0
+    measuring_seconds: float = 0.0
     asked: dict[str, Future[StepOperators]] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -77,6 +81,15 @@ class Bench:
     def is_card(self) -> bool:
         """Whether it is a CUDA card."""
         return self.device.type == "cuda"
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Count the time meanwhile as measuring."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.measuring_seconds += time.monotonic() - start
 
     def ask(self, function: str, arguments: dict[str, Any], seconds: float) -> Any:
         """Have the worker that sees no card do what needs fake tensors.
@@ -103,9 +116,10 @@ class Bench:
             }
             arguments |= {"warmup": WARMUP, "memory_limit": None} | more
             run = _isolation.run_here if self.is_card else _isolation.run
-            result: StepResult = run(
-                "measure", arguments, timeout_seconds=seconds, on_progress=tell
-            )
+            with self.measuring():
+                result: StepResult = run(
+                    "measure", arguments, timeout_seconds=seconds, on_progress=tell
+                )
         except Ended as ended:
             result = StepResult(
                 outcome=ended.outcome, message=str(ended), source=Source.MEASURED,
@@ -128,25 +142,27 @@ class Bench:
         """Return what every function of a worker takes of a case."""
         workload = workloads.get(case.workload, **case.options)
         if self.is_card and not case.config.init_on_meta:
-            workload = dataclasses.replace(workload, build_model=partial(self._copied, workload))
+            workload = dataclasses.replace(
+                workload, build_model=partial(alike, self._built(workload))
+            )
         facts = {"config": case.config, "device": self.device, "seed": SEED}
         return {"workload": workload, **facts}
 
-    def _copied(self, workload: Workload) -> torch.nn.Module:
-        """Return a new model over the values of the one that was built once.
-
-        Its parameters are its own and share memory on the CPU, which a step on a card only reads:
-        it copies them to the card. A copy of each would take longer than most steps.
-        """
+    def _built(self, workload: Workload) -> torch.nn.Module:
+        """Return the model of a workload, built on the CPU the first time."""
         key = repr(getattr(workload.build_model, "__self__", workload.name))
         if key not in self.models:
             set_seed(SEED)
             self.models[key] = workload.build_model()
-        return alike(self.models[key])
+        return self.models[key]
 
 
 def alike(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a model whose tensors are new and share their memory with its own."""
+    """Return a copy of a model whose tensors are new and share their memory with its own.
+
+    A step on a card only reads that memory, to copy it there: a copy on the CPU besides would take
+    longer than most steps.
+    """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
@@ -192,12 +208,8 @@ def operators(bench: Bench, case: Case, found: StepOperators, seconds: float) ->
         line["overheads"] = {str(p): value for p, value in found.costs.overheads.items()}
     else:
         ordered = sorted(new, key=lambda signature: -found.seconds[signature])
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = is_tf32
-        try:
+        with matrix_products(case.config.precision), bench.measuring():
             costs, reasons = time_operators(ordered, bench.device, min(seconds, OPERATOR_SECONDS))
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
         line["reasons"] = {to_text(signature): why for signature, why in reasons.items()}
     bench.timed |= {(signature, is_tf32) for signature in costs}
     total = sum(found.seconds.values())
@@ -211,9 +223,10 @@ def asked_operators(bench: Bench, case: Case, seconds: float) -> StepOperators:
         plan = bench.plan_of(case, seconds)
         workload = workloads.get(case.workload, **case.options)
         arguments = {"workload": workload, "config": case.config, "target": bench.target}
-        found: StepOperators = bench.ask(
-            "operators", arguments | {"seed": SEED, "plan": plan}, seconds
-        )
+        arguments |= {"seed": SEED, "plan": plan}
+        # on a CPU operators are run alone by the worker: that is what is measured of them
+        with contextlib.nullcontext() if bench.is_card else bench.measuring():
+            found: StepOperators = bench.ask("operators", arguments, seconds)
     except Ended as ended:
         return StepOperators(outcome=ended.outcome, message=str(ended))
     return found
@@ -222,8 +235,9 @@ def asked_operators(bench: Bench, case: Case, seconds: float) -> StepOperators:
 def boundary(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of the largest batch under a memory limit, found several times over.
 
-    Each round doubles the batch until it fails, then halves what lies between; after the last one
-    the first batch must cost what it did before anything failed.
+    The first round doubles the batch until it fails, then halves what lies between; each one after
+    tries both sides of the edge again. At last the first batch must cost what it did before
+    anything failed.
     """
     end = time.monotonic() + seconds
     limit = parse_bytes(case.setting)
@@ -234,19 +248,24 @@ def boundary(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
         more = {"repeats": 1, "warmup": 0, "memory_limit": limit}
         return bench.measure(dataclasses.replace(case, config=config), left, **more)[0]
 
-    first, rounds = run(case.config.batch_size), []
-    for _ in range(NUM_ROUNDS):
-        tried = list(_raised(run, case.config.batch_size))
-        rounds.append(tried)
+    first = run(case.config.batch_size)
+    rounds = [list(_raised(run, case.config.batch_size))]
+    edge = sorted({*_of(rounds[0], Outcome.OK)[-1:], *_of(rounds[0], Outcome.OUT_OF_MEMORY)[:1]})
+    rounds += [[(size, str(run(size).outcome)) for size in edge] for _ in range(NUM_ROUNDS - 1)]
     last = run(case.config.batch_size)
     peaks = [(r.peak_allocated_bytes, r.peak_reserved_bytes) for r in (first, last)]
     return {
         "memory_limit_bytes": limit,
         "rounds": rounds,
-        "largest_ok": [max((b for b, o in t if o == Outcome.OK), default=0) for t in rounds],
+        "largest_ok": [max(_of(tried, Outcome.OK), default=0) for tried in rounds],
         "recovered": last.outcome is Outcome.OK and peaks[0] == peaks[1],
         "complete": time.monotonic() < end,
     }
+
+
+def _of(tried: list[tuple[int, str]], outcome: Outcome) -> list[int]:
+    """Return the batch sizes that ended so, the smallest first."""
+    return sorted(size for size, ended in tried if ended == outcome)
 
 
 def _raised(run: Callable[[int], StepResult], batch_size: int) -> Iterator[tuple[int, str]]:
@@ -268,7 +287,8 @@ def verify(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     try:
         arguments = bench.arguments_of(case) | {"plan": bench.plan_of(case, seconds)}
         run = _isolation.run_here if bench.is_card else _isolation.run
-        report = run("verify", arguments, timeout_seconds=seconds)
+        with bench.measuring():
+            report = run("verify", arguments, timeout_seconds=seconds)
     except Ended as ended:
         return {"report": {"ok": False, "outcome": str(ended.outcome), "why": str(ended)}}
     return {"report": dataclasses.asdict(report) | {"outcome": str(report.outcome)}}
@@ -285,9 +305,9 @@ def allocator(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     try:
         arguments = {"workload": workloads.get(case.workload, **case.options), "seed": SEED}
         arguments |= {"config": case.config, "device": bench.device, "memory_limit": None}
-        result: StepResult = _isolation.run(
-            "measure", arguments | {"repeats": 3, "warmup": WARMUP}, timeout_seconds=seconds
-        )
+        arguments |= {"repeats": REPEATS[bench.device.type], "warmup": WARMUP}
+        with bench.measuring():
+            result: StepResult = _isolation.run("measure", arguments, timeout_seconds=seconds)
     except Ended as ended:
         return {"outcome": str(ended.outcome), "message": str(ended)}
     finally:

@@ -1,6 +1,7 @@
 """A visit: its record, its minutes, what is done already, and how long the next case may take."""
 
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,23 @@ import torch
 from benchmarks.gpu_suite.cases import Case
 from memlab import Outcome
 from memlab._records import SUFFIX, Kind, append, cut_damage, read_lines
+from memlab.techniques.compilation import is_compiled
 from memlab.units import MIB
 
 FIRST_SECONDS = {"cuda": 15.0, "cpu": 5.0}  # of a model that nothing is known of yet
+COMPILE_SECONDS = 40.0  # the same, where it is compiled
 LATEST = 3  # cases of a model that the next one's time is told from
 SEGMENT_BYTES = 20 * MIB  # the caching allocator's, for blocks of 1 to 10 MiB
 GOALS = {"configs a minute": 25.0, "share of time measuring": 0.7, "again, time": 0.03}
 UNDONE = (Outcome.TIMED_OUT, Outcome.CANCELLED)  # for want of minutes: a later visit may do it
+
+
+Alike = tuple[str, str, bool]
+
+
+def _alike(case: Case) -> Alike:
+    """Return what cases have in common whose times tell of one another."""
+    return str(case.kind), case.workload, is_compiled(case.config)
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +45,9 @@ class Visit:
         begun: on the monotonic clock.
         seconds: that the visit may take.
         done: keys of the cases that the record holds.
-        took: by kind and workload, batch size and seconds of each case.
+        took: by kind, workload and whether it compiles, batch size and seconds of each case.
         num_runs: recorded in this visit.
-        measuring_seconds: spent in cases, whatever became of them.
+        lock: held while a line is added.
     """
 
     path: Path
@@ -45,11 +56,9 @@ class Visit:
     begun: float
     seconds: float
     done: set[str]
-    took: dict[tuple[str, str], list[tuple[int, float]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    took: dict[Alike, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     num_runs: int = 0
-    measuring_seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def seconds_left(self) -> float:
@@ -62,38 +71,38 @@ class Visit:
 
     def estimate(self, case: Case) -> float:
         """Return the seconds that a case may take, from those like it that came before."""
-        alike = self.took[case.kind, case.workload][-LATEST:]
-        every = [seconds for pairs in self.took.values() for _, seconds in pairs]
+        alike = self.took[_alike(case)][-LATEST:]
         if not alike:
-            return max(FIRST_SECONDS[self.device_type], *every[-LATEST:], 0.0)
+            return COMPILE_SECONDS if is_compiled(case.config) else FIRST_SECONDS[self.device_type]
         batch_size = case.config.batch_size
         return max(seconds * max(1.0, batch_size / size) for size, seconds in alike)
 
     def note(self, case: Case, line: Mapping[str, Any], seconds: float) -> bool:
         """Add a case to the record, unless it ended for want of minutes; return whether it was."""
-        self.took[case.kind, case.workload].append((case.config.batch_size, seconds))
-        self.measuring_seconds += seconds
+        self.took[_alike(case)].append((case.config.batch_size, seconds))
         outcome = line.get("result", line).get("outcome")
         if outcome in UNDONE or not line.get("complete", True):
             return False
         key = case.key(torch.__version__)
-        append(self.path, case.kind, {**line, "key": key})
+        with self.lock:
+            append(self.path, case.kind, {**line, "key": key})
         self.done.add(key)
         self.num_runs += case.kind is Kind.RUN
         return True
 
-    def end(self) -> dict[str, Any]:
+    def end(self, measuring_seconds: float) -> dict[str, Any]:
         """Add what the visit came to, to the record, and return it."""
         elapsed = time.monotonic() - self.begun
         summary: dict[str, Any] = {
             "seconds": elapsed,
             "runs": self.num_runs,
             "configs a minute": 60 * self.num_runs / elapsed,
-            "share of time measuring": self.measuring_seconds / elapsed,
+            "share of time measuring": measuring_seconds / elapsed,
             **repeatability(read_lines(self.path).of(Kind.RUN)),
         }
         more = {"summary": summary, "load_average_at_end": os.getloadavg()}
-        append(self.path, Kind.VISIT, {"visit": self.name, **more})
+        with self.lock:
+            append(self.path, Kind.VISIT, {"visit": self.name, **more})
         return summary
 
 
