@@ -1,6 +1,7 @@
 """The suite that records a card, on a CPU: what it wants, writes, goes on from and puts up with."""
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import __main__ as suite
-from benchmarks.gpu_suite import card, cases, operator_times, tasks, visit
+from benchmarks.gpu_suite import bench, card, cases, operator_times, tasks, visit
 from memlab import Outcome, StepConfig
 from memlab._recorded import read_record
 from memlab._records import Kind, read_lines
+from memlab.memory.cards import resolve
 from memlab.memory.operators import signature_of
 from memlab.units import GIB
 from memlab.workloads.language import Gpt
@@ -37,7 +39,7 @@ def visited(monkeypatch, folder, wanted, minutes=1.0):
     monkeypatch.setenv("MEMLAB_CACHE", str(folder / "unused"))  # which the suite replaces
     monkeypatch.setattr(cases, "small", lambda: wanted)
     monkeypatch.setattr(suite, "BEGUN", time.monotonic())
-    monkeypatch.setattr(tasks, "REPEATS", {"cpu": 1})
+    monkeypatch.setitem(bench.REPEATS, "cpu", 1)
     return suite.main(
         ["--out", str(folder), "--device", "cpu", "--small", "--minutes", str(minutes)]
     )
@@ -128,13 +130,13 @@ def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch
 def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     monkeypatch, tmp_path, capsys
 ):
-    plain = tasks.Bench.measure
+    plain = bench.Bench.measure
 
     def limited(self, case, *arguments, **more):
         limit = {"memory_limit": 1000} if case.config.batch_size == 3 else {}
         return plain(self, case, *arguments, **(more | limit))
 
-    monkeypatch.setattr(tasks.Bench, "measure", limited)
+    monkeypatch.setattr(bench.Bench, "measure", limited)
     wanted = [tiny(batch_size=3), tiny(expandable_segments=True), tiny()]
     assert visited(monkeypatch, tmp_path, wanted) == 0
     assert outcomes(tmp_path) == ["out_of_memory", "unsupported", "ok"]
@@ -179,6 +181,32 @@ def test_a_visit_ends_within_its_minutes_and_starts_nothing_that_does_not_fit(
     assert lines.content[-1]["summary"]["seconds"] < 6
 
 
+@pytest.mark.slow
+def test_the_way_of_a_card_with_a_cpu_in_its_place(monkeypatch, tmp_path):
+    """Measured in this process, models built once, operators asked for ahead and timed here."""
+    built = []
+    build = Gpt.build
+    monkeypatch.setattr(Gpt, "build", lambda spec: built.append(spec) or build(spec))
+    monkeypatch.setattr(bench.Bench, "is_card", property(lambda self: True))
+    monkeypatch.setattr(bench, "alike", copy.deepcopy)  # on a CPU memory must not be shared
+    monkeypatch.setattr(card, "used_bytes", lambda: 3 * GIB)
+    here = bench.Bench(device=bench.CPU, target=resolve("t4"), at_start_bytes=GIB)
+    monkeypatch.setattr(bench, "bench_of", lambda device: here)
+    half = {"memory_budget": 0.5}
+    wanted = [tiny(), tiny(batch_size=3), tiny(Kind.OPERATORS), tiny(Kind.VERIFY, **half)]
+    assert visited(monkeypatch, tmp_path, [*wanted, tiny(**half)]) == 0
+    record = read_record(only(tmp_path))
+    assert [run.result.outcome for run in record.runs] == ["ok"] * 3
+    assert [run.process_bytes for run in record.runs] == [2 * GIB] * 3
+    assert [run.plan is None for run in record.runs] == [True, True, False]
+    assert len(built) == 1
+    (operators,), (verified,) = (record.lines.of(kind) for kind in (Kind.OPERATORS, Kind.VERIFY))
+    assert verified["report"]["ok"]
+    assert operators["num_operators"] > 20
+    assert operators["share_of_step"] > 0.9
+    assert not operators["overheads"]
+
+
 def test_a_run_that_does_not_end_ends_with_the_minutes(tmp_path):
     code = """
 import sys, time
@@ -188,7 +216,7 @@ cases.small = lambda: [tiny()]
 visit.FIRST_SECONDS = {"cpu": 0.0}
 tasks.carry_out = lambda *arguments: time.sleep(100)
 suite.BEGUN, suite.LAST_SECONDS, suite.BELL_SECONDS = time.monotonic(), 0.0, 0.0
-sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minutes", "0.05"]))
+sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minutes", "0.12"]))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
@@ -262,7 +290,7 @@ def test_processes_started_meanwhile_see_no_card(monkeypatch):
 
 def test_a_model_that_was_built_once_gives_new_ones_over_the_same_memory():
     model = Gpt(**TINY).build()  # its embedding and its head are one parameter
-    copy = tasks.alike(model)
+    copy = bench.alike(model)
     assert copy is not model
     pairs = list(zip(model.named_parameters(), copy.named_parameters(), strict=True))
     assert all(a[0] == b[0] and a[1] is not b[1] for a, b in pairs)
@@ -287,11 +315,11 @@ def test_operators_are_timed_alone_and_the_first_ones_first():
     product = signature_of(torch.ops.aten.mm.default, (x, x), {})
     rnn = ("aten._cudnn_rnn.default", (), ())
     unknown = ("nowhere.nothing.default", (), ())
-    costs, reasons = operator_times.time_operators([rnn, product, unknown], tasks.CPU, 5.0)
+    costs, reasons = operator_times.time_operators([rnn, product, unknown], bench.CPU, 5.0)
     assert costs.keys() == {product}
     assert 0 < costs[product].seconds < 0.1
     assert reasons.keys() == {rnn, unknown}
-    assert operator_times.time_operators([product], tasks.CPU, -1.0) == ({}, {})
+    assert operator_times.time_operators([product], bench.CPU, -1.0) == ({}, {})
 
 
 def test_second_readings_are_held_against_first_ones():

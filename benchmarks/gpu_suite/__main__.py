@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.gpu_suite import card, cases, tasks, visit
+from benchmarks.gpu_suite import bench, card, cases, tasks, visit
 from benchmarks.gpu_suite.cases import Case
 from memlab._records import Kind, read_lines
 from memlab.units import format_seconds
 
-BEGUN = time.monotonic()
+BEGUN = time.monotonic() - time.process_time()  # when imports began
 LAST_SECONDS = 3.0  # for the table and the end of the workers
 BELL_SECONDS = 1.0  # for the table alone
 
@@ -44,42 +44,42 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     """Carry out the cases that are not recorded yet and that there is time for, and tell of it."""
     cache = tempfile.TemporaryDirectory()  # operators are timed anew: what is kept is old
     os.environ["MEMLAB_CACHE"] = cache.name  # before the first worker is started
-    bench = tasks.bench_of(given.device)
-    facts = report.environment() | card.facts(bench.device)
+    here = bench.bench_of(given.device)
+    facts = report.environment() | card.facts(here.device)
     this = visit.begin(given.out, facts, given.minutes, BEGUN)
     missing = [case for case in wanted if not this.is_done(case)]
-    bell = threading.Timer(this.seconds_left - BELL_SECONDS, _ring, [this, bench])
+    bell = threading.Timer(this.seconds_left - BELL_SECONDS, _ring, [this, here])
     bell.daemon = True
     bell.start()
     with ThreadPoolExecutor(1) as ahead:
-        for case in missing if bench.is_card else ():
+        for case in missing if here.is_card else ():
             if case.kind is Kind.OPERATORS:
-                asked = ahead.submit(tasks.asked_operators, bench, case, tasks.MOST_SECONDS)
-                bench.asked[case.key("")] = asked
+                asked = ahead.submit(tasks.asked_operators, here, case, tasks.MOST_SECONDS)
+                here.asked[case.key("")] = asked
         for case in missing:
             left = this.seconds_left - LAST_SECONDS
             if this.estimate(case) > left:
                 continue  # a cheaper one may still fit
-            _one(bench, this, case, left)
-            if card.is_broken(bench.device):
+            _one(here, this, case, left)
+            if card.is_broken(here.device):
                 _start_again(given, this.seconds_left)
-        bench.stop.set()
+        here.stop.set()
         ahead.shutdown(wait=False, cancel_futures=True)
     bell.cancel()
-    show(this, this.end(bench.measuring_seconds))
+    show(this, this.end(here.measuring_seconds))
 
 
-def _ring(this: visit.Visit, bench: tasks.Bench) -> None:
+def _ring(this: visit.Visit, here: bench.Bench) -> None:
     """End the visit at its last second: nothing else ends a kernel, or a compiler, that goes on."""
     print("the minutes are over, and the run in flight is lost", flush=True)
-    show(this, this.end(bench.measuring_seconds))
+    show(this, this.end(here.measuring_seconds))
     sys.stdout.flush()
     os._exit(0)
 
 
-def _one(bench: tasks.Bench, this: visit.Visit, case: Case, left: float) -> None:
+def _one(here: bench.Bench, this: visit.Visit, case: Case, left: float) -> None:
     start = time.monotonic()
-    line = tasks.carry_out(bench, case, this.name, left)
+    line = tasks.carry_out(here, case, this.name, left)
     seconds = time.monotonic() - start
     kept = this.note(case, line, seconds)
     outcome = line.get("report", line.get("result", line)).get("outcome", "ok")
