@@ -33,7 +33,7 @@ class StepOperators:
     Attributes:
         outcome: ok, or why there are none.
         message: a sentence on that; empty if ok.
-        seconds: by signature, of all its calls in the recorded steps together, predicted.
+        seconds: by signature, of all its calls in the step together, predicted.
         costs: as found on this machine, on a CPU; None for a card.
     """
 
@@ -76,10 +76,14 @@ def operators_in_process(
         outcome, message = explain(error, "a step" if tracker is None else tracker.place())
         return StepOperators(outcome=outcome, message=message)
     seconds: dict[Signature, float] = defaultdict(float)
-    operators = program.recording.operators
-    times = [0.0] * len(operators) if kernels.seconds is None else kernels.seconds.tolist()
-    for operator, time in zip(operators, times, strict=True):
-        if operator.signature is not None and not operator.crosses:  # the bus is no operator's time
+    recording, steps = program.recording, program.steps_of(sizes)
+    counts = [interval.step in steps for interval in recording.intervals]
+    times = (
+        [0.0] * len(recording.operators) if kernels.seconds is None else kernels.seconds.tolist()
+    )
+    for operator, time in zip(recording.operators, times, strict=True):
+        # a copy between host and card is the bus's time, and no operator's
+        if operator.signature is not None and counts[operator.interval] and not operator.crosses:
             seconds[operator.signature] += time
     return StepOperators(
         outcome=Outcome.OK,

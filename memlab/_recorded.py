@@ -7,7 +7,6 @@ are not of the zoo, since nobody could tell that a record is of the same one.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,8 +257,3 @@ def device_name(device: torch.device, title: str) -> str:
     if device.type == "cuda":
         return cards.of_device(device).name
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
-
-
-def visits(record: DeviceRecord) -> list[Mapping[str, Any]]:
-    """Return the ends of visits, which say how a record was taken."""
-    return [line for line in record.lines.of(Kind.VISIT) if "summary" in line]

@@ -66,6 +66,10 @@ class Program:
         """Micro-batches in each step."""
         return len(self.sizes)
 
+    def steps_of(self, micro_batch_sizes: Sequence[int]) -> set[int]:
+        """Return the recorded steps that run operators of these micro-batches."""
+        return {1, 0} if self.other_size in micro_batch_sizes else {1}
+
     def without_signatures(self) -> Program:
         """Return the program without what only kernels need: a tenth of its size to send."""
         recording = self.recording

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from memlab.memory.operators import Signature, TensorSpec, call_of, map_tensors, tensors_of
 
+CPU = torch.device("cpu")
 # Norms keep these in the format of their weight; fake tensors say that of the input (bf16).
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
 RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
@@ -52,8 +53,8 @@ def as_in_training() -> Iterator[None]:
         yield
 
 
-def prepare(signature: Signature) -> Callable[[], Call]:
-    """Return what makes the call anew each time, once a call of that kind has run.
+def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Call]:
+    """Return what makes the call anew each time on a device, once a call of that kind has run.
 
     A view allocates nothing and costs the same without memory, so that it is called on meta.
 
@@ -63,8 +64,8 @@ def prepare(signature: Signature) -> Callable[[], Call]:
     if is_view(on_meta(signature).func):
         on_meta(signature)()
         return functools.partial(on_meta, signature)
-    ways = [functools.partial(build, signature, whole) for whole in (0, 1)]
-    ways.append(functools.partial(build, _with_wide_statistics(signature)))
+    ways = [functools.partial(build, signature, whole, device) for whole in (0, 1)]
+    ways.append(functools.partial(build, _with_wide_statistics(signature), 0, device))
     first_error: Exception | None = None
     for make in ways:
         try:
@@ -77,9 +78,11 @@ def prepare(signature: Signature) -> Callable[[], Call]:
     raise first_error
 
 
-def build(signature: Signature, whole: int = 0) -> Call:
-    """Return the call with its tensors made; whole numbers are set to `whole`."""
-    call = Call(*call_of(signature, lambda spec: _make(spec, whole)))
+def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> Call:
+    """Return the call with its tensors made on a device; whole numbers are set to `whole`."""
+    call = Call(*call_of(signature, lambda spec: _make(spec, whole, device)))
+    if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
+        return Call(call.func, call.args, call.kwargs | _device(call.func, device))
     return _with_workspace(call) if signature[0] == RNN_BACKWARD else call
 
 
@@ -88,11 +91,11 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _make(spec: TensorSpec, whole: int) -> torch.Tensor:
+def _make(spec: TensorSpec, whole: int, device: torch.device) -> torch.Tensor:
     if len(spec.stride) != len(spec.shape):
         raise ValueError(f"a tensor of shape {spec.shape} is not strided")
     # strides may overlap or leave gaps, so that the storage is filled before it is given a shape
-    buffer = torch.empty(spec.nbytes // spec.dtype.itemsize, dtype=spec.dtype)
+    buffer = torch.empty(spec.nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=device)
     real = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
     return buffer.fill_(1 if real else whole).as_strided(spec.shape, spec.stride)
 
@@ -137,7 +140,9 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
     size = sum(spec.nbytes for spec in tensors_of(signature))
     call = Call(*call_of(signature, _on_meta))
     try:
-        outputs = Call(call.func, call.args, call.kwargs | _meta_device(call.func))()
+        outputs = Call(
+            call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
+        )()
     except Exception:  # an operator may have no meta kernel; its arguments must do
         return size, 0
     shared = is_view(call.func) or call.func._schema.is_mutable
@@ -163,9 +168,9 @@ def _on_meta(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
-def _meta_device(func: OpOverload) -> dict[str, Any]:
+def _device(func: OpOverload, device: torch.device) -> dict[str, Any]:
     takes = any(argument.name == "device" for argument in func._schema.arguments)
-    return {"device": torch.device("meta")} if takes else {}
+    return {"device": device} if takes else {}
 
 
 def smaller(signature: Signature, share: float) -> tuple[Signature, float] | None:

@@ -138,7 +138,7 @@ def _on_cpu(
     on_progress: Callable[[float], None],
 ) -> Kernels:
     recording = program.recording
-    steps = {1, 0} if program.other_size in sizes else {1}
+    steps = program.steps_of(sizes)
     wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
     signatures = [o.signature for o in run if o.signature]

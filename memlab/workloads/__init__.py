@@ -10,11 +10,11 @@ from typing import Any
 from memlab.errors import WorkloadError
 from memlab.workload import Workload
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
-from memlab.workloads.language import Gpt, Lstm
+from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
 
-SPECS: dict[str, Gpt | Lstm | ResNet | ViT | DenseNet | VNet] = {
+SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
     "gpt-small": Gpt(),
     "resnet-digits": ResNet(),
     "vit-digits": ViT(),
@@ -42,6 +42,7 @@ SPECS: dict[str, Gpt | Lstm | ResNet | ViT | DenseNet | VNet] = {
         num_heads=16,
         num_labels=1000,
     ),
+    "llama-1b": Llama(),
     "lstm-large": Lstm(hidden_size=1500, num_layers=3, sequence_length=512),
     # the sizes of the checkpointing repository (pytorch_memonger, 2018): its word language model,
     # its VNet, and of its ResNet for 32 x 32 images the depth; the stem here divides sizes by four

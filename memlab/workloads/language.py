@@ -1,4 +1,4 @@
-"""Language models on English text, byte by byte: GPT-2 from transformers, an LSTM from torch.nn."""
+"""Language models on English text, byte by byte: from transformers, and an LSTM of torch.nn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +43,48 @@ class Gpt:
                 attn_pdrop=self.dropout,
                 bos_token_id=None,
                 eos_token_id=None,
+                use_cache=False,
+            )
+        )
+        return model
+
+    def workload(self, name: str) -> Workload:
+        """Return next-byte prediction with this model."""
+        return Workload(
+            name=name,
+            build_model=self.build,
+            make_batch=partial(text_batch, sequence_length=self.sequence_length),
+            compute_loss=_transformers_loss,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Llama:
+    """Sizes of a Llama, by default those of Llama 3.2 1B; tokens are bytes, as in `Gpt`."""
+
+    num_layers: int = 16
+    hidden_size: int = 2048
+    intermediate_size: int = 8192
+    num_heads: int = 32
+    num_key_value_heads: int = 8
+    sequence_length: int = 1024
+    vocab_size: int = 128256
+    dropout: float = 0.0
+
+    def build(self) -> nn.Module:
+        """Return transformers' Llama of these sizes, randomly initialised."""
+        transformers = zoo_import("transformers")
+        model: nn.Module = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                num_hidden_layers=self.num_layers,
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+                num_attention_heads=self.num_heads,
+                num_key_value_heads=self.num_key_value_heads,
+                max_position_embeddings=self.sequence_length,
+                vocab_size=self.vocab_size,
+                attention_dropout=self.dropout,
+                tie_word_embeddings=True,
                 use_cache=False,
             )
         )

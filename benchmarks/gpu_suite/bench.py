@@ -1,0 +1,165 @@
+"""The device that cases are carried out on, and what is kept between them.
+
+On a card everything runs in this process, and plans are made in a worker that sees no card. On a
+CPU measuring is the worker's affair, since no older tensors may be alive where it is done.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_suite import card
+from benchmarks.gpu_suite.cases import Case
+from memlab import StepResult, Workload, _isolation, workloads
+from memlab._operator_costs import StepOperators
+from memlab._plans import plan_for
+from memlab._process import Ended
+from memlab._running import Progress
+from memlab.memory.cards import Target, resolve
+from memlab.memory.operators import Signature
+from memlab.plan import Plan
+from memlab.result import Source
+from memlab.step import set_seed
+
+CPU = torch.device("cpu")
+SEED, WARMUP = 0, 1
+REPEATS = {"cuda": 3, "cpu": 7}  # a CPU's times scatter more, and its steps are short
+Tell = Callable[[Progress], None]
+
+
+@dataclass(slots=True, eq=False)
+class Bench:
+    """The device that cases are carried out on, and what is kept between them.
+
+    Attributes:
+        device: of this machine.
+        target: the same, as predictions know it.
+        models: built once each, on the CPU, by workload and options; on a card only.
+        timed: operators that a line of this visit or an earlier one holds, TF32 told apart.
+        at_start_bytes: what was held on the card before this process held anything.
+        measuring_seconds: spent on measuring: no models built once, no plans, no waiting.
+        asked: operators of cases that the worker was asked for ahead of their turn; on a card only.
+        stop: set when the visit is over, so that the worker is not waited for.
+    """
+
+    device: torch.device
+    target: Target
+    models: dict[str, torch.nn.Module] = field(default_factory=dict)
+    timed: set[tuple[Signature, bool]] = field(default_factory=set)
+    at_start_bytes: int = 0
+    measuring_seconds: float = 0.0
+    asked: dict[str, Future[StepOperators]] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_card(self) -> bool:
+        """Whether it is a CUDA card."""
+        return self.device.type == "cuda"
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Count the time meanwhile as measuring."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.measuring_seconds += time.monotonic() - start
+
+    def ask(self, function: str, arguments: dict[str, Any], seconds: float) -> Any:
+        """Have the worker that sees no card do what needs fake tensors.
+
+        Raises:
+            Ended: there is no answer; says why.
+        """
+        return _isolation.run(function, arguments, timeout_seconds=seconds, cancel=self.stop)
+
+    def measure(
+        self,
+        case: Case,
+        seconds: float,
+        tell: Callable[[Progress], None] | None = None,
+        **more: Any,
+    ) -> tuple[StepResult, Plan | None]:
+        """Return what a step costs here, and the plan that it was run with."""
+        plan = None
+        try:
+            plan = self.plan_of(case, seconds)
+            arguments = self.arguments_of(case) | {
+                "plan": plan,
+                "repeats": REPEATS[self.device.type],
+            }
+            arguments |= {"warmup": WARMUP, "memory_limit": None} | more
+            run = _isolation.run_here if self.is_card else _isolation.run
+            with self.measuring():
+                result: StepResult = run(
+                    "measure", arguments, timeout_seconds=seconds, on_progress=tell
+                )
+        except Ended as ended:
+            result = StepResult(
+                outcome=ended.outcome, message=str(ended), source=Source.MEASURED,
+                device=str(self.device), versions={"torch": torch.__version__},
+                config=case.config, workload_name=case.workload,
+            )  # fmt: skip
+        return result, plan
+
+    def plan_of(self, case: Case, seconds: float) -> Plan | None:
+        """Return the plan of a case, None if it needs none.
+
+        Raises:
+            Ended: there is no plan; says why.
+        """
+        workload = workloads.get(case.workload, **case.options)
+        run = partial(self.ask, seconds=seconds)
+        return plan_for(workload, case.config, self.target, seed=SEED, run=run)
+
+    def arguments_of(self, case: Case) -> dict[str, Any]:
+        """Return what every function of a worker takes of a case."""
+        workload = workloads.get(case.workload, **case.options)
+        if self.is_card and not case.config.init_on_meta:
+            workload = dataclasses.replace(
+                workload, build_model=partial(alike, self._built(workload))
+            )
+        facts = {"config": case.config, "device": self.device, "seed": SEED}
+        return {"workload": workload, **facts}
+
+    def _built(self, workload: Workload) -> torch.nn.Module:
+        """Return the model of a workload, built on the CPU the first time."""
+        key = repr(getattr(workload.build_model, "__self__", workload.name))
+        if key not in self.models:
+            set_seed(SEED)
+            self.models[key] = workload.build_model()
+        return self.models[key]
+
+
+def alike(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model whose tensors are new and share their memory with its own.
+
+    A step on a card only reads that memory, to copy it there: a copy on the CPU besides would take
+    longer than most steps.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach()
+    return copy.deepcopy(model, memo)
+
+
+def bench_of(device: str) -> Bench:
+    """Return the bench of a device of this machine; on a card, its memory is empty then."""
+    at_start = card.used_bytes() if device == "cuda" else None
+    here = torch.device("cuda", 0) if device == "cuda" else CPU
+    if here.type == "cuda":
+        torch.cuda.init()  # this process has seen its card, so that the next may not
+        with card.hidden():
+            _isolation.predicting.ensure()
+    return Bench(device=here, target=resolve(str(here)), at_start_bytes=at_start or 0)
