@@ -95,6 +95,7 @@ RUNGS: tuple[Mapping[str, Any], ...] = (
     {"optimizer": "adafactor"},
     {"optimizer_in_backward": True},
     {"offload_activations": True},
+    {"offload_parameters": True},
     {"expandable_segments": True},
 )
 ALLOCATOR = (
@@ -157,6 +158,8 @@ def _techniques(model: Model) -> list[Case]:
             *(middle | {"memory_budget": budget} for budget in (0.5, 0.0, 0.75, 0.25)),
             {"batch_size": model.sizes[1], "memory_budget": 0.5},
             middle | {"offload_activations": True},
+            middle | {"offload_activations": True, "offload_fraction": 0.5},
+            middle | {"offload_parameters": True},
             middle | {"offload_optimizer": True},
             high | {"accumulation_steps": 4 if model.sizes[2] >= 4 else 2},
             *(middle | fields for fields in model.extra),
