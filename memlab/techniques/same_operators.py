@@ -2,7 +2,8 @@
 
 Compared are the names of the operators of each forward, views and casts aside; with inputs of
 shapes that were checked before nothing is watched. Left out: what runs outside of the model's
-forward, such as the loss, and backward, which follows the forward.
+forward, such as the loss; backward, which follows the forward; and a forward that gives the same
+operators other tensors.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.techniques.keeping import NO_OPERATORS, is_counted
 
 END, REFUSED = "the end", "in-place operation"
-COPIES = ("clone", "copy_", "contiguous")  # as strides need them, which one sample may not
+# as strides need them, which one sample may not have, and as offloading makes them as it saves
+COPIES = ("clone", "copy_", "empty_like")
 Shapes = tuple[tuple[int, ...], ...]
 
 
