@@ -233,6 +233,8 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
     operators: dict[Signature, OperatorCost] = {}
     overheads: dict[Phase, float] = {}
     for line in record.lines.of(Kind.OPERATORS):
+        if "packed" not in line:
+            continue  # it ended otherwise than ok
         if line["tf32"] == tf32:
             operators |= costs_from_line(line)
         overheads |= {Phase(name): value for name, value in line["overheads"].items()}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from benchmarks.gpu_suite import bench, card, cases, operator_times, tasks, visi
 from memlab import Outcome, StepConfig
 from memlab._recorded import read_record
 from memlab._records import Kind, read_lines
+from memlab.errors import WorkloadError
 from memlab.memory.cards import resolve
 from memlab.memory.operators import signature_of
 from memlab.units import GIB
@@ -224,6 +226,27 @@ sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minu
     assert "the run in flight is lost" in done.stdout
     assert "all lines good" in done.stdout
     assert "summary" in read_lines(only(tmp_path)).content[-1]
+
+
+def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypatch, tmp_path):
+    def missing(self, case):
+        if case.config.batch_size == 3:
+            raise WorkloadError("this workload needs transformers, which is not installed")
+        return plain(self, case)
+
+    plain = bench.Bench.arguments_of
+    monkeypatch.setattr(bench.Bench, "arguments_of", missing)
+    wanted = [tiny(batch_size=3), tiny(Kind.VERIFY, batch_size=3), tiny()]
+    assert visited(monkeypatch, tmp_path, wanted) == 0
+    assert outcomes(tmp_path) == ["failed", "ok"]
+    lines = read_lines(only(tmp_path))
+    assert "transformers" in lines.of(Kind.RUN)[0]["result"]["message"]
+    (verified,) = lines.of(Kind.VERIFY)
+    assert (verified["outcome"], "transformers" in verified["message"]) == ("failed", True)
+    never = bench.Bench(device=bench.CPU, target=resolve("cpu"))
+    never.asked[bench.need(tiny(Kind.OPERATORS))] = Future()
+    line = tasks.carry_out(never, tiny(Kind.OPERATORS), "v", 0.01)
+    assert line["outcome"] == "timed_out"
 
 
 def test_the_next_case_is_told_from_those_before(tmp_path):

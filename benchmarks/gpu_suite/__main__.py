@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.gpu_suite import bench, card, cases, tasks, visit
+from benchmarks.gpu_suite.bench import need
 from benchmarks.gpu_suite.cases import Case
 from memlab._records import Kind, read_lines
 from memlab.units import format_seconds
@@ -53,10 +54,12 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     bell.start()
     with ThreadPoolExecutor(1) as ahead:
         for case in missing if here.is_card else ():
-            if case.kind is Kind.OPERATORS:
-                asked = ahead.submit(tasks.asked_operators, here, case, tasks.MOST_SECONDS)
-                here.asked[case.key("")] = asked
-        for case in missing:
+            if (name := need(case)) and name not in here.asked:
+                ask = here.operators_of if case.kind is Kind.OPERATORS else here.plan_of
+                here.asked[name] = ahead.submit(ask, case, tasks.MOST_SECONDS)
+        while missing:
+            case = next(filter(here.is_ready, missing), missing[0])
+            missing.remove(case)
             left = this.seconds_left - LAST_SECONDS
             if this.estimate(case) > left:
                 continue  # a cheaper one may still fit

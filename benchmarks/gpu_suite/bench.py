@@ -19,11 +19,12 @@ import torch
 
 from benchmarks.gpu_suite import card
 from benchmarks.gpu_suite.cases import Case
-from memlab import StepResult, Workload, _isolation, workloads
+from memlab import Outcome, StepResult, Workload, _isolation, workloads
 from memlab._operator_costs import StepOperators
 from memlab._plans import plan_for
 from memlab._process import Ended
-from memlab._running import Progress
+from memlab._records import Kind
+from memlab._running import Progress, explain
 from memlab.memory.cards import Target, resolve
 from memlab.memory.operators import Signature
 from memlab.plan import Plan
@@ -47,7 +48,9 @@ class Bench:
         timed: operators that a line of this visit or an earlier one holds, TF32 told apart.
         at_start_bytes: what was held on the card before this process held anything.
         measuring_seconds: spent on measuring: no models built once, no plans, no waiting.
-        asked: operators of cases that the worker was asked for ahead of their turn; on a card only.
+        workloads: by name and options, since plans are kept by workload and two alike differ.
+        asked: operators and plans that the worker was asked for ahead of the cases that need them,
+            by what `need` calls them; on a card only.
         stop: set when the visit is over, so that the worker is not waited for.
     """
 
@@ -57,7 +60,8 @@ class Bench:
     timed: set[tuple[Signature, bool]] = field(default_factory=set)
     at_start_bytes: int = 0
     measuring_seconds: float = 0.0
-    asked: dict[str, Future[StepOperators]] = field(default_factory=dict)
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    asked: dict[str, Future[Any]] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -93,19 +97,17 @@ class Bench:
         plan = None
         try:
             plan = self.plan_of(case, seconds)
-            arguments = self.arguments_of(case) | {
-                "plan": plan,
-                "repeats": REPEATS[self.device.type],
-            }
-            arguments |= {"warmup": WARMUP, "memory_limit": None} | more
+            more = {"repeats": REPEATS[self.device.type], "memory_limit": None} | more
+            arguments = self.arguments_of(case) | {"plan": plan, "warmup": WARMUP} | more
             run = _isolation.run_here if self.is_card else _isolation.run
             with self.measuring():
                 result: StepResult = run(
                     "measure", arguments, timeout_seconds=seconds, on_progress=tell
                 )
-        except Ended as ended:
+        except Exception as error:  # a model that cannot be built here is a result like any other
+            outcome, message = why(error)
             result = StepResult(
-                outcome=ended.outcome, message=str(ended), source=Source.MEASURED,
+                outcome=outcome, message=message, source=Source.MEASURED,
                 device=str(self.device), versions={"torch": torch.__version__},
                 config=case.config, workload_name=case.workload,
             )  # fmt: skip
@@ -117,13 +119,41 @@ class Bench:
         Raises:
             Ended: there is no plan; says why.
         """
-        workload = workloads.get(case.workload, **case.options)
         run = partial(self.ask, seconds=seconds)
-        return plan_for(workload, case.config, self.target, seed=SEED, run=run)
+        return plan_for(self.workload(case), case.config, self.target, seed=SEED, run=run)
+
+    def operators_of(self, case: Case, seconds: float) -> StepOperators:
+        """Return the operators of a case's step, from the worker."""
+        try:
+            arguments = {"workload": self.workload(case), "config": case.config, "seed": SEED}
+            arguments |= {"target": self.target, "plan": self.plan_of(case, seconds)}
+            # on a CPU operators are run alone by the worker: that is what is measured of them
+            with contextlib.nullcontext() if self.is_card else self.measuring():
+                found: StepOperators = self.ask("operators", arguments, seconds)
+        except Ended as ended:
+            return StepOperators(outcome=ended.outcome, message=str(ended))
+        return found
+
+    def told_operators(self, case: Case, seconds: float) -> StepOperators:
+        """Return the same, as it was asked for ahead if it was."""
+        asked = self.asked.get(need(case))
+        return self.operators_of(case, seconds) if asked is None else asked.result(seconds)
+
+    def workload(self, case: Case) -> Workload:
+        """Return the workload of a case, the same one each time."""
+        key = f"{case.workload} {sorted(case.options.items())}"
+        if key not in self.workloads:
+            self.workloads[key] = workloads.get(case.workload, **case.options)
+        return self.workloads[key]
+
+    def is_ready(self, case: Case) -> bool:
+        """Return whether what a case needs of the worker, if anything, is there."""
+        asked = self.asked.get(need(case))
+        return asked is None or asked.done()
 
     def arguments_of(self, case: Case) -> dict[str, Any]:
         """Return what every function of a worker takes of a case."""
-        workload = workloads.get(case.workload, **case.options)
+        workload = self.workload(case)
         if self.is_card and not case.config.init_on_meta:
             workload = dataclasses.replace(
                 workload, build_model=partial(alike, self._built(workload))
@@ -138,6 +168,25 @@ class Bench:
             set_seed(SEED)
             self.models[key] = workload.build_model()
         return self.models[key]
+
+
+def why(error: Exception) -> tuple[Outcome, str]:
+    """Return how a case ended that raised this, and a sentence on it."""
+    if isinstance(error, Ended):
+        return error.outcome, str(error)
+    if isinstance(error, TimeoutError):
+        return Outcome.TIMED_OUT, "the worker that was asked for its operators is not done"
+    return explain(error, "preparing the case")
+
+
+def need(case: Case) -> str:
+    """Return what a case needs of the worker that sees no card; empty if nothing."""
+    if case.kind is Kind.OPERATORS:
+        return case.key("")
+    if not case.config.is_planned:
+        return ""
+    plain = dataclasses.replace(case.config, memory_budget=1.0)
+    return f"plans of {case.workload} {sorted(case.options.items())}, {plain}"
 
 
 def alike(model: torch.nn.Module) -> torch.nn.Module:

@@ -1,6 +1,5 @@
 """Each kind of case carried out: what a line of the record holds of it."""
 
-import contextlib
 import dataclasses
 import os
 import time
@@ -8,12 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.gpu_suite import card
-from benchmarks.gpu_suite.bench import REPEATS, SEED, WARMUP, Bench
+from benchmarks.gpu_suite.bench import REPEATS, SEED, WARMUP, Bench, why
 from benchmarks.gpu_suite.cases import Case
 from benchmarks.gpu_suite.operator_times import time_operators
-from memlab import Outcome, StepResult, _isolation, workloads
-from memlab._operator_costs import StepOperators
-from memlab._process import Ended
+from memlab import Outcome, StepResult, _isolation
 from memlab._records import Kind, Run, costs_to_line
 from memlab._running import Progress
 from memlab.config import Precision
@@ -58,8 +55,9 @@ def measured_run(bench: Bench, case: Case, visit: str, seconds: float) -> dict[s
     ).to_line()
 
 
-def operators(bench: Bench, case: Case, found: StepOperators, seconds: float) -> dict[str, Any]:
+def operators(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of the operators of a step: on a CPU as calibrated, on a card timed now."""
+    found = bench.told_operators(case, seconds)
     is_tf32 = case.config.precision is Precision.TF32
     line: dict[str, Any] = {"tf32": is_tf32, "overheads": {}, "reasons": {}}
     line |= {"outcome": str(found.outcome), "message": found.message}
@@ -76,21 +74,6 @@ def operators(bench: Bench, case: Case, found: StepOperators, seconds: float) ->
     total = sum(found.seconds.values())
     told = sum(s for signature, s in found.seconds.items() if (signature, is_tf32) in bench.timed)
     return line | {"share_of_step": told / total if total else 0.0} | costs_to_line(costs)
-
-
-def asked_operators(bench: Bench, case: Case, seconds: float) -> StepOperators:
-    """Return the operators of a case's step, from the worker."""
-    try:
-        plan = bench.plan_of(case, seconds)
-        workload = workloads.get(case.workload, **case.options)
-        arguments = {"workload": workload, "config": case.config, "target": bench.target}
-        arguments |= {"seed": SEED, "plan": plan}
-        # on a CPU operators are run alone by the worker: that is what is measured of them
-        with contextlib.nullcontext() if bench.is_card else bench.measuring():
-            found: StepOperators = bench.ask("operators", arguments, seconds)
-    except Ended as ended:
-        return StepOperators(outcome=ended.outcome, message=str(ended))
-    return found
 
 
 def boundary(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
@@ -145,13 +128,10 @@ def _raised(run: Callable[[int], StepResult], batch_size: int) -> Iterator[tuple
 
 def verify(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of a comparison with the reference step."""
-    try:
-        arguments = bench.arguments_of(case) | {"plan": bench.plan_of(case, seconds)}
-        run = _isolation.run_here if bench.is_card else _isolation.run
-        with bench.measuring():
-            report = run("verify", arguments, timeout_seconds=seconds)
-    except Ended as ended:
-        return {"report": {"ok": False, "outcome": str(ended.outcome), "why": str(ended)}}
+    arguments = bench.arguments_of(case) | {"plan": bench.plan_of(case, seconds)}
+    run = _isolation.run_here if bench.is_card else _isolation.run
+    with bench.measuring():
+        report = run("verify", arguments, timeout_seconds=seconds)
     return {"report": dataclasses.asdict(report) | {"outcome": str(report.outcome)}}
 
 
@@ -164,13 +144,11 @@ def allocator(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     os.environ |= dict.fromkeys(CONF, case.setting)
     _isolation.measuring.replace()
     try:
-        arguments = {"workload": workloads.get(case.workload, **case.options), "seed": SEED}
+        arguments = {"workload": bench.workload(case), "seed": SEED}
         arguments |= {"config": case.config, "device": bench.device, "memory_limit": None}
         arguments |= {"repeats": REPEATS[bench.device.type], "warmup": WARMUP}
         with bench.measuring():
             result: StepResult = _isolation.run("measure", arguments, timeout_seconds=seconds)
-    except Ended as ended:
-        return {"outcome": str(ended.outcome), "message": str(ended)}
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -193,10 +171,10 @@ def carry_out(bench: Bench, case: Case, visit: str, seconds: float) -> dict[str,
         return measured_run(bench, case, visit, left)
     about = {"visit": visit, "workload": case.workload, "options": dict(case.options)}
     about |= {"config": case.config.to_dict(), "holdout": case.holdout, "setting": case.setting}
-    if case.kind is Kind.OPERATORS:
-        asked = bench.asked.get(case.key(""))
-        found = asked.result(left) if asked else asked_operators(bench, case, left)
-        return about | operators(bench, case, found, left)
-    return about | {Kind.BOUNDARY: boundary, Kind.VERIFY: verify, Kind.ALLOCATOR: allocator}[
-        case.kind
-    ](bench, case, left)
+    other = {Kind.OPERATORS: operators, Kind.BOUNDARY: boundary, Kind.VERIFY: verify,
+             Kind.ALLOCATOR: allocator}[case.kind]  # fmt: skip
+    try:
+        return about | other(bench, case, left)
+    except Exception as error:  # whatever a case meets, the next one follows
+        outcome, message = why(error)
+        return about | {"outcome": str(outcome), "message": message}
