@@ -45,7 +45,7 @@ class Bench:
         device: of this machine.
         target: the same, as predictions know it.
         models: built once each, on the CPU, by workload and options; on a card only.
-        timed: operators that a line of this visit or an earlier one holds, TF32 told apart.
+        timed: operators that a line of this visit holds, TF32 told apart.
         at_start_bytes: what was held on the card before this process held anything.
         measuring_seconds: spent on measuring: no models built once, no plans, no waiting.
         workloads: by name and options, since plans are kept by workload and two alike differ.
