@@ -1,5 +1,6 @@
 """Options that all tests share; what only browser tests need is in tests/browser/conftest.py."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,11 @@ from memlab.memory import stand_in
 @pytest.fixture(autouse=True, scope="session")
 def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests learn of operators under load must not be a person's later predictions."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one process learns for the other too
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMLAB_CACHE", str(tmp_path_factory.mktemp("calibrations")))
+        patch.setenv("MEMLAB_CACHE", str(folder / "calibrations"))
         yield
 
 
