@@ -85,8 +85,10 @@ def measure(
         "memory_limit": limit,
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
+    # beside a card a plan needs a process of its own: what stands in for CUDA is for good
+    plans = run if target.type == "cpu" else _runner(True, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         result: StepResult = run("measure", arguments | {"plan": plan})
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
@@ -209,8 +211,10 @@ def verify(
         "seed": check_count("seed", seed, 0),
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
+    # beside a card a plan needs a process of its own: what stands in for CUDA is for good
+    plans = run if target.type == "cpu" else _runner(True, timeout_seconds, on_progress, cancel)
     try:
-        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         found: VerifyReport = run("verify", arguments | {"plan": plan})
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended))
