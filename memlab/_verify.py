@@ -133,7 +133,9 @@ def verify_in_process(
         compile_mode=CompileMode.DEFAULT,
         channels_last=False,
         # the same values on a CPU; a card draws others
-        init_on_meta=config.init_on_meta and device.type != "cpu",
+        init_on_meta=config.init_on_meta
+        and device.type != "cpu"
+        and not config.offload_parameters,  # which builds on the CPU
         loss_chunks=1,
         inplace=False,
         offload_activations=False,
@@ -237,7 +239,7 @@ def _by_parameter(step: Step) -> dict[str, torch.Tensor]:
 
 
 def _as_double(gradient: torch.Tensor) -> torch.Tensor:
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    real = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     return real.detach().to("cpu", torch.float64)
 
 

@@ -115,13 +115,16 @@ def _accumulate(config: StepConfig, device: torch.device, source: Source) -> lis
     forward = ["loss = compute_loss(model, micro_batch)"]
     for context in reversed(source.contexts):
         forward = [f"with {context}:", *_indented(forward)]
+    backward = list(source.backward)
+    for context in reversed(source.backward_contexts):
+        backward = [f"with {context}:", *_indented(backward)]
     # read where reading is free; on an accelerator it would stall the queue of kernels
     value = "loss.item()" if device.type == "cpu" else "loss.detach()"
     if config.accumulation_steps == 1:
-        backward = [line.replace("(loss * weight)", "loss") for line in source.backward]
+        backward = [line.replace("(loss * weight)", "loss") for line in backward]
         body = [*forward, f"total = {value}", *backward, "del loss, micro_batch"]
         return [*accumulation.lines(config), *body]
-    body = [*forward, f"total = total + weight * {value}", *source.backward]
+    body = [*forward, f"total = total + weight * {value}", *backward]
     body += ["del loss, micro_batch"]
     return ["total = 0.0", *accumulation.lines(config), *_indented(body)]
 

@@ -133,7 +133,7 @@ class Step:
             batch = _to_device(batch, self.device)
         mark(Phase.FORWARD, index)
         offloaded = self.offloader or contextlib.nullcontext()
-        with precision.autocast(self.config.precision, self.device), offloaded:
+        with precision.autocast(self.config, self.device), offloaded:
             loss = self.workload.compute_loss(self.run_model, batch)
         _check_loss(loss)
         # read where reading is free; on an accelerator it would stall the queue of kernels
@@ -141,7 +141,8 @@ class Step:
         mark(Phase.BACKWARD, index)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        (loss if weight == 1.0 else loss * weight).backward()
+        with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
+            (loss if weight == 1.0 else loss * weight).backward()
         return value
 
 
@@ -260,7 +261,7 @@ def _loss_of(
     batch: Any,
 ) -> torch.Tensor:
     set_seed(seed)
-    with precision.autocast(config.precision, device), around:
+    with precision.autocast(config, device), around:
         loss: torch.Tensor = workload.compute_loss(model, batch)
     _check_loss(loss)
     return loss

@@ -214,7 +214,7 @@ def test_measured_predicted_verified_and_written_as_a_script():
     assert found.outcome == guess.outcome == "ok", (found.message, guess.message)
     assert found.peak_allocated_bytes == guess.peak_allocated_bytes == plain.peak_allocated_bytes
     assert found.loss == plain.loss
-    assert any("saves nothing on a CPU" in note for note in found.notes)
+    assert any("init_on_meta saves nothing" in note for note in found.notes)
     report = verify(workload, ON_META, "cpu")
     assert report.ok
     assert report.max_relative_error == 0

@@ -1,5 +1,7 @@
 """What would train wrongly without a word: each is refused, or exact."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.step import build_step
-from memlab.techniques import meta_init
+from memlab.techniques import checkpointing, meta_init
 from memlab.techniques.stochastic_rounding import round_at_random
 from tests.models import blocks
 
@@ -154,3 +156,18 @@ def test_rungs_may_come_from_a_generator_and_need_those_before_them():
 def test_rungs_of_another_kind_are_refused_with_what_is_allowed(rungs):
     with pytest.raises(ConfigError, match="list of dicts"):
         memlab.ladder(workload(lambda: nn.Linear(SIZE, SIZE)), rungs, device="t4")
+
+
+def test_a_copy_of_a_checkpointed_model_runs_its_own_weights():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+    checkpointing.apply(model, StepConfig(checkpointing="blocks"), compiled=False)
+    teacher, x = copy.deepcopy(model), torch.randn(3, 4)
+    before = teacher(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(teacher(x), before)
+    assert not torch.equal(model(x), before)
+    teacher(x).sum().backward()
+    assert teacher[0][0].weight.grad is not None
+    assert model[0][0].weight.grad is None

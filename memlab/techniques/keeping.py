@@ -19,14 +19,10 @@ from memlab.techniques import policies
 from memlab.techniques.policies import Keeps
 
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
-NOT_COUNTED = frozenset(
-    (
-        torch.ops.aten._to_copy.default,
-        torch.ops.aten.copy_.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.empty_strided.default,
-    )
-)
+CAST = torch.ops.aten._to_copy.default
+MOVES = frozenset((torch.ops.aten.copy_.default, torch.ops.aten.empty_like.default))
+"""By which a weight comes to the device, once more or less often than in the forward."""
+
 Key = tuple[OpOverload, int]
 
 
@@ -42,7 +38,7 @@ class Keep(TorchDispatchMode):
         """Run the operator; keep its output if that is asked for and possible."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func.namespace in NO_OPERATORS:
+        if func.namespace in NO_OPERATORS or func in MOVES:
             return out
         number = self.counts[func]
         self.counts[func] += 1
@@ -72,7 +68,7 @@ class Reuse(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what was kept, else run the operator."""
-        if func.namespace not in NO_OPERATORS:
+        if func.namespace not in NO_OPERATORS and func not in MOVES:
             number = self.counts[func]
             self.counts[func] += 1
             self.position += is_counted(func)
@@ -86,7 +82,7 @@ class Reuse(TorchDispatchMode):
 
 def is_counted(func: OpOverload) -> bool:
     """Return whether an operator must be the same in a forward that is run again."""
-    return func not in NOT_COUNTED and not func.is_view
+    return func is not CAST and func not in MOVES and not func.is_view
 
 
 class _Kept:

@@ -20,26 +20,27 @@ def given_master_weights(optimizer: Any) -> Any:
     def step(self: Any, closure: Any = None) -> None:
         every = [(group, group["params"]) for group in self.param_groups]
         pairs = []
-        for group, weights in every:
-            group["params"] = []
-            for weight in weights:
-                if weight.grad is not None:
-                    state = self.state.pop(weight, {})
-                    master = state.pop("master", None)
-                    if master is None:
-                        exact = torch.promote_types(weight.dtype, torch.float32)
-                        master = weight.detach().to(exact)
-                    master.grad, weight.grad = weight.grad.to(master.dtype), None
-                    self.state[master] = state
-                    group["params"].append(master)
-                    pairs.append((weight, master))
-        update()
-        for weight, master in pairs:
-            master.grad = None
-            weight.detach().copy_(master)
-            self.state[weight] = self.state.pop(master) | {"master": master}
-        for group, weights in every:
-            group["params"] = weights
+        try:
+            for group, weights in every:
+                group["params"] = []
+                for weight in weights:
+                    if weight.grad is not None:
+                        master = self.state[weight].pop("master", None)
+                        if master is None:
+                            exact = torch.promote_types(weight.dtype, torch.float32)
+                            master = weight.detach().to(exact)
+                        pairs.append((weight, master))
+                        self.state[master] = self.state.pop(weight)
+                        master.grad, weight.grad = weight.grad.to(master.dtype), None
+                        group["params"].append(master)
+            update()
+        finally:
+            for weight, master in pairs:
+                master.grad = None
+                weight.detach().copy_(master)
+                self.state[weight] = self.state.pop(master) | {"master": master}
+            for group, weights in every:
+                group["params"] = weights
 
     optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
     return optimizer

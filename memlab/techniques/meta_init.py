@@ -46,10 +46,10 @@ def notes(config: StepConfig, device: torch.device) -> list[str]:
     """Return what the initial values are, and that a CPU saves nothing."""
     if not config.init_on_meta:
         return []
-    if device.type == "cpu":
+    if device.type == "cpu" or config.offload_parameters:
         return [
-            "init_on_meta saves nothing on a CPU, where the model is in the host's memory in any "
-            "case; its initial values are those of a plain build, bit by bit."
+            "init_on_meta saves nothing where the model is in the host's memory in any case; its "
+            "initial values are those of a plain build on a CPU, bit by bit."
         ]
     return [
         "The initial values are drawn on the card, whose random numbers are others than a CPU's."
@@ -60,6 +60,8 @@ def source(config: StepConfig) -> Source:
     """Return what a person would add to a script."""
     if not config.init_on_meta:
         return Source()
+    # weights that wait in the host's memory are made there
+    where = 'torch.device("cpu")' if config.offload_parameters else "device"
     written = inspect.getsource(deferred)
     return Source(
         imports=(
@@ -80,5 +82,5 @@ def source(config: StepConfig) -> Source:
         ),
         # the whole file but its docstring and imports
         functions=(written[written.index("RANDOM = ") :].rstrip(),),
-        before=("build_model = functools.partial(build_on_meta, build_model, device)",),
+        before=(f"build_model = functools.partial(build_on_meta, build_model, {where})",),
     )

@@ -22,6 +22,7 @@ from memlab.units import format_bytes
 IMPORTS = (
     "import contextlib",
     "import functools",
+    "import itertools",
     "import weakref",
     "from collections import Counter, deque",
     "from collections.abc import Callable, Iterable, Iterator",
@@ -119,6 +120,7 @@ def source(config: StepConfig) -> Source:
         place=place,
         model=(f"offloader = Offloader(model, {fraction:g}{given})",) if is_hooked else (),
         contexts=("offloader",) if is_hooked else (),
+        backward_contexts=("offloader.in_backward()",) if config.offload_parameters else (),
         after=after,
     )
 

@@ -71,6 +71,22 @@ class Offloader(saved_tensors_hooks):
         self._waiting.clear()
         self._known.clear()
 
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Around a backward, in which hooks and recomputes may read weights, and save them."""
+        if self.weights is None:
+            yield
+            return
+        with self.weights.in_backward(), saved_tensors_hooks(self._keep, self._fetch):
+            yield
+
+    @torch.no_grad()
+    def _keep(self, tensor: torch.Tensor) -> Any:
+        """Return what autograd keeps in place of a tensor in backward: weights go, others stay."""
+        weight = self.weights.weight_in(tensor)
+        host = None if weight is None else weight.host_view(tensor)
+        return tensor if host is None else self._moved(tensor, host, weight.parameter)
+
     def _before_a_write(self) -> None:
         """Let no tensor be changed before it is out, nor be used again as if it were not."""
         for moved in self._waiting:
@@ -81,9 +97,10 @@ class Offloader(saved_tensors_hooks):
     @torch.no_grad()
     def _send(self, tensor: torch.Tensor) -> Any:
         """Return what autograd keeps in place of a tensor: where it is, or the tensor itself."""
-        if self.weights is not None and self.weights.owns(tensor):
-            host = self.weights.host_copy_of(tensor)
-            return tensor if host is None else self._moved(tensor, host)
+        weight = None if self.weights is None else self.weights.weight_in(tensor)
+        if weight is not None:
+            host = weight.host_view(tensor)
+            return tensor if host is None else self._moved(tensor, host, weight.parameter)
         storage = tensor.untyped_storage()
         if storage._cdata in self._stay or not _is_worth_it(tensor):
             return tensor
@@ -111,8 +128,10 @@ class Offloader(saved_tensors_hooks):
         self._sent_bytes += nbytes * goes
         return goes
 
-    def _moved(self, tensor: torch.Tensor, host: torch.Tensor | None = None) -> "_Moved":
-        moved = _Moved(self, tensor, len(self._order), host)
+    def _moved(
+        self, tensor: torch.Tensor, host: torch.Tensor | None = None, parameter: Any = None
+    ) -> "_Moved":
+        moved = _Moved(self, tensor, len(self._order), host, parameter)
         self._order.append(weakref.ref(moved))
         return moved
 
@@ -149,13 +168,21 @@ class _Writes(TorchFunctionMode):
 class _Moved:
     """A tensor in the host's memory, and on the device while it leaves or is about to be used."""
 
+    here: torch.Tensor | None = None
+    event: Any = None
+    own_bytes = 0  # of what is in the host's memory for its sake
+
     def __init__(
-        self, owner: Offloader, tensor: torch.Tensor, number: int, host: torch.Tensor | None = None
+        self,
+        owner: Offloader,
+        tensor: torch.Tensor,
+        number: int,
+        host: torch.Tensor | None = None,
+        parameter: Any = None,
     ) -> None:
         self.owner, self.number, self.device = owner, number, tensor.device
-        self.here: torch.Tensor | None = None
-        self.event: Any = None
-        self.own_bytes = 0  # of what is in the host's memory for its sake
+        self.parameter = parameter
+        self.version = 0 if parameter is None else parameter._version
         if host is not None:
             self.host = host
             return
@@ -169,12 +196,13 @@ class _Moved:
     def __del__(self) -> None:
         # the block may be given to another tensor, which must not be written before it was read
         self.leave()
-        self.owner.host_bytes -= self.own_bytes
+        if self.own_bytes:
+            self.owner.host_bytes -= self.own_bytes
 
     def leave(self) -> None:
         """Give the device's memory back, once the copy is out."""
         if self.here is not None:
-            wait_for(self.event)
+            wait_for(self.event, self.device)
         self.here = None
 
     def come(self) -> None:
@@ -185,8 +213,13 @@ class _Moved:
 
     def take(self) -> torch.Tensor:
         """Return it on the device, for the operator that runs next, and hold it no longer."""
+        if self.parameter is not None and self.parameter._version != self.version:
+            raise RuntimeError(
+                "a weight that backward needs has been modified by an inplace operation since its "
+                "forward"
+            )
         self.come()
-        wait_for(self.event)
+        wait_for(self.event, self.device)
         tensor, self.here = self.here, None
         assert tensor is not None
         return tensor
@@ -211,10 +244,10 @@ def copy_on(stream: Any, target: torch.Tensor, source: torch.Tensor) -> Any:
     return stream.record_event()
 
 
-def wait_for(event: Any) -> None:
-    """Let what is queued from now on run after an event."""
+def wait_for(event: Any, device: torch.device) -> None:
+    """Let what is queued on a device from now on run after an event."""
     if event is not None:
-        torch.cuda.current_stream().wait_event(event)
+        torch.cuda.current_stream(device).wait_event(event)
 
 
 def _is_worth_it(tensor: torch.Tensor) -> bool:
@@ -267,9 +300,11 @@ def _state_on_the_device(
     """Have the state of one parameter on its device, and in the host's memory again thereafter."""
     state = optimizer.state.get(parameter, {})
     _move(state, parameter.device, pinned=False)
-    yield
-    state = optimizer.state.get(parameter, {})
-    _move(state, torch.device("cpu"), pinned=parameter.device.type == "cuda")
+    try:
+        yield
+    finally:
+        state = optimizer.state.get(parameter, {})
+        _move(state, torch.device("cpu"), pinned=parameter.device.type == "cuda")
 
 
 def _move(state: dict[str, Any], device: torch.device, *, pinned: bool) -> None:

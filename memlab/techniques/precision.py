@@ -130,13 +130,15 @@ def cast_batch(batch: Any, precision: Precision) -> Any:
     )
 
 
-def autocast(
-    precision: Precision, device: torch.device
-) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a forward pass: autocast for the mixed formats, else nothing."""
-    if precision not in AUTOCAST_DTYPE:
+def autocast(config: StepConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context of a forward pass: autocast for the mixed formats, else nothing.
+
+    Its cache holds the casts of all weights until the forward ends: not where weights do not stay.
+    """
+    if config.precision not in AUTOCAST_DTYPE:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, AUTOCAST_DTYPE[precision])
+    dtype = AUTOCAST_DTYPE[config.precision]
+    return torch.autocast(device.type, dtype, cache_enabled=not config.offload_parameters)
 
 
 @contextlib.contextmanager
@@ -165,7 +167,8 @@ def source(config: StepConfig) -> Source:
     casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
-    context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)})"
+    cache = ", cache_enabled=False" if config.offload_parameters else ""
+    context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
     return Source(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
         functions=(text_of(_can_be_fp8),) if is_fp8 else (),

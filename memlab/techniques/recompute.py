@@ -17,6 +17,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -54,15 +55,20 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
                 "rewinds; set that dropout to 0, or leave the module out by checkpoint_modules"
             )
     region = _Region(path, module, keeps, told)
+    method: Any = getattr(region.forward, "__func__", None)
 
-    @functools.wraps(region.forward)  # libraries ask for the arguments that it takes
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method or region.forward)  # libraries ask for the arguments that it takes
+    def forward(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if own is not module:  # a copy, with which a method goes: it keeps all it saves
+            return method(own, *args, **kwargs)
         if not torch.is_grad_enabled():
             return region.forward(*args, **kwargs)
         return _Call(region, args, kwargs).run(args, kwargs)
 
-    forward.keeps = keeps is not None  # type: ignore[attr-defined]
-    module.forward = forward
+    made: Any = MethodType(forward, module) if method else functools.partial(forward, module)
+    known: Any = forward if method else made
+    known.keeps = keeps is not None
+    module.forward = made
 
 
 def recomputed(model: nn.Module) -> dict[str, bool]:

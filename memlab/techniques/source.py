@@ -31,6 +31,7 @@ class Source:
         optimizer: defines `optimizer` (and `scheduler`, `scaler`).
         contexts: expressions, entered around the forward of a micro-batch.
         backward: in place of the line `BACKWARD`.
+        backward_contexts: expressions, entered around all that.
         update: in place of the line `UPDATE`.
         after: once all batches have been trained on.
     """
@@ -45,6 +46,7 @@ class Source:
     optimizer: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
+    backward_contexts: tuple[str, ...] = ()
     update: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 

@@ -22,17 +22,21 @@ def given_stochastic_rounding(optimizer: Any) -> Any:
     def step(self: Any, closure: Any = None) -> None:
         (group,) = self.param_groups
         weights = group["params"]
-        for weight in weights:
-            if weight.grad is not None:
-                exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-                exact.grad, weight.grad = weight.grad.to(exact.dtype), None
-                self.state[exact] = self.state.pop(weight, {})
-                group["params"] = [exact]
-                update()
-                self.state[weight] = self.state.pop(exact)
-                exact.grad = None
-                round_at_random(exact, weight)
-        group["params"] = weights
+        try:
+            for weight in weights:
+                if weight.grad is not None:
+                    exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+                    exact.grad, weight.grad = weight.grad.to(exact.dtype), None
+                    self.state[exact] = self.state.pop(weight, {})
+                    group["params"] = [exact]
+                    try:
+                        update()
+                    finally:
+                        self.state[weight] = self.state.pop(exact)
+                    exact.grad = None
+                    round_at_random(exact, weight)
+        finally:
+            group["params"] = weights
 
     optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
     return optimizer

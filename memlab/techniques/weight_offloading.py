@@ -5,21 +5,22 @@ operator that saved a weight gets a copy, which dies with its use. Update: one w
 comes, is updated and goes back. The next weight comes while the one before it is used. Gradients
 are on the device; with an optimizer in backward one at a time.
 
-A weight that code outside of its module reads is learned by the module at work, and stays on the
-device where there is none. Small ones stay, as do those that share memory and those of an RNN,
-which cuDNN wants in one block. Away, a weight is one NaN seen as its shape: what reads it unseen
-fails loudly.
+A weight that code outside of its module reads is learned by the module at work; where none is, it
+is there until the forward or the backward ends. Small ones stay, as do those that share memory,
+those of an RNN, which cuDNN wants in one block, and those inside of a compiled module. Away, a
+weight is one NaN seen as its shape, which is what code finds that reads it unseen, from C++.
 
 `OffloadedWeights` is plain PyTorch and goes into exported scripts as it stands, below
-`memlab.techniques.offloading`. **No card has run it yet.** Left out: models over several devices,
-and what a forward writes into its weight through `.data`, which is lost.
+`memlab.techniques.offloading`. **No card has run it yet.** Left out: models over several devices.
 """
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -52,17 +53,9 @@ class OffloadedWeights:
     def __init__(
         self, model: nn.Module, device: torch.device, stay: Iterable[nn.Parameter] = ()
     ) -> None:
-        self.model = model
-        found = _movable(model, {id(parameter) for parameter in stay})
-        hosts = {id(parameter): _on_the_host(parameter, device) for parameter in found}
-        places = [
-            (module, name, id(parameter))
-            for module in model.modules()
-            for name, parameter in module._parameters.items()
-            if id(parameter) in hosts
-        ]
-        for moving in found:
-            moving.data = moving.data.new_empty(0)
+        self.model, self.device = model, device
+        closed = _compiled_parts(model)
+        places, hosts = _moved_to_the_host(model, device, {id(p) for p in stay}, closed)
         model.to(device)
         self._of: dict[nn.Parameter, _Weight] = {}
         self._reads: dict[nn.Module, list[_Weight]] = {}
@@ -78,12 +71,14 @@ class OffloadedWeights:
             self._reads.setdefault(module, []).append(self._of[parameter])
         self.nbytes = sum(weight.host.nbytes for weight in self._of.values())
         self._running: list[tuple[nn.Module, list[_Weight]]] = []
+        self._borrowed: list[_Weight] = []  # until the pass ends
         self._used: list[_Weight] = []  # in the pass that is under way: a forward, a backward
         self._expected: list[_Weight] = []  # in it, from the last pass of its kind
         self._of_next_pass: list[_Weight] = []
         self._here: dict[int, tuple[weakref.ref[Any], _Weight]] = {}
         for module in model.modules():
-            module.forward = self._with_weights(module, module.forward)
+            if module not in closed:
+                module.forward = self._with_weights(module, module.forward)
 
     @contextlib.contextmanager
     def in_forward(self) -> Iterator[None]:
@@ -96,18 +91,20 @@ class OffloadedWeights:
         finally:
             self._begin_pass()
 
-    def owns(self, saved: torch.Tensor) -> bool:
-        """Return whether a tensor on the device is one of the weights, or a view of one."""
-        storage = saved.untyped_storage()
-        known = self._here.get(storage._cdata)
-        return known is not None and known[0]() is storage
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Around a backward: the same, for hooks, recomputes and whatever else runs in it."""
+        try:
+            with _Reads(self._read):
+                yield
+        finally:
+            self._give_back()
 
-    def host_copy_of(self, saved: torch.Tensor) -> torch.Tensor | None:
-        """Return in the host's memory what `owns` was true of; None if its weight stays here."""
-        weight = self._here[saved.untyped_storage()._cdata][1]
-        if weight.stays:
-            return None
-        return weight.host.as_strided(saved.shape, saved.stride(), saved.storage_offset())
+    def weight_in(self, saved: torch.Tensor) -> "_Weight | None":
+        """Return the weight that a tensor on the device is, or is a view of; None for others."""
+        storage = saved.untyped_storage()
+        known, weight = self._here.get(storage._cdata, (None, None))
+        return weight if known is not None and known() is storage else None
 
     def value_of(self, parameter: Any) -> torch.Tensor:
         """Return a parameter's values, wherever they are."""
@@ -130,17 +127,30 @@ class OffloadedWeights:
 
     def restore(self) -> None:
         """Make the model whole again, on the CPU, for its weights to be saved or read."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # the last update may be on its way
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the last update may be on its way
         for parameter, weight in self._of.items():
             parameter.data = weight.host
+        self._of.clear()
+        self._reads.clear()
+        for module in self.model.modules():
+            if hasattr(module.forward, "before"):
+                module.forward = module.forward.before
         self.model.cpu()
 
     def _with_weights(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a module's forward, around which its weights are on the device."""
+        is_method = isinstance(forward, MethodType)
+        function: Any = getattr(forward, "__func__", forward)
 
-        @functools.wraps(forward)  # libraries ask for the arguments that it takes
-        def run(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(function)  # libraries ask for the arguments that it takes
+        def run(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if own is not module and self._reads.get(module):
+                raise RuntimeError(
+                    f"this {type(own).__name__} is a copy of one whose weights wait in the host's "
+                    "memory, and has none; copy the model before a step is built of it, or use "
+                    "offload_parameters=False"
+                )
             here: list[_Weight] = []
             self._running.append((module, here))
             try:
@@ -148,13 +158,15 @@ class OffloadedWeights:
                     weight.enter()
                     here.append(weight)
                     self._fetch_ahead(weight)
-                return forward(*args, **kwargs)
+                return function(own, *args, **kwargs) if is_method else function(*args, **kwargs)
             finally:
                 self._running.pop()
                 for weight in here:
                     weight.leave()
 
-        return run
+        run.before = forward  # type: ignore[attr-defined]
+        # a method goes with a copy of the module, as a function would not
+        return MethodType(run, module) if is_method else functools.partial(run, module)
 
     def _fetch_ahead(self, weight: "_Weight") -> None:
         """Begin to fetch what came after this weight the last time."""
@@ -167,43 +179,89 @@ class OffloadedWeights:
 
     def _begin_pass(self) -> None:
         """Begin a forward or a backward, in turn."""
+        self._give_back()
         self._expected, self._of_next_pass, self._used = self._of_next_pass, self._used, []
         for weight in self._of.values():
             weight.forget()
 
-    def _read(self, parameter: Any) -> None:
+    def _give_back(self) -> None:
+        for weight in self._borrowed:
+            weight.leave()
+        self._borrowed.clear()
+
+    def _read(self, parameter: Any, *, may_write: bool) -> None:
         """Have a weight there that is read from outside of its module."""
         weight = self._of.get(parameter)
-        if weight is None or weight.users:
+        if weight is None:
             return
-        weight.enter()
-        weight.stays = not self._running
-        if self._running:
-            module, here = self._running[-1]
-            self._reads.setdefault(module, []).append(weight)
-            here.append(weight)
+        if not weight.users:
+            weight.enter()
+            if self._running:
+                module, here = self._running[-1]
+                self._reads.setdefault(module, []).append(weight)
+                here.append(weight)
+            else:
+                self._borrowed.append(weight)
+        weight.is_changed |= may_write
 
     def is_here(self, weight: "_Weight") -> None:
         """Remember which memory of the device a weight is in."""
-        storage = weight.parameter.untyped_storage()
+        with torch._C.DisableTorchFunction():  # no read of its values
+            storage = weight.parameter.untyped_storage()
         self._here[storage._cdata] = weakref.ref(storage), weight
 
 
 class _Reads(TorchFunctionMode):
-    """Tells of every parameter whose values a function of torch is about to read."""
+    """Tells of every parameter whose values a function of torch is about to read.
 
-    def __init__(self, tell: Callable[[nn.Parameter], None]) -> None:
+    `.data` may be written, of which no counter of versions tells.
+    """
+
+    def __init__(self, tell: Callable[..., None]) -> None:
         super().__init__()
         self.tell = tell
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__ if func.__name__ != "__get__" else func.__self__.__name__
+        is_attribute = func.__name__ in ("__get__", "__set__")
+        name = func.__self__.__name__ if is_attribute else func.__name__
         if name not in QUESTIONS:
             for given in (*args, *(kwargs or {}).values()):
                 for part in given if isinstance(given, list | tuple) else (given,):
                     if isinstance(part, nn.Parameter):
-                        self.tell(part)
+                        self.tell(part, may_write=name == "data")
+        if func in (torch.Tensor.backward, torch.autograd.backward):
+            with self:  # a mode is off inside of what it is told of
+                return _backward(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _backward(
+    tensors: Any,
+    gradients: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+    **others: Any,
+) -> None:
+    """Do what `torch.autograd.backward` does, by its engine, of which no mode is told."""
+    gradients = others.get("gradient", others.get("grad_tensors", gradients))
+    tensors, gradients, inputs = (
+        () if given is None else (given,) if isinstance(given, torch.Tensor) else tuple(given)
+        for given in (tensors, gradients, inputs)
+    )
+    every = itertools.zip_longest(tensors, gradients)
+    torch.autograd.Variable._execution_engine.run_backward(
+        tensors,
+        tuple(
+            torch.ones_like(tensor) if gradient is None and tensor.requires_grad else gradient
+            for tensor, gradient in every
+        ),
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        inputs,
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 class _Weight:
@@ -213,46 +271,52 @@ class _Weight:
         self, owner: OffloadedWeights, parameter: nn.Parameter, host: torch.Tensor, away: Any
     ) -> None:
         self.owner, self.parameter, self.host, self.away = owner, parameter, host, away
-        self.users, self.version, self.stays = 0, 0, False
+        self.users, self.version, self.is_changed = 0, 0, False
         self.copy: torch.Tensor | None = None
         self.event: Any = None
         _set(parameter, away)
+
+    def host_view(self, saved: torch.Tensor) -> torch.Tensor | None:
+        """Return the same view of it in the host's memory; None if that would be another tensor."""
+        if saved.is_conj() or saved.is_neg() or saved.dtype != self.host.dtype:
+            return None
+        return self.host.as_strided(saved.shape, saved.stride(), saved.storage_offset())
 
     def come(self) -> None:
         """Begin to copy it to the device, if it is not there."""
         if self.copy is None:
             device = self.away.device
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                self.copy = torch.empty_like(self.host, device=device)
-                self.event = copy_on(streams_of(device)[1], self.copy, self.host)
+                copy = torch.empty_like(self.host, device=device)
+                self.event = copy_on(streams_of(device)[1], copy, self.host)
+                self.copy = copy
 
     def enter(self) -> None:
         """Have it on the device for one user more."""
+        if not self.users:
+            self.come()
+            wait_for(self.event, self.away.device)
+            _set(self.parameter, self.copy)
+            self.version, self.is_changed = self.parameter._version, False
+            self.owner.is_here(self)
         self.users += 1
-        if self.users > 1:
-            return
-        self.come()
-        wait_for(self.event)
-        _set(self.parameter, self.copy)
-        self.version = self.parameter._version
-        self.owner.is_here(self)
 
     def leave(self, *, is_changed: bool = False) -> None:
         """Give the device's memory back after the last user, and keep what was changed."""
         self.users -= 1
-        if self.users:
-            return
-        assert self.copy is not None
+        is_changed = is_changed or (self.is_changed and not self.users)
         if is_changed or self.parameter._version != self.version:
+            self.version = self.parameter._version
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                self.host.copy_(self.copy, non_blocking=True)
-        _set(self.parameter, self.away)
-        self.copy = None
+                self.host.copy_(self.parameter.data, non_blocking=True)
+        if not self.users:
+            _set(self.parameter, self.away)
+            self.copy = None
 
     def forget(self) -> None:
         """Drop a copy that was fetched ahead and that nobody came for."""
         if self.copy is not None and not self.users:
-            wait_for(self.event)  # its memory may be given to another tensor now
+            wait_for(self.event, self.away.device)  # its memory may be given to another tensor now
             self.copy = None
 
 
@@ -261,10 +325,33 @@ def _set(parameter: nn.Parameter, data: torch.Tensor | None) -> None:
         parameter.data = data  # type: ignore[assignment]
 
 
-def _movable(model: nn.Module, stay: set[int]) -> list[nn.Parameter]:
+def _moved_to_the_host(
+    model: nn.Module, device: torch.device, stay: set[int], closed: set[nn.Module]
+) -> tuple[list[tuple[nn.Module, str, int]], dict[int, torch.Tensor]]:
+    """Return where the weights are that are moved, each with a key, and by it their values."""
+    found = {id(parameter) for parameter in _movable(model, stay, closed)}
+    places = [
+        (module, name, id(parameter))
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in found
+    ]
+    hosts: dict[int, torch.Tensor] = {}
+    is_pinned = device.type == "cuda"
+    for module, name, key in places:
+        parameter = module._parameters[name]
+        if key not in hosts and parameter is not None:
+            # dense, as the copies on the device will be
+            host = torch.empty_like(parameter.data, device="cpu", pin_memory=is_pinned)
+            hosts[key] = host.copy_(parameter.data)
+            parameter.data = parameter.data.new_empty(0)  # one after another, not all twice
+    return places, hosts
+
+
+def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[nn.Parameter]:
     """Return the parameters that are worth moving and can be moved by themselves."""
     for module in model.modules():
-        if isinstance(module, nn.RNNBase):
+        if module in closed or isinstance(module, nn.RNNBase):
             stay = stay | {id(parameter) for parameter in module.parameters()}
     parameters = list(model.parameters())
     sharing = Counter(parameter.untyped_storage()._cdata for parameter in parameters)
@@ -279,9 +366,11 @@ def _movable(model: nn.Module, stay: set[int]) -> list[nn.Parameter]:
     ]
 
 
-def _on_the_host(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
-    """Return the values of a parameter in the host's memory, pinned for a card."""
-    host = parameter.data
-    if device.type != "cuda":
-        return host
-    return torch.empty_like(host, device="cpu", pin_memory=True).copy_(host)
+def _compiled_parts(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that TorchScript or torch.compile calls by itself."""
+    return {
+        part
+        for module in model.modules()
+        if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
+        for part in module.modules()
+    }
