@@ -256,7 +256,16 @@ def test_verify_reads_gradients_and_frozen_weights_where_they_are(possible, name
     assert report.bitwise, str(report)
 
 
-@pytest.mark.parametrize("fields", [{}, {"memory_budget": 0.3}, {"optimizer_in_backward": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"memory_budget": 0.3},
+        {"optimizer_in_backward": True},
+        {"precision": "bf16-mixed", "checkpointing": "blocks"},
+    ],
+    ids=str,
+)
 def test_measured_as_predicted(possible, fields):
     workload, config = gpt(), StepConfig(batch_size=4, optimizer="sgd", **fields, **OFFLOADED)
     plan = plan_of(workload, config)

@@ -12,7 +12,7 @@ from torch import nn
 
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques import chunked_loss, offloading, weight_offloading
+from memlab.techniques import chunked_loss, offloading, weight_offloading, weight_reads
 from memlab.techniques.compilation import asked_by, is_compiled, without
 from memlab.techniques.offloading import Offloader
 from memlab.techniques.source import Source
@@ -108,7 +108,9 @@ def source(config: StepConfig) -> Source:
     after: tuple[str, ...] = ()
     given = ""
     if config.offload_parameters:
-        functions.append(_text(weight_offloading, "QUESTIONS = ").replace("offloading.", ""))
+        functions.append(_text(weight_reads, "QUESTIONS = "))
+        weights = _text(weight_offloading, "class OffloadedWeights")
+        functions.append(weights.replace("offloading.SMALLEST", "SMALLEST"))
         stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
         place = (f"weights = OffloadedWeights(model, device{stay})",)
         after, given = ("weights.restore()",), ", weights"

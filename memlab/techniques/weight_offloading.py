@@ -10,13 +10,12 @@ is there until the forward or the backward ends. Small ones stay, as do those th
 those of an RNN, which cuDNN wants in one block, and those inside of a compiled module. Away, a
 weight is one NaN seen as its shape, which is what code finds that reads it unseen, from C++.
 
-`OffloadedWeights` is plain PyTorch and goes into exported scripts as it stands, below
-`memlab.techniques.offloading`. **No card has run it yet.** Left out: models over several devices.
+`OffloadedWeights` is plain PyTorch and goes into exported scripts as it stands, below `offloading`
+and `weight_reads`. **No card has run it yet.** Left out: models over several devices.
 """
 
 import contextlib
 import functools
-import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,17 +24,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from memlab.techniques import offloading
 from memlab.techniques.offloading import copy_on, streams_of, wait_for
-
-QUESTIONS = {
-    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf",
-    "is_cuda", "is_sparse", "is_meta", "is_quantized", "is_mkldnn", "nbytes", "size", "dim",
-    "numel", "nelement", "stride", "is_floating_point", "is_complex", "__hash__", "_version",
-}  # fmt: skip
-"""Attributes and methods that ask nothing of a weight's values."""
+from memlab.techniques.weight_reads import Reads
 
 
 class OffloadedWeights:
@@ -86,7 +78,7 @@ class OffloadedWeights:
         self._here.clear()
         self._begin_pass()
         try:
-            with _Reads(self._read):
+            with Reads(self._read):
                 yield
         finally:
             self._begin_pass()
@@ -95,7 +87,7 @@ class OffloadedWeights:
     def in_backward(self) -> Iterator[None]:
         """Around a backward: the same, for hooks, recomputes and whatever else runs in it."""
         try:
-            with _Reads(self._read):
+            with Reads(self._read):
                 yield
         finally:
             self._give_back()
@@ -209,59 +201,6 @@ class OffloadedWeights:
         with torch._C.DisableTorchFunction():  # no read of its values
             storage = weight.parameter.untyped_storage()
         self._here[storage._cdata] = weakref.ref(storage), weight
-
-
-class _Reads(TorchFunctionMode):
-    """Tells of every parameter whose values a function of torch is about to read.
-
-    `.data` may be written, of which no counter of versions tells.
-    """
-
-    def __init__(self, tell: Callable[..., None]) -> None:
-        super().__init__()
-        self.tell = tell
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_attribute = func.__name__ in ("__get__", "__set__")
-        name = func.__self__.__name__ if is_attribute else func.__name__
-        if name not in QUESTIONS:
-            for given in (*args, *(kwargs or {}).values()):
-                for part in given if isinstance(given, list | tuple) else (given,):
-                    if isinstance(part, nn.Parameter):
-                        self.tell(part, may_write=name == "data")
-        if func in (torch.Tensor.backward, torch.autograd.backward):
-            with self:  # a mode is off inside of what it is told of
-                return _backward(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _backward(
-    tensors: Any,
-    gradients: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-    **others: Any,
-) -> None:
-    """Do what `torch.autograd.backward` does, by its engine, of which no mode is told."""
-    gradients = others.get("gradient", others.get("grad_tensors", gradients))
-    tensors, gradients, inputs = (
-        () if given is None else (given,) if isinstance(given, torch.Tensor) else tuple(given)
-        for given in (tensors, gradients, inputs)
-    )
-    every = itertools.zip_longest(tensors, gradients)
-    torch.autograd.Variable._execution_engine.run_backward(
-        tensors,
-        tuple(
-            torch.ones_like(tensor) if gradient is None and tensor.requires_grad else gradient
-            for tensor, gradient in every
-        ),
-        create_graph if retain_graph is None else retain_graph,
-        create_graph,
-        inputs,
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
 
 
 class _Weight:

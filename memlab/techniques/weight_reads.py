@@ -1,0 +1,75 @@
+"""Who reads a parameter: a mode that is told of every function of torch, in backward too.
+
+PyTorch takes a mode away inside of the function that it is told of, and so for the whole of a
+backward; here the engine is asked by itself, and the mode stays. `Reads` is plain PyTorch and goes
+into exported scripts as it stands. Left out: what reads a parameter from C++ without a function of
+torch, and hooks in a backward that `torch.autograd.grad` runs.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+QUESTIONS = {
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf",
+    "is_cuda", "is_sparse", "is_meta", "is_quantized", "is_mkldnn", "nbytes", "size", "dim",
+    "numel", "nelement", "stride", "is_floating_point", "is_complex", "__hash__", "_version",
+}  # fmt: skip
+"""Attributes and methods that ask nothing of a weight's values."""
+
+
+class Reads(TorchFunctionMode):
+    """Tells of every parameter whose values a function of torch is about to read.
+
+    `.data` may be written, of which no counter of versions tells.
+    """
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_attribute = func.__name__ in ("__get__", "__set__")
+        name = func.__self__.__name__ if is_attribute else func.__name__
+        if name not in QUESTIONS:
+            for given in (*args, *(kwargs or {}).values()):
+                for part in given if isinstance(given, list | tuple) else (given,):
+                    if isinstance(part, nn.Parameter):
+                        self.tell(part, may_write=name == "data")
+        if func in (torch.Tensor.backward, torch.autograd.backward):
+            with self:  # a mode is off inside of what it is told of
+                return _backward(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _backward(
+    tensors: Any,
+    gradients: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+    **others: Any,
+) -> None:
+    """Do what `torch.autograd.backward` does, by its engine, of which no mode is told."""
+    gradients = others.get("gradient", others.get("grad_tensors", gradients))
+    tensors, gradients, inputs = (
+        () if given is None else (given,) if isinstance(given, torch.Tensor) else tuple(given)
+        for given in (tensors, gradients, inputs)
+    )
+    every = itertools.zip_longest(tensors, gradients)
+    torch.autograd.Variable._execution_engine.run_backward(
+        tensors,
+        tuple(
+            torch.ones_like(tensor) if gradient is None and tensor.requires_grad else gradient
+            for tensor, gradient in every
+        ),
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        inputs,
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
