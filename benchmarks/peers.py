@@ -51,7 +51,7 @@ def peak_in_fake_tracker(workload: Workload, config: StepConfig) -> dict[str, in
             for _ in range(2):
                 tracker.reset_mod_stats()
                 for part, size in zip(parts, sizes, strict=True):
-                    with precision.autocast(config.precision, CPU):
+                    with precision.autocast(config, CPU):
                         loss = workload.compute_loss(model, part)
                     loss = loss if len(parts) == 1 else loss * (size / config.batch_size)
                     (loss if scaler is None else scaler.scale(loss)).backward()

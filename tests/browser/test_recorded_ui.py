@@ -31,4 +31,4 @@ def test_a_recorded_run_is_played_back_and_named_so(page, lab):
         page.wait_for_timeout(300)
         panel.screenshot(path=SHOTS / f"recorded-{'dark' if dark else 'light'}.png")
     button(panel, "code").click()
-    assert "memlab.recorded(workload, config, device=" in panel.inner_text()
+    wait_for(lambda: "memlab.recorded(workload, config, device=" in panel.inner_text())
