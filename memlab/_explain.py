@@ -153,7 +153,7 @@ def explain(result: StepResult) -> Explanation:
             "or memlab.predict returned"
         )
     title = (
-        f"{result.workload_name} on {result.device}, {result.config}: "
+        f"{result.workload_name} on {result.device}, {result.settings}: "
         f"{str(result.outcome).replace('_', ' ')} ({result.source})"
     )
     peak, by_category = result.peak_allocated_bytes, result.peak_by_category

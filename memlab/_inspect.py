@@ -6,7 +6,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memlab._running import Progress, Report
+from memlab.config import Precision
 from memlab.step import set_seed
+from memlab.techniques import precision
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.blocks import find_blocks
 from memlab.workload import Workload
@@ -18,7 +20,11 @@ class WorkloadFacts:
 
     Attributes:
         num_parameters: each shared parameter once.
-        parameter_bytes: of the parameters in fp32.
+        parameter_bytes: of the parameters as they were built.
+        fp32_parameter_bytes: of the parameters cast to fp32.
+        half_parameter_bytes: of the parameters cast to a format of 16 bits.
+        parameter_formats: of the parameters as they were built, by torch's names, those of most
+            bytes first.
         sample_bytes: of one sample of a batch.
         random_modules: paths of modules that draw random numbers in training.
         sample_mixing_modules: paths of modules that normalise over the batch.
@@ -28,6 +34,9 @@ class WorkloadFacts:
 
     num_parameters: int
     parameter_bytes: int
+    fp32_parameter_bytes: int
+    half_parameter_bytes: int
+    parameter_formats: tuple[str, ...]
     sample_bytes: int
     random_modules: tuple[str, ...]
     sample_mixing_modules: tuple[str, ...]
@@ -44,7 +53,10 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     two = pytree.tree_leaves(workload.make_batch(2))
     return WorkloadFacts(
         num_parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(4 * p.numel() for p in parameters),
+        parameter_bytes=precision.bytes_of(model, Precision.AS_BUILT),
+        fp32_parameter_bytes=precision.bytes_of(model, Precision.FP32),
+        half_parameter_bytes=precision.bytes_of(model, Precision.BF16),
+        parameter_formats=precision.number_formats(model),
         sample_bytes=sum(leaf.nbytes for leaf in two if isinstance(leaf, torch.Tensor)) // 2,
         random_modules=tuple(random_modules(model)),
         sample_mixing_modules=tuple(sample_mixing_modules(model)),

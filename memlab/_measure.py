@@ -66,7 +66,13 @@ def measure_in_process(
         plan: of the config's memory budget.
         report: called as the run goes on; what it raises ends the run.
     """
-    build = partial(build_step, workload, config, device, plan=plan, seed=seed)
+    built: dict[str, Any] = {}
+
+    def build(**options: Any) -> Step:
+        step = build_step(workload, config, device, plan=plan, seed=seed, **options)
+        built.update(parameter_formats=step.parameter_formats, notes=step.notes)
+        return step
+
     facts: dict[str, Any] = {
         "source": Source.MEASURED,
         "device": str(device),
@@ -81,7 +87,8 @@ def measure_in_process(
             facts |= _memory_pass(
                 workload, config, device, seed, memory_limit, build, meter, report
             )
-            facts["notes"] = (*notes(config, device, plan), *facts["notes"])
+            facts["parameter_formats"] = built["parameter_formats"]
+            facts["notes"] = (*notes(config, device, plan), *built["notes"], *facts["notes"])
             if "outcome" in facts:
                 return StepResult(**facts)
             timing = True
@@ -89,7 +96,8 @@ def measure_in_process(
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
         fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
-        return StepResult(**{"fits": fits, **facts, "outcome": outcome, "message": message})
+        ended = {"outcome": outcome, "message": message}
+        return StepResult(**{"fits": fits, **built, **facts, **ended})
     finally:
         _clean_up(config, device)
     return StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))

@@ -119,13 +119,18 @@ def predict_in_process(
         forecast = _forecast(program, kernels, config, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
         held = offload.notes(config, program.recording.host_bytes)
-        facts["notes"] = (*notes(config, device, plan), *held, *facts["notes"])
+        facts["parameter_formats"] = program.recording.parameter_formats
+        of_step = (*notes(config, device, plan), *program.recording.notes)
+        of_step += _format_notes(program.recording, target)
+        facts["notes"] = (*of_step, *held, *facts["notes"])
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         place = "building the step" if tracker is None else tracker.place()
         outcome, message = explain(_in_other_words(error, place), place)
         if outcome is Outcome.OUT_OF_MEMORY:  # of this machine, which says nothing of the step
             outcome = Outcome.UNSUPPORTED
             message = f"the prediction itself needs more memory than there is: {message}"
+        if tracker is not None:
+            facts["parameter_formats"] = tracker.recording.parameter_formats
         result = StepResult(**{**facts, "outcome": outcome, "message": message})
         return Prediction(result=result, forecast=None)
     result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts, target))
@@ -172,6 +177,15 @@ def check_target(config: StepConfig, target: Target) -> None:
         raise UnsupportedError(
             f"{asked} on {card.title}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'"
         )
+
+
+def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:
+    """Return a note on weights in a format that the card has no arithmetic for."""
+    card = target.card
+    is_bf16 = "bfloat16" in recording.parameter_formats
+    if card is None or not card.compute_capability or card.has_bf16 or not is_bf16:
+        return ()
+    return (f"{card.title} has no bfloat16 arithmetic: it computes with bf16 weights in fp32.",)
 
 
 def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Forecast:
@@ -297,6 +311,8 @@ def _recorded(
         mark = partial(tracker.mark, -1)
         step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
         tracker.know(step.model)
+        tracker.recording.parameter_formats = step.parameter_formats
+        tracker.recording.notes = step.notes
         if step.scaler is not None:  # it makes its scale at the first call: no part of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))

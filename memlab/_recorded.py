@@ -15,7 +15,7 @@ import torch
 
 from memlab import workloads
 from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
-from memlab.config import Precision, StepConfig
+from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
@@ -174,8 +174,13 @@ def config_as_built(config: StepConfig) -> StepConfig:
 
 
 def _as_built(run: Run) -> Run:
+    """Return a run of the zoo with the config that asks for it today, and its formats."""
     config = config_as_built(run.result.config)
-    return dataclasses.replace(run, result=dataclasses.replace(run.result, config=config))
+    formats = run.result.parameter_formats
+    if config.precision is Precision.AS_BUILT:
+        formats = FP32_FORMATS
+    result = dataclasses.replace(run.result, config=config, parameter_formats=formats)
+    return dataclasses.replace(run, result=result)
 
 
 def _same_workload(record: DeviceRecord, workload: Workload) -> list[Run]:

@@ -19,7 +19,7 @@ import torch
 
 from memlab import _logits
 from memlab._holdings import blocks_pattern, patterns
-from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
+from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.result import Holding, StepResult
 from memlab.techniques import chunked_loss, compilation, optimizers, precision
@@ -34,7 +34,6 @@ OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", 
 # parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
-PLAIN = (Precision.AS_BUILT, Precision.FP32)
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
 ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
 
@@ -87,6 +86,13 @@ class _Step:
     @property
     def config(self) -> StepConfig:
         return self.result.config
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether all is computed in fp32: asked for, or as the model was built."""
+        is_built_so = self.result.parameter_formats in ((), FP32_FORMATS)  # older results have none
+        kind = self.config.precision
+        return kind is Precision.FP32 or (kind is Precision.AS_BUILT and is_built_so)
 
     def at_peak(self, category: Category) -> int:
         return int(self.live[self.timeline.peak_index, CATEGORIES.index(category)])
@@ -209,7 +215,7 @@ def _chunks(step: _Step) -> Iterator[Remedy]:
 def _mixed(step: _Step) -> Iterator[Remedy]:
     # casting the weights takes half their bytes again, so there must be more to win
     worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
-    if step.config.precision not in PLAIN or not worth_it:
+    if not step.is_fp32 or not worth_it:
         return
     kind = Precision.BF16_MIXED if _has_bf16(step.result) else Precision.FP16_MIXED
     if kind is Precision.FP16_MIXED and step.result.device.startswith("cpu"):
@@ -227,18 +233,20 @@ def _mixed(step: _Step) -> Iterator[Remedy]:
 
 def _bf16(step: _Step) -> Iterator[Remedy]:
     kind = step.config.precision
+    if kind is Precision.AS_BUILT and not step.is_fp32:
+        return  # what halves is not known of a model in formats of its own
     if kind in precision.MODEL_DTYPE or not _has_bf16(step.result):
         return
     halved = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
-    if kind in PLAIN:
+    if step.is_fp32:
         halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
-    can_say = kind in PLAIN and not step.has_operator(*RECURRENT)
+    can_say = step.is_fp32 and not step.has_operator(*RECURRENT)
     yield _remedy(
         step,
         {"precision": Precision.BF16},
         effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
-        + (", and so do activations" if kind in PLAIN else ""),
+        + (", and so do activations" if step.is_fp32 else ""),
         price="weights are rounded to 8 bits of mantissa, so small updates are lost; "
         "precision='bf16-stochastic' keeps them, with fp32 states",
         categories=tuple(halved),

@@ -44,8 +44,9 @@ REMEDIES = {
     r"target dtype to be Long|dtype int32/int64 for index|scalar types: Long": "labels and indices "
     "are whole numbers; make them int64 in make_batch with .long()",
     r"same dtype|type \(.+ should be the same|expected scalar type": "two number formats meet; "
-    "return floats from make_batch, cast with x.to(weight.dtype) where the model changes formats "
-    "itself, or use a precision that casts: 'bf16-mixed'",
+    "return floats of the weights' format from make_batch, cast with x.to(weight.dtype) where the "
+    "model changes formats itself, or use a precision that casts model and batch: 'fp32', or "
+    "'bf16-mixed' where they meet within the model",
     r"more than 1 value per channel": "BatchNorm takes its statistics over a micro-batch, which "
     "needs two samples; raise batch_size, lower accumulation_steps, or use GroupNorm",
     r"cannot be multiplied|same reduction dim": "the last dimension of what a linear layer is "

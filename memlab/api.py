@@ -245,10 +245,11 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
     for result in results:
         row = result.to_dict()
         del row["timeline"], row["step_seconds_all"], row["versions"], row["peak_holdings"]
+        del row["parameter_formats"]
         config, categories = row.pop("config"), row.pop("peak_by_category") or {}
         place = result.peak_place
         rows.append(
-            {"workload_name": row.pop("workload_name")}
+            {"workload_name": row.pop("workload_name"), "number_format": result.number_format}
             | config
             | row
             | {"peak_place": str(place) if place else None, "notes": " ".join(result.notes)}

@@ -5,12 +5,14 @@ whether this device or this version can do it is found by `build_step`.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from memlab.errors import ConfigError
+
+FP32_FORMATS = ("float32",)
 
 
 class Precision(StrEnum):
@@ -19,10 +21,13 @@ class Precision(StrEnum):
     as-built casts nothing: parameters, buffers and batches keep the formats that the workload gave
     them. fp32 casts them to fp32. The mixed ones do so too and autocast the forward; tf32
     multiplies fp32 matrices on tensor cores; bf16 and fp16 are the format of weights, gradients and
-    optimizer state;
+    optimizer state, whatever was built;
     bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; bf16-stochastic rounds
     updated bf16 weights up or down at random; fp8-mixed is bf16-mixed with the products of linear
     layers in fp8.
+
+    Whatever casts leaves alone integers, complex numbers and quantised weights (8 bits or fewer, or
+    of a class of parameters of their own), and a result's `notes` say what was cast.
     """
 
     AS_BUILT = "as-built"
@@ -35,6 +40,27 @@ class Precision(StrEnum):
     BF16_MASTER = "bf16-master"
     BF16_STOCHASTIC = "bf16-stochastic"
     FP8_MIXED = "fp8-mixed"
+
+    def in_words(self, formats: Sequence[str] = ()) -> str:
+        """Return what a person calls this precision.
+
+        Args:
+            formats: of the model's parameters, as torch names them, those of most bytes first;
+                empty where they are not known.
+
+        >>> Precision.AS_BUILT.in_words(("float32",)), Precision.BF16.in_words()
+        ('fp32', 'bf16')
+        >>> Precision.AS_BUILT.in_words(("bfloat16", "float32"))
+        'as built: bfloat16 and float32'
+        """
+        if self is not Precision.AS_BUILT:
+            return str(self)
+        if tuple(formats) == FP32_FORMATS:
+            return "fp32"
+        if not formats:
+            return "as built"
+        *others, last = formats
+        return f"as built: {', '.join(others)}{' and ' * bool(others)}{last}"
 
 
 class BudgetEngine(StrEnum):

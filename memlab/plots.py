@@ -46,7 +46,7 @@ from memlab._figures import (
 from memlab._ladder_figure import waterfall
 from memlab._peak_map_figure import peak_map, text_on
 from memlab._timeline_figure import timeline
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.result import Outcome, StepResult
 from memlab.trace import Category
 from memlab.units import format_bytes
@@ -310,13 +310,13 @@ def heat_map(
 
     ys, xs, peaks, words = _cells(results, rows, columns)
     figure = new_figure(size)
-    left = max(text_width(str(y)) for y in ys) + 10
+    left = max(text_width(label) for label in _labels(ys, results)) + 10
     axes = data_axes(figure, "heat map", margins=(left, 30, 8, 34))
     axes.spines["bottom"].set_visible(False)
     top = np.nanmax(peaks, initial=1)
     font = {"fontfamily": FONT, "fontsize": FONT_SIZE}
     seaborn.heatmap(peaks, ax=axes, vmin=0, vmax=top, cmap="crest", cbar=False, linewidths=0,
-                    xticklabels=[str(x) for x in xs], yticklabels=[str(y) for y in ys],
+                    xticklabels=_labels(xs, results), yticklabels=_labels(ys, results),
                     annot=words, fmt="", annot_kws=font)  # fmt: skip
     axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
     for row, column in np.argwhere(np.isnan(peaks)):
@@ -347,6 +347,13 @@ def _cells(
         else:
             words[at] = _word(result, short=True)
     return ys, xs, peaks, words
+
+
+def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:
+    """Return the values as they are written; "as-built" is what was built, the same in all runs."""
+    built = {r.number_format for r in results if r.config.precision is Precision.AS_BUILT}
+    own = {Precision.AS_BUILT: built.pop()} if len(built) == 1 else {}
+    return [own.get(value, str(value)) for value in values]
 
 
 def _mark_cell(axes: Axes, row: int, column: int, word: str) -> None:

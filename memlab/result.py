@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from memlab.config import StepConfig
+from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.trace import Category, Phase, Place, Timeline
 from memlab.units import format_bytes, format_seconds
 
@@ -94,6 +94,8 @@ class StepResult:
         uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
             if measured.
         notes: sentences that a reader of the numbers must know.
+        parameter_formats: number formats of the model's parameters as they were trained, by torch's
+            names, those of most bytes first; empty where no model was built.
     """
 
     outcome: Outcome
@@ -119,6 +121,19 @@ class StepResult:
     fits: bool | None = None
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
+    parameter_formats: tuple[str, ...] = ()
+
+    @property
+    def number_format(self) -> str:
+        """The precision in words: "bf16", or what "as-built" was, such as "fp32"."""
+        return self.config.precision.in_words(self.parameter_formats)
+
+    @property
+    def settings(self) -> str:
+        """The config in one line, with the formats of a model that was not built in fp32."""
+        is_said = self.config.precision is Precision.AS_BUILT and len(self.parameter_formats) > 0
+        is_said = is_said and self.parameter_formats != FP32_FORMATS
+        return f"{self.config}{f', {self.number_format}' * is_said}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON types; `from_dict` gives it back."""
@@ -140,6 +155,7 @@ class StepResult:
             "loss": loss if loss is None or math.isfinite(loss) else str(loss),  # JSON has no NaN
             "uncertainty": self.uncertainty and dict(self.uncertainty),
             "notes": list(self.notes),
+            "parameter_formats": list(self.parameter_formats),
         }  # fmt: skip
 
     @classmethod
@@ -158,6 +174,7 @@ class StepResult:
             "step_seconds_all": tuple(data["step_seconds_all"]),
             "loss": None if data["loss"] is None else float(data["loss"]),
             "notes": tuple(data["notes"]),
+            "parameter_formats": tuple(data.get("parameter_formats", ())),
         })  # fmt: skip
 
     def __str__(self) -> str:
@@ -174,7 +191,7 @@ class StepResult:
             spread = self._spread("step_seconds")
             costs.append(f"{format_seconds(self.step_seconds)} a step{spread}")
         said = [] if self.outcome is Outcome.OK else [self.message]
-        head = f"{self.workload_name} on {self.device}, {self.config}: {self.outcome}"
+        head = f"{self.workload_name} on {self.device}, {self.settings}: {self.outcome}"
         return ", ".join([f"{head} ({self.source})", *costs, *said])
 
     __repr__ = __str__
@@ -191,7 +208,7 @@ class StepResult:
             "outcome": f"{self.outcome} ({self.source} on {self.device}, "
             f"torch {self.versions.get('torch', '?')})",
             "message": self.message,
-            "config": str(self.config),
+            "config": self.settings,
             "peak allocated": cost("peak_allocated_bytes", format_bytes),
             "peak reserved": cost("peak_reserved_bytes", format_bytes),
             "first step's peak": cost("first_step_peak_bytes", format_bytes),

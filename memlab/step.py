@@ -55,6 +55,9 @@ class Step:
         optimizer: over the model's trainable parameters.
         micro_batches: on a CPU views of the whole batch; else on the CPU until their turn comes.
         loss_weights: of each micro-batch; they sum to 1.
+        parameter_formats: of the model's parameters as they are trained, by torch's names, those
+            of most bytes first.
+        notes: what a reader of this step's numbers must know of how it was built.
     """
 
     workload: Workload
@@ -69,6 +72,8 @@ class Step:
     offloader: Offloader | None
     micro_batches: list[Any]
     loss_weights: list[float]
+    parameter_formats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def loss_scale(self) -> float:
@@ -99,8 +104,10 @@ class Step:
 
     def take_batch(self, config: StepConfig, *, seed: int = 0, mark: Mark = ignore) -> None:
         """Go on with a new batch, of another size if `config` says so and is else the same."""
-        made = _make_batch(self.workload, config, self.device, seed, mark)
-        self.config, (self.micro_batches, self.loss_weights) = config, made
+        self.micro_batches, self.loss_weights, _ = _make_batch(
+            self.workload, config, self.device, seed, mark
+        )
+        self.config = config
         if self.offloader is not None:
             self.offloader.peak_host_bytes = 0
 
@@ -181,7 +188,8 @@ def build_step(
     where = torch.device("cpu") if config.offload_parameters else device
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
-    precision.cast_model(model, config.precision)
+    said = precision.cast_model(model, config.precision)
+    formats = precision.number_formats(model)
     if config.channels_last:
         layout.apply(model)
     weights = offload.apply(model, config, device) if config.offload_parameters else None
@@ -207,7 +215,7 @@ def build_step(
     if compilation.is_compiled(config):
         run_model, run_in = compilation.apply(model, workload, config, device)
 
-    micro_batches, loss_weights = _make_batch(workload, config, device, seed, mark)
+    micro_batches, loss_weights, of_batch = _make_batch(workload, config, device, seed, mark)
     return Step(
         workload=workload,
         config=config,
@@ -221,6 +229,8 @@ def build_step(
         offloader=offload.make_offloader(model, config, weights),
         micro_batches=micro_batches,
         loss_weights=loss_weights,
+        parameter_formats=formats,
+        notes=(*said, *of_batch),
     )
 
 
@@ -269,8 +279,8 @@ def _loss_of(
 
 def _make_batch(
     workload: Workload, config: StepConfig, device: torch.device, seed: int, mark: Mark
-) -> tuple[list[Any], list[float]]:
-    """Return the micro-batches of one update and the weights of their losses."""
+) -> tuple[list[Any], list[float], list[str]]:
+    """Return the micro-batches of one update, the weights of their losses, and notes."""
     mark(Phase.DATA, 0)
     set_seed(seed)
     batch = workload.make_batch(config.batch_size)
@@ -279,7 +289,8 @@ def _make_batch(
         batch = pytree.tree_map_only(torch.Tensor, torch.clone, batch)
     sizes = config.micro_batch_sizes
     micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
-    return micro_batches, accumulation.weights(workload, micro_batches, sizes)
+    loss_weights = accumulation.weights(workload, micro_batches, sizes)
+    return micro_batches, loss_weights, precision.batch_notes(batch, config.precision)
 
 
 _built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

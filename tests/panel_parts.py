@@ -41,6 +41,9 @@ def make_facts(**changes):
     facts = {
         "num_parameters": 1000,
         "parameter_bytes": 4000,
+        "fp32_parameter_bytes": 4000,
+        "half_parameter_bytes": 2000,
+        "parameter_formats": ("float32",),
         "sample_bytes": 64,
         "random_modules": (),
         "sample_mixing_modules": (),

@@ -117,7 +117,7 @@ def test_solver_and_estimator_count_with_the_compile_engine_alone():
     assert state.to_config(now) == StepConfig(memory_budget=0.5)
     compiled = {**now, "budget_engine": "compile"}
     assert state.to_config(compiled).budget_solver == "greedy"
-    assert "greedy" in state.describe(state.to_config(compiled))
+    assert "greedy" in state.describe(make_result(config=state.to_config(compiled)))
     line = texts.more_line(compiled, None, "cpu", "t")
     assert line.remedy == ("count flops", {"budget_estimator": "flops"})
     assert "dearest first" in texts.more_line(compiled, None, "cuda", "t").text
@@ -128,7 +128,7 @@ def test_solver_and_estimator_count_with_the_compile_engine_alone():
 
 def test_channels_last_is_explained_by_device():
     now = settings(channels_last=True)
-    assert "channels last" in state.describe(state.to_config(now))
+    assert "channels last" in state.describe(make_result(config=state.to_config(now)))
     assert verdicts.setting_words("channels_last", False) == "channels first"
     assert "rarely a gain" in texts.more_line(now, None, "cpu", "t").text
     assert "half precision" in texts.more_line(now, None, "cuda", "t").text
@@ -353,4 +353,4 @@ def test_every_optimizer_implementation_and_precision_is_explained():
     for precision in ("tf32", "fp8-mixed"):
         line = texts.precision_line(settings(precision=precision), None, "cpu")
         assert "not possible on a CPU" in line.text
-        assert line.remedy[1]["precision"] in ("fp32", "bf16-mixed")
+        assert line.remedy[1]["precision"] in ("as-built", "bf16-mixed")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from memlab._panel.runs import Run
 from memlab._panel.state import FIELDS, from_config
 from memlab._panel.texts import Line
-from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_words
+from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, setting_words
 from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
@@ -89,7 +89,7 @@ def _fitting_line(shown: StepResult, fitting: Run) -> Line:
     fields = {
         field: getattr(result.config, field) for field in _differing(result.config, shown.config)
     }
-    words = ", ".join(setting_words(field, value) for field, value in fields.items())
+    words = ", ".join(setting_of(result, field) for field in fields)
     peak = result.peak_reserved_bytes or result.peak_allocated_bytes
     kind = "reserved" if result.peak_reserved_bytes else "allocated"
     size = f": {format_bytes(peak)} {kind}" if peak else ""

@@ -23,7 +23,7 @@ from memlab._panel.state import (
     parse_number,
 )
 from memlab._panel.texts import Line
-from memlab.config import PRESET_POLICIES, BudgetEngine
+from memlab.config import FP32_FORMATS, PRESET_POLICIES, BudgetEngine, Precision
 
 LABELS = {
     "memory_budget": "Memory budget",
@@ -164,8 +164,9 @@ class Controls:
             for field, (slider, kind) in sliders.items()
         }
         self.precision = widgets.ToggleButtons(
-            options=[str(p) for p in PRECISIONS], description=LABELS["precision"]
+            options=_precisions((), "fp32"), description=LABELS["precision"]
         )
+        self._formats: tuple[str, ...] = ()
         self.checkpointing = _dropdown("checkpointing", CHECKPOINTING)
         self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
         self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
@@ -231,10 +232,29 @@ class Controls:
                 if field in self.sliders:
                     self.sliders[field].value = value
                 else:
+                    if field == "precision":
+                        self._offer_precisions(str(value))
                     self._choices[field].value = str(value) if isinstance(value, str) else value
         finally:
             self._quiet = False
         self._changed()
+
+    def name_formats(self, formats: tuple[str, ...]) -> None:
+        """Name the precision "as-built" after the formats of the model; empty if not yet known."""
+        if formats != self._formats:
+            self._formats = formats
+            self._quiet = True
+            try:
+                self._offer_precisions(self.precision.value)
+            finally:
+                self._quiet = False
+
+    def _offer_precisions(self, chosen: str) -> None:
+        """Offer "fp32" beside "as-built" where it is another step, or what was chosen."""
+        options = _precisions(self._formats, chosen)
+        if tuple(options) != tuple(self.precision.options):
+            self.precision.options = options  # which chooses the first of them
+            self.precision.value = chosen
 
     def offer_blocks(self, possible: bool) -> None:
         """Allow checkpointing by block, or not."""
@@ -255,6 +275,14 @@ class Controls:
     def _tell(self) -> None:
         if not self._quiet:
             self._changed()
+
+
+def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
+    """Return the words and the value of each precision for a model of these formats."""
+    is_fp32 = formats == FP32_FORMATS and chosen != Precision.FP32
+    offered = [p for p in PRECISIONS if not (is_fp32 and p is Precision.FP32)]
+    built = Precision.AS_BUILT.in_words(formats if is_fp32 else ())
+    return [(built if p is Precision.AS_BUILT else str(p), str(p)) for p in offered]
 
 
 def on_enter(box: Any, submit: Callable[[], None]) -> None:

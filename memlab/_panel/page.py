@@ -21,6 +21,7 @@ from memlab._panel.texts import Line
 from memlab._panel.view import View
 from memlab._running import Progress
 from memlab.api import inspect_workload
+from memlab.config import FP32_FORMATS
 from memlab.errors import MemlabError
 from memlab.result import Outcome
 from memlab.workload import Workload
@@ -98,6 +99,7 @@ class Page:
         limit = self._view.limit.value.strip()
         header_wrong = self._asked.device_problem or self._asked.limit_problem
         own_loss = choices.zoo_options(self._asked.workload) is None
+        self._view.controls.name_formats(self._formats(known))
         self._view.controls.offer_blocks(known is None or bool(known.blocks))
         self._view.explain(
             texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
@@ -106,6 +108,12 @@ class Page:
         self._view.show_about(texts.about_line(name, known, about, limit))
         self.show_ready(not wrong and not header_wrong)
         self._view.show_code("" if wrong else self._asked.source())
+
+    def _formats(self, facts: WorkloadFacts | None) -> tuple[str, ...]:
+        """Return the number formats of the model on screen; empty while they are not known."""
+        if choices.zoo_options(self._asked.workload) is not None:
+            return FP32_FORMATS  # the zoo builds no others
+        return facts.parameter_formats if facts else ()
 
     def show_ready(self, ready: bool) -> None:
         """Allow Run and Stop as they are possible now; `ready` says that the settings can be."""

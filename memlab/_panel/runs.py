@@ -135,7 +135,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
     ("budget", "memory budget", lambda run: f"{run.result.config.memory_budget:.2f}"),
     ("batch", "samples per optimizer update", lambda run: str(run.result.config.batch_size)),
     ("acc.", "accumulation steps", lambda run: str(run.result.config.accumulation_steps)),
-    ("precision", "number format", lambda run: str(run.result.config.precision)),
+    ("precision", "number format", lambda run: run.result.number_format),
     ("other", "what else differs", lambda run: ", ".join(others(run.result.config)) or NONE),
     ("peak predicted", "most bytes in live tensors (allocated), predicted without the run",
      lambda run: _bytes(run.prediction.peak_allocated_bytes if run.prediction else None)),

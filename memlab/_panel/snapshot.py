@@ -25,7 +25,7 @@ def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> st
     if shown is None:
         return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>'
     result = shown.result
-    title = f"{result.workload_name} on {result.device}, {describe(result.config)}"
+    title = f"{result.workload_name} on {result.device}, {describe(result)}"
     image = ""
     if picture:
         source = f"data:image/png;base64,{as_text(picture)}"

@@ -22,6 +22,7 @@ from memlab.config import (
     StepConfig,
 )
 from memlab.errors import ConfigError
+from memlab.result import StepResult
 from memlab.workload import Workload
 
 Settings = Mapping[str, Any]
@@ -143,13 +144,14 @@ def largest_accumulation(batch_size: int) -> int:
     return 1 << (batch_size.bit_length() - 1)
 
 
-def describe(config: StepConfig) -> str:
-    """Return the settings in words: the four sliders, then what else differs from the defaults."""
+def describe(result: StepResult) -> str:
+    """Return a run's settings in words: the four sliders, then what is not as by default."""
+    config = result.config
     parts = [
         f"budget {config.memory_budget:g}",
         f"batch {config.batch_size}",
         f"accumulation {config.accumulation_steps}",
-        str(config.precision),
+        result.number_format,
         *others(config),
     ]
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from memlab._panel import saving_texts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
 from memlab.config import (
+    FP32_FORMATS,
     BudgetEngine,
     BudgetEstimator,
     Optimizer,
@@ -134,14 +135,21 @@ def _split_text(config: StepConfig) -> str:
 def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str) -> Line:
     """Explain the number format."""
     precision = settings["precision"]
+    formats = facts.parameter_formats if facts else ()
     size = masters = ""
     if facts:
-        masters = f" ({format_bytes(facts.parameter_bytes)})"
-        share = 0.5 if precision in MODEL_DTYPE else 1.0
-        size = f" ({format_bytes(facts.parameter_bytes * share)})"
+        masters = f" ({format_bytes(facts.fp32_parameter_bytes)})"
+        weights = facts.fp32_parameter_bytes
+        if precision == Precision.AS_BUILT:
+            weights = facts.parameter_bytes
+        elif precision in MODEL_DTYPE:
+            weights = facts.half_parameter_bytes
+        size = f" ({format_bytes(weights)})"
+    fp32 = f"32-bit numbers throughout: weights{size}, gradients, activations"
+    built = Precision.AS_BUILT.in_words(formats)
     texts = {
-        Precision.AS_BUILT: f"weights{size}, gradients and activations as the model was built",
-        Precision.FP32: f"32-bit numbers throughout: weights{size}, gradients, activations",
+        Precision.AS_BUILT: fp32 if built == "fp32" else f"{built}: weights{size}; nothing is cast",
+        Precision.FP32: fp32,
         Precision.BF16_MIXED: f"matrix products in bf16, weights{size} in fp32",
         Precision.FP16_MIXED: f"matrix products in fp16 with a loss scaler, weights{size} in fp32",
         Precision.BF16: f"weights{size}, gradients and optimizer state in bf16 too: small updates "
@@ -157,12 +165,12 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and "
         f"newer cards), else as bf16-mixed: weights{size} in fp32",
     }
-    instead = {Precision.TF32: Precision.FP32, Precision.FP8_MIXED: Precision.BF16_MIXED}
+    instead = {Precision.TF32: Precision.AS_BUILT, Precision.FP8_MIXED: Precision.BF16_MIXED}
     if precision in instead and device == "cpu":
         other = instead[Precision(precision)]
         return Line(
             f"not possible on a CPU: {precision} is computed by tensor cores of CUDA cards",
-            remedy=(f"use {other}", {"precision": other}),
+            remedy=(f"use {other.in_words(formats)}", {"precision": other}),
             kind=WARN,
         )
     if precision == Precision.FP16_MIXED and device == "cpu":
@@ -358,8 +366,12 @@ def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit:
     blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
     return Line(
         f"{name}: {facts.num_parameters:,} parameters, "
-        f"{format_bytes(facts.parameter_bytes)} in fp32{blocks}"
+        f"{format_bytes(facts.parameter_bytes)} in {_in_formats(facts.parameter_formats)}{blocks}"
     )
+
+
+def _in_formats(formats: tuple[str, ...]) -> str:
+    return "fp32" if formats == FP32_FORMATS else " and ".join(formats)
 
 
 def _count(number: int, noun: str) -> str:

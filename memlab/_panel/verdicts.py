@@ -171,16 +171,23 @@ def stale_note(
         config: on screen; None while the settings cannot be.
     """
     if config is None:
-        return f"last run: {describe(result.config)}"
+        return f"last run: {describe(result)}"
     said = []
     if result.workload_name != workload_name:
         said.append(result.workload_name)
     if result.device != device:
         said.append(f"on {result.device}")
     for field in FIELDS:
-        if (value := getattr(result.config, field)) != getattr(config, field):
-            said.append(setting_words(field, value))
+        if getattr(result.config, field) != getattr(config, field):
+            said.append(setting_of(result, field))
     return f"last run: {', '.join(said)}; press Run for what is set now" if said else ""
+
+
+def setting_of(result: StepResult, field: str) -> str:
+    """Return one setting of a run as the table of runs names it."""
+    if field == "precision":
+        return result.number_format
+    return setting_words(field, getattr(result.config, field))
 
 
 def setting_words(field: str, value: object) -> str:

@@ -77,7 +77,7 @@ class View:
         on_enter(self.limit, run)
         self.controls = Controls(settings, self._tell, run)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
-        self.check.tooltip = "after the run, compare the gradients with those of the fp32 step"
+        self.check.tooltip = "after the run, compare the gradients with those of the plain step"
         self.pictures = Pictures()
         self.table = Table(log, changed)
         self.device.observe(self._offer_memory, "value")

@@ -83,6 +83,8 @@ class Recording:
         recomputed: path of each recomputed module to whether it keeps outputs of operators.
         parameters: block to path.
         states: block of the optimizer's state to the path of its parameter.
+        parameter_formats: of the model's parameters, by torch's names.
+        notes: sentences on how the step was built.
         assumptions: sentences: what was assumed where the run depends on values.
         host_bytes: held in the host's memory for the device, at most.
         is_ragged: whether batches of different numbers of samples differ in more than that.
@@ -100,6 +102,8 @@ class Recording:
     recomputed: dict[str, bool] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    parameter_formats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     assumptions: list[str] = field(default_factory=list)
     host_bytes: int = 0
     is_ragged: bool = False

@@ -52,8 +52,15 @@ def make(
         model: on its device.
         config: says which.
         weights: of the model that wait in the host's memory, if they do.
+
+    Raises:
+        UnsupportedError: it does not update weights of these formats rightly.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
+    if half is not None and config.precision is Precision.AS_BUILT:
+        name = str(half.dtype).removeprefix("torch.")
+        _check_fused_sgd(config, half.device, f"weights of {name}")
     make_one = _offloaded(_maker(config), config, weights)
     optimizer = (
         InBackward(parameters, make_one, learning_rate(config))
@@ -197,13 +204,19 @@ def _check_implementation(config: StepConfig, device: torch.device) -> None:
             f"{asked} with optimizer='adafactor': torch.optim.Adafactor has no fused kernel; use "
             "'foreach' or 'single-tensor'"
         )
+    if config.precision in (Precision.BF16, Precision.FP16):
+        _check_fused_sgd(config, device, f"precision={str(config.precision)!r}")
+
+
+def _check_fused_sgd(config: StepConfig, device: torch.device, what: str) -> None:
+    """Raise UnsupportedError for the fused SGD over weights of 16 bits on a CPU."""
+    is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
     is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
-    is_half = config.precision in (Precision.BF16, Precision.FP16)
-    if is_fused and is_sgd and is_half and device.type == "cpu":
+    if is_fused and is_sgd and device.type == "cpu":
         raise UnsupportedError(
-            f"{asked} with optimizer={str(config.optimizer)!r} and "
-            f"precision={str(config.precision)!r} on a CPU: torch's fused kernel leaves most "
-            "weights as they were (torch 2.13); use 'foreach' or 'single-tensor'"
+            f"optimizer_implementation='fused' with optimizer={str(config.optimizer)!r} and {what} "
+            "on a CPU: torch's fused kernel leaves most weights as they were (torch 2.13); use "
+            "'foreach' or 'single-tensor'"
         )
 
 

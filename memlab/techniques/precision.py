@@ -6,7 +6,8 @@ optimizer's affair.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import BACKWARD, Source, text_of
+from memlab.units import format_bytes
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -97,13 +99,73 @@ def weight_dtype(precision: Precision) -> torch.dtype | None:
     return torch.float32 if precision in CASTS_TO_FP32 else MODEL_DTYPE.get(precision)
 
 
-def cast_model(model: torch.nn.Module, precision: Precision) -> None:
-    """Give the model's real parameters and buffers the format of the weights, in place."""
+def number_formats(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the formats of a model's parameters as torch names them, those of most bytes first."""
+    sizes = Counter[str]()
+    for parameter in model.parameters():
+        sizes[_name(parameter.dtype)] += parameter.nbytes
+    return tuple(sorted(sizes, key=lambda name: (-sizes[name], name)))
+
+
+def bytes_of(model: torch.nn.Module, precision: Precision) -> int:
+    """Return the bytes of a model's parameters once they are cast for this precision."""
+    dtype = weight_dtype(precision)
+    return sum(
+        p.numel() * dtype.itemsize if dtype and can_be_cast(p) else p.nbytes
+        for p in model.parameters()
+    )
+
+
+def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
+    """Give the model's real parameters and buffers the format of the weights, in place.
+
+    Returns a note on what was cast though it was not fp32; none where nothing was.
+    """
     dtype = weight_dtype(precision)
     if dtype is None:
-        return
+        return []
+    cast = [
+        *_counted("parameter", model.parameters(), dtype),
+        *_counted("buffer", model.buffers(), dtype),
+    ]
+    cast_weights(model, dtype)
+    if not cast:
+        return []
+    return [
+        f"precision={str(precision)!r} cast {' and '.join(cast)} to {_name(dtype)}; "
+        "precision='as-built' keeps the formats that the model was built in."
+    ]
+
+
+def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters and buffers of real numbers, in place; quantised ones stay as they are."""
     # not model.to(dtype), which takes the imaginary part off a complex buffer
-    model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    model._apply(lambda t: t.to(dtype) if can_be_cast(t) else t)
+
+
+def can_be_cast(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds plain real numbers, which another format holds as well."""
+    kind = type(tensor)
+    # such as bitsandbytes' 4-bit weights, which may be packed into floats
+    is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
+    return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed
+
+
+def _counted(noun: str, tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> list[str]:
+    """Return in words how many tensors of each format a cast changes, fp32 apart."""
+    by_format: dict[torch.dtype, list[int]] = {}
+    for tensor in tensors:
+        if can_be_cast(tensor) and tensor.dtype not in (dtype, torch.float32):
+            by_format.setdefault(tensor.dtype, []).append(tensor.nbytes)
+    return [
+        f"{len(sizes)} {noun}{'s' * (len(sizes) != 1)} of {_name(found)} "
+        f"({format_bytes(sum(sizes))})"
+        for found, sizes in by_format.items()
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
@@ -134,6 +196,17 @@ def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
     if type(module) is not torch.nn.Linear:
         return False
     return module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+
+def batch_notes(batch: Any, precision: Precision) -> list[str]:
+    """Return a note on what of a batch `cast_batch` casts though it is not fp32."""
+    dtype = weight_dtype(precision)
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    if dtype is None or not (cast := _counted("tensor", leaves, dtype)):
+        return []
+    return [
+        f"precision={str(precision)!r} cast {' and '.join(cast)} of the batch to {_name(dtype)}."
+    ]
 
 
 def cast_batch(batch: Any, precision: Precision) -> Any:
@@ -180,16 +253,16 @@ def source(config: StepConfig) -> Source:
     """Return the casts, the autocast and the loss scaler of a script."""
     precision = config.precision
     dtype = weight_dtype(precision)
-    casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
+    functions = (text_of(can_be_cast), text_of(cast_weights)) if dtype else ()
     cache = ", cache_enabled=False" if config.offload_parameters else ""
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
     return Source(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
-        functions=(text_of(_can_be_fp8),) if is_fp8 else (),
+        functions=(*functions, *((text_of(_can_be_fp8),) if is_fp8 else ())),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
-        built=(f"model.{casts[dtype]}()",) if dtype else (),
+        built=(f"cast_weights(model, {dtype})",) if dtype else (),
         model=(TO_FP8,) if is_fp8 else (),
         batch=(
             "batch = tree_map_only(",
