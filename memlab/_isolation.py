@@ -18,13 +18,13 @@ import torch
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
 from memlab._sources import own_files
+from memlab._wire import POLL_SECONDS, Check
 from memlab.errors import MemlabError, WorkloadError
 from memlab.result import Outcome
 from memlab.units import format_seconds
 from memlab.worker import FUNCTIONS, Job
 
 START_SECONDS = 120.0
-POLL_SECONDS = 0.05
 OnProgress = Callable[[Progress], None]
 
 
@@ -69,7 +69,7 @@ class Lane:
 
     def ensure(self) -> WorkerProcess:
         """Return the worker, a new one if there is none or it has ended."""
-        if self.worker is None or self.worker.process.poll() is not None:
+        if self.worker is None or self.worker.has_ended():
             self.replace()
         assert self.worker is not None
         return self.worker
@@ -83,10 +83,7 @@ class Lane:
     def forget(self) -> None:
         """In a forked child: the worker and the lock are the parent's."""
         if self.worker is not None:
-            self.worker.connection.close()
-            if self.worker.process.stdin:
-                self.worker.process.stdin.close()  # or the worker would outlive the parent
-            self.worker.process.returncode = 0  # no child of this process: nothing to wait for
+            self.worker.forget()
         self.lock, self.owner, self.worker = threading.Lock(), None, None
 
 
@@ -157,9 +154,10 @@ def _converse(
         try:
             if worker.doing == STARTING:
                 tell(Progress(text="starting the worker", fraction=0.0))
-                _receive(worker, START_SECONDS, tell, cancel)
-            worker.send(job)
-            kind, value = _receive(worker, timeout_seconds, tell, cancel)
+                _receive(worker, _check(worker, START_SECONDS, cancel), tell)
+            check = _check(worker, timeout_seconds, cancel)
+            worker.send(job, check)
+            kind, value = _receive(worker, check, tell)
         except Ended as ended:
             lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
@@ -179,29 +177,27 @@ def _converse(
         raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
 
 
-def _receive(
-    worker: WorkerProcess, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
-) -> tuple[str, Any]:
+def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
+    """Return what raises `Ended` once the run is stopped, or has taken this long from now on."""
+    deadline = time.monotonic() + timeout_seconds
+
+    def check() -> None:
+        if over := _over(cancel, deadline, timeout_seconds, worker.doing):
+            raise Ended(*over)
+
+    return check
+
+
+def _receive(worker: WorkerProcess, check: Check, tell: OnProgress) -> tuple[str, Any]:
     """Return the worker's next message that is not progress.
 
     Raises:
         Ended: stopped, timed out, or the worker is gone.
     """
-    deadline = time.monotonic() + timeout_seconds
     while True:
-        if over := _over(cancel, deadline, timeout_seconds, worker.doing):
-            raise Ended(*over)
-        try:
-            if not worker.connection.poll(POLL_SECONDS):
-                if worker.process.poll() is not None:  # a process that it left may hold the socket
-                    raise worker.ending()
-                continue
-            kind, value = worker.connection.recv()
-        except (EOFError, OSError):
-            raise worker.ending() from None
+        kind, value = worker.receive(check)
         if kind != "progress":
             return kind, value
-        worker.doing = value.text
         tell(value)
 
 

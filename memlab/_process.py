@@ -4,23 +4,30 @@ It does not decide when: that is `_isolation.py`.
 """
 
 import contextlib
+import json
 import os
+import pickle
 import re
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from memlab import _start
+from memlab._kept import Kept, interpreter
+from memlab._running import Progress
 from memlab._sources import is_library
+from memlab._wire import Channel, Check, Garbage
 from memlab.memory.devices import out_of_memory_kills
 from memlab.result import Outcome
-from memlab.worker import Job
+from memlab.worker import KINDS, Job, beginning
 
 STARTING, TAKING = "starting", "taking the job"
 ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
+# these steer an interpreter as it starts, and may have been set for another one since
+HIDDEN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
+ENDING_SECONDS = 2.0  # for a process to end whose socket is closed
 
 
 class Ended(Exception):
@@ -32,52 +39,92 @@ class Ended(Exception):
 
 
 class WorkerProcess:
-    """A running worker process, or the shell of one that has ended."""
+    """A running worker process, or the shell of one that has ended.
+
+    Attributes:
+        process: with all that descends from it.
+        channel: to and from it.
+        doing: what it is at, in words.
+        number: of the job that it was given last; messages of another are not heard.
+    """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        package_folder = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
         self.kills_before = out_of_memory_kills()
-        self.process = subprocess.Popen(
-            # -P: a file of the caller's folder must not stand in for one of Python's own
-            [sys.executable, "-P", "-m", "memlab.worker", str(theirs.fileno())],
-            stdin=subprocess.PIPE,  # closes with this process, and the worker ends then
-            stdout=self.log,
-            stderr=self.log,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # an interrupt of the kernel is not one of the worker
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
+        ours, theirs = socket.socketpair()
+        with theirs:
+            hidden = {k: os.environ[k] for k in HIDDEN_VARIABLES if k in os.environ}
+            settings = {
+                "socket": theirs.fileno(),
+                "path": [folder for folder in sys.path if isinstance(folder, str)],
+                "environment": hidden,
+            }
+            self.process = Kept(
+                # -P: a file of the caller's folder must not stand in for one of Python's own
+                [interpreter(), "-P", str(Path(_start.__file__)), json.dumps(settings)],
+                theirs.fileno(),
+                {k: value for k, value in os.environ.items() if k not in hidden},
+            )
+        self.channel = Channel(ours, blocks=False)
         self.doing = STARTING
-        self.log_begin = 0
+        self.number = 0
 
-    def send(self, job: Job) -> None:
-        """Hand the job over; what is written to the log from now on is this job's."""
-        self.doing, self.log_begin = TAKING, os.fstat(self.log.fileno()).st_size
+    def send(self, job: Job, check: Check) -> None:
+        """Hand the job over; `check` is called again and again meanwhile, and may raise."""
+        self.number += 1
+        self.doing = TAKING
         with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
-            self.connection.send(job)
+            self.channel.send_checked(self.number, pickle.dumps(job), check, self.has_ended)
+
+    def receive(self, check: Check) -> tuple[str, Any]:
+        """Return the next message of the job; `check` is called meanwhile, and may raise.
+
+        Raises:
+            Ended: the worker has ended, or what it sent is no message.
+        """
+        while True:
+            try:
+                number, content = self.channel.receive_checked(check, self.has_ended)
+            except Garbage as error:
+                raise self._unreadable(error) from None
+            except (EOFError, OSError):
+                raise self.ending() from None
+            if number == self.number:  # else of a job that is over: a thread of it still reports
+                break
+
+        try:
+            kind, value = pickle.loads(content)
+        except Exception as error:  # bytes that mean nothing can raise anything
+            raise self._unreadable(error) from error
+        if kind not in KINDS or (kind == "progress") != isinstance(value, Progress):
+            raise self._unreadable(Garbage(f"{kind!r} is no kind of message"))
+        if kind == "progress":
+            self.doing = value.text
+        return kind, value
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         """End the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
-        if self.process.stdin:
-            self.process.stdin.close()
-        self.log.close()
+        self.process.kill()
+        self.channel.close()
+
+    def forget(self) -> None:
+        """In a forked child of the caller: the worker is the parent's."""
+        self.channel.close()
+        self.process.forget()
 
     def ending(self) -> Ended:
         """Return how the process ended by itself, in a sentence."""
-        try:
-            code = self.process.wait(10)
-        except subprocess.TimeoutExpired:
+        code = self.process.wait(ENDING_SECONDS)
+        if code is None:
             self.kill()
-            return Ended(Outcome.CRASHED, f"the worker closed its socket while {self.doing}")
+            return Ended(
+                Outcome.CRASHED,
+                f"the worker's socket was closed while {self.doing}; does the workload close file "
+                "descriptors that it did not open (os.closerange)?",
+            )
         said = self._said()
         aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
         if aborts:
@@ -87,7 +134,7 @@ class WorkerProcess:
                 Outcome.OUT_OF_MEMORY,
                 f"the system killed the worker while {self.doing}: this machine has no memory left",
             )
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)
         if self.doing == STARTING and said.strip():
             where = f", saying {said.strip().splitlines()[-1]!r}"
@@ -97,9 +144,24 @@ class WorkerProcess:
             "next run starts a new worker",
         )
 
+    def _unreadable(self, error: Exception) -> Ended:
+        return Ended(
+            Outcome.CRASHED,
+            f"what came from the worker while {self.doing} cannot be read ({type(error).__name__}: "
+            f"{error}); does the workload write to file descriptors that it did not open?",
+        )
+
     def _said(self) -> str:
-        self.log.seek(self.log_begin)
-        return self.log.read()[-20_000:]
+        """Return the last that was printed since the job began."""
+        _, mark, since = self.process.said().rpartition(beginning(self.number))
+        return since if mark or self.doing != TAKING else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _innermost_frame(said: str) -> str:

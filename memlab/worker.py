@@ -1,7 +1,6 @@
-"""The process that measurements run in: `python -m memlab.worker FD`.
+"""What a worker does, once `_start.py` has begun it: it serves one job after another.
 
-It serves one job after another over the socket FD until that closes, and ends at once when its
-standard input does, so that it never outlives the notebook that started it. A job is a function of
+It ends when its socket closes, and is killed with its keeper at the latest. A job is a function of
 memlab with its arguments, a person's own modules among them; if one of their files has changed
 since it was imported, the worker asks to be replaced, so that stale code is never measured.
 """
@@ -11,22 +10,25 @@ import faulthandler
 import gc
 import os
 import pickle
+import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from memlab import _inspect, _loading, _measure, _verify
+from memlab._running import Progress, Report
 from memlab._sources import Sources, read_no_bytecode
+from memlab._standard_library import StandardLibrary
+from memlab._wire import Channel, Garbage
 from memlab.memory.devices import available_memory_bytes
 from memlab.units import KIB
 
+KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
 
@@ -83,34 +85,69 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def main() -> None:
-    """Serve jobs until the caller is gone."""
-    faulthandler.enable()
-    threading.Thread(target=_end_with_caller, daemon=True).start()
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - a model that asks gets no answer at once
+def serve(descriptor: int, standard_folders: list[str]) -> None:
+    """Serve jobs until the caller is gone.
+
+    Args:
+        descriptor: of the socket to the caller.
+        standard_folders: where this interpreter has its standard library.
+    """
+    log = os.dup(2)  # of its own, for a model may close the other
+    faulthandler.enable(log)
     read_no_bytecode()
-    connection = Connection(int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)  # or a model's own processes would hold it
+    standard_library = StandardLibrary(standard_folders)
+    standard_library.install()
+    channel = Channel(socket.socket(fileno=descriptor), blocks=True)
+    os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
+    os.register_at_fork(after_in_child=channel.close)
     sources, switches = Sources(), _switches()
     gc.freeze()
-    connection.send(("ready", os.getpid()))
+    channel.send(0, _pickled(("ready", os.getpid())))
     while True:
         try:
-            job: Job = connection.recv()
-        except (EOFError, OSError):
+            number, content = channel.receive()
+        except (EOFError, OSError, Garbage):
             return
+        job: Job = pickle.loads(content)
         if sources.changed(job.own_files) or _switches() != switches:
-            connection.send(("stale", None))
+            channel.send(number, _pickled(("stale", None)))
             return
+        os.write(log, beginning(number).encode())
+        standard_library.shadowed = frozenset(job.own_files)
         started_ns = time.time_ns()
-        answer = _serve(job, connection)
+        answer = _serve(job, _reporter(channel, number))
         sources.note(started_ns)
-        connection.send_bytes(_pickled(answer))
-        del job, answer
+        _send(channel, number, answer)
+        del job, content, answer
         _give_memory_back()
 
 
-def _serve(job: Job, connection: Connection) -> tuple[str, Any]:
+def beginning(number: int) -> str:
+    """Return the line that parts what a job prints from what was printed before."""
+    return f"\nmemlab begins job {number}\n"
+
+
+def _reporter(channel: Channel, number: int) -> Report:
+    """Return what sends the progress of one job."""
+
+    def report(progress: Progress) -> None:
+        _send(channel, number, ("progress", progress))
+
+    return report
+
+
+def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
+    """Send a message of a job, as the worker; a fork of it that gets here ends."""
+    try:
+        if channel.is_own():
+            channel.send(number, _pickled(message))
+            return
+    except OSError:
+        pass
+    os._exit(1)  # nobody can be answered: the caller is gone, or the socket is not this process's
+
+
+def _serve(job: Job, report: Report) -> tuple[str, Any]:
     """Return ("result", value), or ("unloadable" or "raised", what was raised, as text)."""
     sys.path[:] = job.path
     torch.set_num_threads(job.threads)
@@ -121,20 +158,22 @@ def _serve(job: Job, connection: Connection) -> tuple[str, Any]:
         return "unloadable", f"{type(error).__name__}: {error}"
     limit_memory(job.guard_bytes)
     try:
-        return "result", FUNCTIONS[job.function](
-            **arguments, report=lambda progress: connection.send(("progress", progress))
-        )
+        return "result", FUNCTIONS[job.function](**arguments, report=report)
     except BaseException as error:
         return "raised", f"{type(error).__name__}: {error}"
     finally:
         limit_memory(sys.maxsize)
 
 
-def _pickled(answer: tuple[str, Any]) -> bytes:
-    """Return what `Connection.recv` reads; a result's config may hold a function of a notebook."""
+def _pickled(message: tuple[str, Any]) -> bytes:
+    """Return the bytes of a message; a result's config may hold a function of a notebook."""
     import cloudpickle  # as above
 
-    pickled: bytes = cloudpickle.dumps(answer)
+    try:
+        pickled: bytes = cloudpickle.dumps(message)
+    except Exception as error:
+        text = f"the result cannot be sent ({type(error).__name__}: {error})"
+        pickled = pickle.dumps(("raised", text))
     return pickled
 
 
@@ -189,13 +228,3 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise
     except (OSError, AttributeError):
         return
-
-
-def _end_with_caller() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

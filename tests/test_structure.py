@@ -27,7 +27,16 @@ FLOORS = [
     ["memory/", "step", "script"],
     ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
     ["_operator_costs", "_records"],
-    ["worker", "_process", "_isolation"],
+    [
+        "_wire",
+        "_standard_library",
+        "worker",
+        "_start",
+        "_keeper",
+        "_kept",
+        "_process",
+        "_isolation",
+    ],
     [
         "_recorded",
         "_plans",
