@@ -15,7 +15,7 @@ import torch
 
 from memlab import workloads
 from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
@@ -98,7 +98,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
         name=name,
         title=visits[0]["title"],
         is_card=visits[0]["type"] == "cuda",
-        runs=tuple(Run.from_line(line, name + SAID) for line in lines.of(Kind.RUN)),
+        runs=tuple(_as_built(Run.from_line(line, name + SAID)) for line in lines.of(Kind.RUN)),
         lines=lines,
     )
 
@@ -120,8 +120,8 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     record = record_of(device)
     same = _same_workload(record, workload)
     for run in reversed(same):
-        if run.result.config == config:
-            return run.result
+        if run.result.config == config_as_built(config):
+            return dataclasses.replace(run.result, config=config)
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
         message=_missing(workload, config, record),
@@ -149,7 +149,8 @@ def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepCon
     """
     same = _same_workload(record_of(device), workload)
     configs = {str(run.result.config): run.result.config for run in same}
-    return sorted(configs.values(), key=lambda other: _distance(config, other))
+    asked = config_as_built(config)
+    return sorted(configs.values(), key=lambda other: _distance(asked, other))
 
 
 def sizes(workload: Workload, device: str) -> list[Run]:
@@ -160,6 +161,21 @@ def sizes(workload: Workload, device: str) -> list[Run]:
     """
     runs = [run for run in record_of(device).runs if run.workload == workload.name]
     return list({str(run.options): run for run in runs}.values())
+
+
+def config_as_built(config: StepConfig) -> StepConfig:
+    """Return the config with "as-built" for "fp32", which is the same step of any zoo workload.
+
+    The zoo builds every model in fp32, and "fp32" is what older records call that step.
+    """
+    if config.precision is not Precision.FP32:
+        return config
+    return dataclasses.replace(config, precision=Precision.AS_BUILT)
+
+
+def _as_built(run: Run) -> Run:
+    config = config_as_built(run.result.config)
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, config=config))
 
 
 def _same_workload(record: DeviceRecord, workload: Workload) -> list[Run]:

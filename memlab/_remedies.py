@@ -34,6 +34,7 @@ OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", 
 # parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
+PLAIN = (Precision.AS_BUILT, Precision.FP32)
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
 ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
 
@@ -208,7 +209,7 @@ def _chunks(step: _Step) -> Iterator[Remedy]:
 def _mixed(step: _Step) -> Iterator[Remedy]:
     # casting the weights takes half their bytes again, so there must be more to win
     worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
-    if step.config.precision is not Precision.FP32 or not worth_it:
+    if step.config.precision not in PLAIN or not worth_it:
         return
     kind = Precision.BF16_MIXED if _has_bf16(step.result) else Precision.FP16_MIXED
     if kind is Precision.FP16_MIXED and step.result.device.startswith("cpu"):
@@ -229,15 +230,15 @@ def _bf16(step: _Step) -> Iterator[Remedy]:
     if kind in precision.MODEL_DTYPE or not _has_bf16(step.result):
         return
     halved = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
-    if kind is Precision.FP32:
+    if kind in PLAIN:
         halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
-    can_say = kind is Precision.FP32 and not step.has_operator(*RECURRENT)
+    can_say = kind in PLAIN and not step.has_operator(*RECURRENT)
     yield _remedy(
         step,
         {"precision": Precision.BF16},
         effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
-        + (", and so do activations" if kind is Precision.FP32 else ""),
+        + (", and so do activations" if kind in PLAIN else ""),
         price="weights are rounded to 8 bits of mantissa, so small updates are lost; "
         "precision='bf16-stochastic' keeps them, with fp32 states",
         categories=tuple(halved),

@@ -1,10 +1,10 @@
 """Did a technique leave the gradients alone? Both steps are run, in this process, and compared.
 
-The reference step has the same workload, batch, seed and micro-batch split, in fp32 with every
-technique off, and what the model itself does through `torch.utils.checkpoint` as well. Gradients
-are taken before any clipping or optimizer, with the loss scale undone. Not covered: whether
-training converges to the same loss; and what is wrong in both steps alike, such as a recompute that
-a model has written for itself.
+The reference step has the same workload, batch, seed and micro-batch split, in the formats that the
+model was built in, with every technique off, and what the model itself does through
+`torch.utils.checkpoint` as well. Gradients are taken before any clipping or optimizer, with the
+loss scale undone. Not covered: whether training converges to the same loss; and what is wrong in
+both steps alike, such as a recompute that a model has written for itself.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ def verify_in_process(
     plain = config.without_recompute()
     reference = dataclasses.replace(
         plain,
-        precision=Precision.FP32,
+        precision=Precision.AS_BUILT,
         compile=False,
         compile_mode=CompileMode.DEFAULT,
         channels_last=False,
@@ -304,7 +304,7 @@ def _judged(
     config: StepConfig, worst: str, max_error: float, global_error: float
 ) -> tuple[float, str]:
     """Return the error that a tolerance is held against, and what it is."""
-    if config.precision is Precision.FP32:
+    if config.precision in (Precision.AS_BUILT, Precision.FP32):
         return max_error, f"largest relative error {max_error:.1e} in {worst}"
     return global_error, f"relative error {global_error:.1e}"
 

@@ -16,13 +16,16 @@ from memlab.errors import ConfigError
 class Precision(StrEnum):
     """Number formats of the step.
 
-    The mixed ones keep fp32 weights and autocast the forward; tf32 multiplies fp32 matrices on
-    tensor cores; bf16 and fp16 are the format of weights, gradients and optimizer state;
+    as-built casts nothing: parameters, buffers and batches keep the formats that the workload gave
+    them. fp32 casts them to fp32. The mixed ones do so too and autocast the forward; tf32
+    multiplies fp32 matrices on tensor cores; bf16 and fp16 are the format of weights, gradients and
+    optimizer state;
     bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; bf16-stochastic rounds
     updated bf16 weights up or down at random; fp8-mixed is bf16-mixed with the products of linear
     layers in fp8.
     """
 
+    AS_BUILT = "as-built"
     FP32 = "fp32"
     TF32 = "tf32"
     BF16_MIXED = "bf16-mixed"
@@ -142,7 +145,7 @@ class StepConfig:
 
     batch_size: int = 8
     accumulation_steps: int = 1
-    precision: Precision = Precision.FP32
+    precision: Precision = Precision.AS_BUILT
     memory_budget: float = 1.0
     budget_engine: BudgetEngine = BudgetEngine.EAGER
     budget_solver: BudgetSolver = BudgetSolver.DP

@@ -12,7 +12,7 @@ def test_defaults_are_the_contract():
     assert StepConfig().to_dict() == {
         "batch_size": 8,
         "accumulation_steps": 1,
-        "precision": "fp32",
+        "precision": "as-built",
         "memory_budget": 1.0,
         "budget_engine": "eager",
         "budget_solver": "dp",

@@ -46,7 +46,7 @@ def test_combinations_are_random_and_the_same_for_a_seed_and_cover_what_is_claim
     assert set(PRESET_POLICIES) <= {config.checkpoint_policy for config in configs}
     assert {0.0, 1.0} < {config.memory_budget for config in configs}
     assert {config.accumulation_steps for config in configs} == {1, 2}
-    assert {str(config.precision) for config in configs} == {"fp32", "bf16-mixed"}
+    assert {str(config.precision) for config in configs} == {"as-built", "bf16-mixed"}
 
 
 def test_checks_are_counted_by_precision_and_verdict():

@@ -140,6 +140,7 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         share = 0.5 if precision in MODEL_DTYPE else 1.0
         size = f" ({format_bytes(facts.parameter_bytes * share)})"
     texts = {
+        Precision.AS_BUILT: f"weights{size}, gradients and activations as the model was built",
         Precision.FP32: f"32-bit numbers throughout: weights{size}, gradients, activations",
         Precision.BF16_MIXED: f"matrix products in bf16, weights{size} in fp32",
         Precision.FP16_MIXED: f"matrix products in fp16 with a loss scaler, weights{size} in fp32",

@@ -1,4 +1,4 @@
-"""Number formats: autocast over fp32 weights, whole-model casts, TF32, fp8, fp16's loss scaler.
+"""Number formats: as built, whole-model casts, autocast over fp32 weights, TF32, fp8, loss scaling.
 
 fp8 is torchao's: linear layers whose sizes are multiples of 16 multiply in fp8 with a scale for
 each tensor, all else is bf16-mixed. Left out: how bf16 weights keep small updates, which is the
@@ -22,6 +22,13 @@ AUTOCAST_DTYPE = {
     Precision.FP16_MIXED: torch.float16,
     Precision.FP8_MIXED: torch.bfloat16,
 }
+CASTS_TO_FP32 = (
+    Precision.FP32,
+    Precision.TF32,
+    Precision.BF16_MIXED,
+    Precision.FP16_MIXED,
+    Precision.FP8_MIXED,
+)
 MODEL_DTYPE = {
     Precision.BF16: torch.bfloat16,
     Precision.BF16_MASTER: torch.bfloat16,
@@ -85,9 +92,16 @@ def notes(precision: Precision, device: torch.device) -> list[str]:
     return said
 
 
+def weight_dtype(precision: Precision) -> torch.dtype | None:
+    """Return the format that weights are cast to; None where they stay as they were built."""
+    return torch.float32 if precision in CASTS_TO_FP32 else MODEL_DTYPE.get(precision)
+
+
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     """Give the model's real parameters and buffers the format of the weights, in place."""
-    dtype = MODEL_DTYPE.get(precision, torch.float32)
+    dtype = weight_dtype(precision)
+    if dtype is None:
+        return
     # not model.to(dtype), which takes the imaginary part off a complex buffer
     model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
@@ -124,7 +138,9 @@ def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
 
 def cast_batch(batch: Any, precision: Precision) -> Any:
     """Return the batch with its floating-point tensors in the format of the weights."""
-    dtype = MODEL_DTYPE.get(precision, torch.float32)
+    dtype = weight_dtype(precision)
+    if dtype is None:
+        return batch
     return pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch
     )
@@ -163,7 +179,7 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
 def source(config: StepConfig) -> Source:
     """Return the casts, the autocast and the loss scaler of a script."""
     precision = config.precision
-    dtype = MODEL_DTYPE.get(precision, torch.float32)
+    dtype = weight_dtype(precision)
     casts = {torch.float32: "float", torch.bfloat16: "bfloat16", torch.float16: "half"}
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
@@ -173,13 +189,15 @@ def source(config: StepConfig) -> Source:
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
         functions=(text_of(_can_be_fp8),) if is_fp8 else (),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
-        built=(f"model.{casts[dtype]}()",),
+        built=(f"model.{casts[dtype]}()",) if dtype else (),
         model=(TO_FP8,) if is_fp8 else (),
         batch=(
             "batch = tree_map_only(",
             f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
             ")",
-        ),
+        )
+        if dtype
+        else (),
         optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
         contexts=(context,) if precision in AUTOCAST_DTYPE else (),
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),

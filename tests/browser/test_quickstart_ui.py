@@ -58,7 +58,7 @@ def test_enter_in_a_number_box_runs(page, panel):
 
 
 PRECISIONS = (
-    *("fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16"),
+    *("as-built", "fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16"),
     *("bf16-master", "bf16-stochastic", "fp8-mixed"),
 )
 
