@@ -117,6 +117,38 @@ def test_models_of_transformers_are_the_same_bit_by_bit(name):
         assert_same(state_after(workload, config), expected)
 
 
+def test_hooks_that_a_first_forward_installs_do_not_pile_up():
+    import transformers as t
+
+    sizes = small(image_size=16, patch_size=8, num_labels=2, neck_hidden_sizes=[4] * 2)
+    sizes |= {"fusion_hidden_size": 4, "backbone_out_indices": [0, 1], "is_hybrid": False}
+    config = t.DPTConfig(**sizes, reassemble_factors=[2, 1], auxiliary_loss_weight=0.0)
+    workload = Workload(
+        name="dpt",
+        build_model=lambda: t.DPTForSemanticSegmentation(config),
+        make_batch=lambda n: {
+            "pixel_values": torch.randn(n, 3, 16, 16),
+            "labels": torch.randint(2, (n, 16, 16)),
+        },
+        compute_loss=lambda model, batch: model(**batch).loss,
+    )
+
+    def after(**fields):
+        step = build_step(workload, StepConfig(batch_size=2, **fields), "cpu")
+        losses = []
+        for seed in range(3):
+            set_seed(seed)
+            losses.append(step())
+        hooks = [len(module._forward_hooks) for module in step.model.modules()]
+        return losses, hooks, [p.detach() for p in step.model.parameters()]
+
+    expected = after()
+    found = after(checkpointing="blocks", checkpoint_modules="dpt")
+    assert found[:2] == expected[:2]
+    assert sum(expected[1]) > 0
+    assert all(map(torch.equal, found[2], expected[2]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_budgets_of_models_of_transformers_change_no_bit(name):

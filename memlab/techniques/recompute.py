@@ -146,7 +146,7 @@ class _Call:
         leaves, self.structure = pytree.tree_flatten((args, kwargs))
         tensors = list(_tensors(leaves, region))
         self.versions = [(weakref.ref(tensor), _version(tensor)) for tensor in tensors]
-        self.state = State(region.changes, {tensor.device for tensor in tensors})
+        self.state = State(region.changes, tensors, (args, kwargs))
         is_saved = [isinstance(leaf, torch.Tensor) and not leaf.is_inference() for leaf in leaves]
         self.others = [
             None if saved else leaf for leaf, saved in zip(leaves, is_saved, strict=True)
@@ -214,10 +214,10 @@ class _Call:
                 contextlib.suppress(_HasAll),
                 saved_tensors_hooks(_Filling(self).fill, _as_it_is),
                 torch.enable_grad(),
-                self.state.restored(),
+                self.state.restored() as run,
                 reuse,
             ):
-                region.forward(*args, **kwargs)
+                run(region.forward, *args, **kwargs)
         finally:
             self.kept.clear()  # what an early stop left over
 

@@ -1,18 +1,20 @@
 """`State`: what a module's forward begins with beside its inputs, noted for a recompute.
 
-Random numbers of torch, NumPy and `random`; autocast; buffers that the forward changes; the plain
-attributes of its modules, lists, dicts and generators among them by value. Which of them a module
-changes is learnt in its first call, and a later call that does otherwise is refused. Left out: what
-objects of other kinds hold, and what lies outside of the module; `memlab.verify` finds both.
+Random numbers of torch, NumPy and `random`; autocast; context variables; buffers that the forward
+changes; torch's registries and the plain attributes of its modules; and whatever else the forward
+was seen to change in Python, by the walks of `memlab.techniques.reachable`. Which buffers and other
+objects a module changes is learnt in its first calls. What cannot be put back is refused. Left out:
+what no walk can see, such as files and C extensions; `memlab.verify` finds it.
 """
 
 import contextlib
+import contextvars
 import copy
 import ctypes
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
+from memlab.techniques.reachable import ATOMS, MISSING, OF_TORCH, Place, Reachable, is_same
 
-OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
 OF_PYTHON = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
 BY_VALUE = (*OF_PYTHON, np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
+REGISTRIES = tuple(sorted(OF_TORCH))
+NO_CACHE = ", as a cache does; do not give it one in training"
+NUM_WALKS = 2  # what a first forward makes, a second one fills
 Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
 MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h
 
@@ -41,6 +47,14 @@ class Changes:
         self.by_value: list[tuple[dict[str, Any], str]] = []
         self.seen: list[Any] | None = None  # names and types that `by_value` was found for
         self.own_devices = {p.device for p in module.parameters()}
+        self.num_walks = NUM_WALKS  # left to do, of forwards
+        self.is_recompute_walked = False
+        self.changes_given = False  # what its arguments hold
+        self.places: dict[int, Place] = {}  # reachable, and changed by a forward or a recompute
+
+    def walked(self, *given: tuple[str, Any]) -> list[Place]:
+        """Return every place that the module's forward can reach."""
+        return Reachable([(self.path, self.module), *given], self.parts).places
 
     def find_by_value(self) -> list[tuple[dict[str, Any], str]]:
         """Return the attributes that are kept by value."""
@@ -55,6 +69,16 @@ class Changes:
             ]
         return self.by_value
 
+    def refuse(self, what: str) -> None:
+        """Raise UnsupportedError for what cannot be put back."""
+        raise UnsupportedError(
+            f"{self.path} cannot be recomputed: {what}, or leave the module out by "
+            "checkpoint_modules"
+            if ";" in what
+            else f"{self.path} cannot be recomputed: {what}; leave the module out by "
+            "checkpoint_modules"
+        )
+
     def check(self, what: str) -> None:
         """Raise UnsupportedError for what a first forward did not do."""
         raise UnsupportedError(
@@ -68,17 +92,21 @@ class State:
 
     Args:
         changes: of the module.
-        devices: of the call's inputs.
+        tensors: of the call's arguments.
+        given: the arguments themselves, of any structure.
     """
 
-    def __init__(self, changes: Changes, devices: Iterable[torch.device]) -> None:
-        self.changes = changes
+    def __init__(self, changes: Changes, tensors: list[torch.Tensor], given: Any = ()) -> None:
+        self.changes, self.given = changes, given
+        self.inputs = {id(tensor) for tensor in tensors}
         self.buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
-        every = {torch.device("cpu"), *devices, *changes.own_devices}
+        every = {torch.device("cpu"), *(t.device for t in tensors), *changes.own_devices}
         self.devices = [device for device in every if device.type != "meta"]
         self.autocast = _autocast(self.devices)
         self.random: dict[torch.device, bytes] = {}
         self.in_python: tuple[Any, Any] | None = None
+        self.context: dict[contextvars.ContextVar[Any], Any] = {}
+        self.places: list[tuple[Place, Any]] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -88,7 +116,10 @@ class State:
             tuple(map(_held, *zip(*vars(p).items(), strict=True))) for p in changes.parts
         ]
         self.names = [tuple(vars(part)) for part in changes.parts]
+        self.registries = _registries(changes.parts)
+        self.own_forward = vars(changes.module).get("forward")
         held = [(what, tensor, tensor._version) for what, tensor in _unrestored(changes.parts)]
+        trainable = [p.requires_grad for p in changes.module.parameters()]
         self.copies = [
             (attributes, name, _value(attributes[name]))
             for attributes, name in changes.find_by_value()
@@ -96,16 +127,20 @@ class State:
         is_first = changes.buffers is None
         in_python = _in_python() if changes.draws_in_python else None
         marks = _marks()
+        context = contextvars.copy_context()
         before = _random(self.devices)
         every = dict(_buffers(changes.parts))
         versions = [buffer._version for buffer in every.values()]
         wanted = every if is_first else changes.buffers or ()
         self.buffers = {place: every[place].detach().clone() for place in wanted}
-        yield
+        with self._places_noted():
+            yield
         after = _random(self.devices)
         self.random = {d: s for d, s in before.items() if s != after[d]}
         self._judge_python(in_python, _marks() != marks, is_first)
+        self._judge_modules()
         self._judge_buffers(every, versions, is_first)
+        self._judge_context(context)
         for what, tensor, version in held:
             if tensor._version != version:
                 raise UnsupportedError(
@@ -113,6 +148,65 @@ class State:
                     "which a recompute would do once more; make that tensor a buffer, or leave "
                     "the module out by checkpoint_modules"
                 )
+        if trainable != [p.requires_grad for p in changes.module.parameters()]:
+            changes.refuse("its forward sets requires_grad of a parameter")
+
+    @contextlib.contextmanager
+    def _places_noted(self) -> Iterator[None]:
+        """Note what is held wherever the forward may write, and keep it where it did."""
+        changes = self.changes
+        is_walked = changes.num_walks > 0
+        changes.num_walks -= is_walked
+        is_given_walked = is_walked or changes.changes_given  # it is given others each time
+        given = Reachable([("its argument", self.given)] if is_given_walked else [])
+        self.given = None
+        inner = [(w, t) for w, t in given.tensors if id(t) not in self.inputs]
+        versions = [_version(tensor) for _, tensor in inner]
+        of_given = {id(place.holder) for place in given.places}
+        own = changes.walked() if is_walked else list(changes.places.values())
+        places = given.places + [place for place in own if id(place.holder) not in of_given]
+        before = [place.read() for place in places]
+        yield
+        for (where, tensor), version in zip(inner, versions, strict=True):
+            if _version(tensor) != version:
+                changes.refuse(f"its forward changes {where} in place{NO_CACHE}")
+        changed = [
+            (place, contents)
+            for place, contents in zip(places, before, strict=True)
+            if not is_same(contents, place.read())
+        ]
+        changes.changes_given |= any(id(place.holder) in of_given for place, _ in changed)
+        for place, contents in changed:
+            if place.is_local:
+                changes.refuse(f"its forward changes {place.where}, which belongs to its thread")
+            if id(place.holder) in of_given and _keeps_results(place.read(), contents):
+                changes.refuse(f"its forward adds results to {place.where}{NO_CACHE}")
+        changes.places |= {
+            id(place.holder): place for place, _ in changed if id(place.holder) not in of_given
+        }
+        self.places = [(place, _detached(contents)) for place, contents in changed]
+
+    def _judge_modules(self) -> None:
+        """Refuse a forward that changes what a model is made of."""
+        changes = self.changes
+        own = vars(changes.module)
+        if own.get("forward") is not self.own_forward:
+            changes.refuse("its forward replaces the forward of its own module")
+        for part, before in zip(changes.parts, self.registries, strict=True):
+            for name, what in (("_modules", "modules"), ("_parameters", "parameters")):
+                held = dict(before.get(name, ()))
+                now = vars(part)[name]
+                if held.keys() != now.keys() or any(held[key] is not now[key] for key in held):
+                    changes.refuse(
+                        f"its forward makes, replaces or removes {what} of its own; do that in "
+                        "its constructor"
+                    )
+
+    def _judge_context(self, before: contextvars.Context) -> None:
+        for variable, value in contextvars.copy_context().items():
+            if before.get(variable, MISSING) is not value and type(value) not in ATOMS:
+                self.changes.refuse(f"its forward leaves another {variable.name!r} in its context")
+        self.context = {var: value for var, value in before.items() if type(value) in ATOMS}
 
     def _judge_python(self, before: Any, has_drawn: bool, is_first: bool) -> None:
         if is_first:
@@ -128,11 +222,6 @@ class State:
         is_first: bool,
     ) -> None:
         after = dict(_buffers(self.changes.parts))
-        if is_first and len(list(self.changes.module.modules())) > len(self.changes.parts):
-            raise UnsupportedError(
-                f"{self.changes.path} cannot be recomputed: its first forward makes modules of its "
-                "own; make them in its constructor, or leave it out by checkpoint_modules"
-            )
         if is_first:  # what writes to .data, and kernels of norms, leave the version as it is
             self.changes.silent = {p for p, b in every.items() if _has_changed(self.buffers[p], b)}
         changed = [
@@ -151,15 +240,28 @@ class State:
         self.buffers = {place: self.buffers[place] for place in changed}
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Run a recompute from the noted state and leave everything as it is now."""
+    def restored(self) -> Iterator[Callable[..., Any]]:
+        """Go back to the noted state for a recompute, and leave everything as it is now.
+
+        Yields:
+            What calls a function with its arguments in the context variables of the forward.
+        """
+        context = contextvars.copy_context()  # what is set in it is forgotten with it
+        for variable, value in self.context.items():
+            context.run(variable.set, value)
+        with self._modules_restored(), self._places_restored():
+            yield context.run
+
+    @contextlib.contextmanager
+    def _modules_restored(self) -> Iterator[None]:
         parts = self.changes.parts
-        buffers = {(module, name): module._buffers[name] for module, name in self.buffers}
         values = [tuple(vars(part).values()) for part in parts]
         names = [tuple(vars(part)) for part in parts]
+        registries = _registries(parts)
         generators = _random(self.random)
         in_python = _in_python() if self.in_python else None
         _set_attributes(parts, self.names, self.values)
+        _set_registries(parts, self.registries)
         for attributes, name, noted in self.copies:
             attributes[name] = _value(noted)  # a kept graph may need them once more
         for (module, name), before in self.buffers.items():
@@ -170,9 +272,27 @@ class State:
                 yield
         finally:
             _set_random(generators, in_python)
-            for (module, name), buffer in buffers.items():
-                module._buffers[name] = buffer
+            _set_registries(parts, registries)
             _set_attributes(parts, names, values)
+
+    @contextlib.contextmanager
+    def _places_restored(self) -> Iterator[None]:
+        """Put back what the forward changed, and afterwards what the recompute did."""
+        changes = self.changes
+        places = {id(place.holder): place for place, _ in self.places}
+        if not changes.is_recompute_walked:  # it may do what its forward did not
+            changes.is_recompute_walked = True
+            places = {id(place.holder): place for place in changes.walked()} | places
+        now = [(place, place.read()) for place in places.values()]
+        for place, contents in self.places:
+            place.write(contents)
+        try:
+            yield
+        finally:
+            for place, contents in now:
+                if not is_same(contents, place.read()):
+                    changes.places[id(place.holder)] = place
+                    place.write(contents)
 
 
 def _buffers(parts: list[nn.Module]) -> Iterator[tuple[tuple[nn.Module, str], torch.Tensor]]:
@@ -191,8 +311,11 @@ def _unrestored(parts: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]
     """Yield what no recompute puts back, so that no forward may change it in place."""
     for part in parts:
         for parameter in part._parameters.values():
-            if parameter is not None and not parameter.requires_grad:
-                yield "a frozen parameter", parameter
+            if parameter is not None:
+                yield (
+                    f"a {'trainable' if parameter.requires_grad else 'frozen'} parameter",
+                    parameter,
+                )
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor):
                 yield f"its attribute {name!r}", value
@@ -249,6 +372,46 @@ def _set_attributes(
             for name, value in zip(own_names, own_values, strict=True)
             if name not in OF_TORCH
         )
+
+
+def _registries(parts: list[nn.Module]) -> list[dict[str, tuple[Any, ...]]]:
+    """Return what torch's own registries of each module hold: hooks, buffers and the like."""
+    return [
+        {
+            name: tuple(held.items())
+            for name in REGISTRIES
+            if (held := vars(part).get(name)) and isinstance(held, dict)
+        }
+        for part in parts
+    ]
+
+
+def _set_registries(parts: list[nn.Module], registries: list[dict[str, tuple[Any, ...]]]) -> None:
+    for part, noted, now in zip(parts, registries, _registries(parts), strict=True):
+        for name in REGISTRIES:
+            before = noted.get(name, ())
+            if not is_same(before, now.get(name, ())):
+                held = vars(part)[name]
+                held.clear()
+                held.update(before)
+
+
+def _keeps_results(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    """Return whether a place came to hold tensors that have a graph, as a cache does."""
+    known = {id(tensor) for tensor in pytree.tree_leaves(before)}
+    new = (leaf for leaf in pytree.tree_leaves(now) if id(leaf) not in known)
+    return any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in new)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _detached(contents: Any) -> Any:
+    """Return contents of a place without the graphs of results, which would hold one another."""
+    return tuple(
+        _detached(item) if type(item) is tuple else _without_graph(item) for item in contents
+    )
 
 
 def _random(devices: Iterable[torch.device]) -> dict[torch.device, bytes]:

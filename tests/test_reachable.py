@@ -1,0 +1,322 @@
+"""What a forward does to anything but tensors is undone after its recompute, or refused."""
+
+import contextvars
+import threading
+import types
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memlab import StepConfig, Workload
+from memlab.errors import UnsupportedError
+from memlab.step import build_step, set_seed
+from memlab.techniques.reachable import Reachable, is_same
+
+CALLS = 0
+TABLE = {"calls": 0}
+LOCAL = threading.local()
+NUMBER = contextvars.ContextVar("number", default=0)
+HELD = contextvars.ContextVar("held", default=())
+
+
+def halve(gradient):
+    return gradient * 0.5
+
+
+class Block(nn.Module):
+    """A block that does what `act` does before its own work."""
+
+    calls = 0
+
+    def __init__(self, act):
+        super().__init__()
+        self.linear, self.act = nn.Linear(8, 8), act
+        self.note = types.SimpleNamespace(calls=0, seen=[])
+        self.slotted = Slotted()
+
+    def forward(self, x, *given):
+        return torch.tanh(self.linear(x * self.act(self, x, *given)))
+
+
+@dataclass(slots=True)
+class Slotted:
+    calls: int = 0
+
+
+class Model(nn.Module):
+    def __init__(self, act, given=lambda: ()):
+        super().__init__()
+        self.layers, self.given = nn.ModuleList(Block(act) for _ in range(2)), given
+
+    def forward(self, x):
+        given = self.given()
+        for layer in self.layers:
+            x = layer(x, *given)
+        return x
+
+
+def run(act, given=lambda: (), **fields):
+    """Return losses, weights, and how many hooks there are, after three updates."""
+    global CALLS
+    CALLS, TABLE["calls"], Block.calls = 0, 0, 0
+    NUMBER.set(0)
+    workload = Workload(
+        name="one",
+        build_model=lambda: Model(act, given),
+        make_batch=lambda n: torch.randn(n, 8).requires_grad_(),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    step = build_step(workload, StepConfig(batch_size=4, accumulation_steps=2, **fields), "cpu")
+    losses = []
+    for seed in range(3):
+        set_seed(seed)
+        losses.append(step())
+    hooks = [
+        (name, len(held), len(part.linear.weight._backward_hooks or ()))
+        for part in step.model.layers
+        for module in part.modules()
+        for name, held in vars(module).items()
+        if isinstance(held, OrderedDict) and "hooks" in name
+    ]
+    return losses, [p.detach().clone() for p in step.model.parameters()], hooks
+
+
+def install_hooks_once(block, _):
+    """As transformers installs those that capture outputs."""
+    if not hasattr(block, "installed"):
+        block.installed = True
+        block.linear.register_forward_hook(lambda module, args, out: out * 1.1)
+        block.linear.register_forward_pre_hook(
+            lambda module, args, kwargs: ((args[0] * 1.2,), kwargs), with_kwargs=True
+        )
+        block.linear.register_full_backward_hook(lambda module, ins, outs: (ins[0] * 0.7,))
+    return 1.0
+
+
+def move_a_hook(block, _):
+    for handle in block.note.seen:
+        handle.remove()
+    block.note.seen[:] = [block.linear.register_forward_hook(lambda m, a, out: out * 1.1)]
+    return 1.0
+
+
+def hook_on_a_weight(block, _):
+    block.linear.weight.register_hook(halve)
+    return 1.0
+
+
+def count_in_an_object(block, _):
+    block.note.calls += 1
+    block.slotted.calls += 1
+    return 1.0 + block.note.calls * block.slotted.calls
+
+
+def count_in_the_class(block, _):
+    type(block).calls += 1
+    return 1.0 + type(block).calls
+
+
+def count_in_a_global(block, _):
+    global CALLS
+    CALLS += 1
+    TABLE["calls"] += 1
+    return 1.0 + CALLS * TABLE["calls"]
+
+
+def count_in_a_default(block, _, seen=[]):  # noqa: B006
+    seen.append(1)
+    del seen[: -7 if block is None else 0]
+    return 1.0 + len(seen) % 7
+
+
+def count_in_a_closure():
+    calls = 0
+
+    def act(block, _):
+        nonlocal calls
+        calls += 1
+        return 1.0 + calls % 5
+
+    return act
+
+
+def count_in_the_context(block, _):
+    NUMBER.set(NUMBER.get() + 1)
+    return 1.0 + NUMBER.get()
+
+
+def make_a_buffer(block, x):
+    if not hasattr(block, "scale"):
+        block.register_buffer("scale", torch.full((8,), 0.9))
+        return 1.5
+    return block.scale
+
+
+def draw_from_an_object(block, x):
+    if not hasattr(block.note, "source"):
+        block.note.source = [np.random.default_rng(0)], np.ones(3)
+    block.note.source[1][:] += 0.1
+    return float(block.note.source[0][0].random() + block.note.source[1][0])
+
+
+UNDONE = {
+    "hooks": install_hooks_once,
+    "a hook that moves": move_a_hook,
+    "a hook on a weight": hook_on_a_weight,
+    "an object": count_in_an_object,
+    "a class": count_in_the_class,
+    "a global": count_in_a_global,
+    "a context variable": count_in_the_context,
+    "a buffer": make_a_buffer,
+    "a generator and an array": draw_from_an_object,
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_a_recompute_leaves_nothing_of_what_it_does(name):
+    act = UNDONE[name]
+    expected = run(act)
+    losses, weights, hooks = run(act, checkpointing="blocks")
+    assert losses == expected[0]
+    assert all(map(torch.equal, weights, expected[1]))
+    assert hooks == expected[2]
+
+
+def test_what_functions_keep_is_put_back():
+    assert run(count_in_a_closure())[0] == run(count_in_a_closure(), checkpointing="blocks")[0]
+    seen = count_in_a_default.__defaults__[0]
+    lengths = []
+    for fields in ({}, {"checkpointing": "blocks"}):
+        seen.clear()
+        run(count_in_a_default, **fields)
+        lengths.append(len(seen))
+    assert lengths == [12, 12]  # 2 blocks, 2 micro-batches, 3 updates
+
+
+def test_a_list_that_a_hook_collects_outputs_in_is_not_appended_twice():
+    outputs = []
+
+    def collect(block, _):
+        if not block.note.seen:
+            block.note.seen.append(1)
+            block.linear.register_forward_hook(lambda module, args, out: outputs.append(out.sum()))
+        return 1.0
+
+    run(collect, checkpointing="blocks")
+    assert len(outputs) == 12
+
+
+def make_a_parameter(block, x):
+    block.scale = nn.Parameter(torch.ones(8))
+    return block.scale
+
+
+def make_a_module_later(block, x):
+    block.note.calls += 1
+    if block.note.calls == 3:
+        block.linear = nn.Linear(8, 8)
+    return 1.0
+
+
+def replace_its_forward(block, x):
+    block.forward = types.MethodType(Block.forward, block)
+    return 1.0
+
+
+def freeze_itself(block, x):
+    block.linear.bias.requires_grad_(False)
+    return 1.0
+
+
+def clip_its_weights(block, x):
+    with torch.no_grad():
+        block.linear.weight.mul_(0.9)
+    return 1.0
+
+
+def count_in_the_thread(block, x):
+    LOCAL.calls = getattr(LOCAL, "calls", 0) + 1
+    return 1.0
+
+
+def leave_an_object_in_the_context(block, x):
+    HELD.set([x.shape])
+    return 1.0
+
+
+REFUSED = {
+    "makes, replaces or removes parameters": make_a_parameter,
+    "makes, replaces or removes modules": make_a_module_later,
+    "replaces the forward of its own module": replace_its_forward,
+    "sets requires_grad": freeze_itself,
+    "changes a trainable parameter in place": clip_its_weights,
+    "'LOCAL' of .*, which belongs to its thread": count_in_the_thread,
+    "leaves another 'held' in its context": leave_an_object_in_the_context,
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_undone_is_refused_with_the_module(text):
+    with pytest.raises(UnsupportedError, match=rf"layers\.0 cannot be recomputed: .*{text}"):
+        run(REFUSED[text], checkpointing="blocks")
+
+
+@dataclass
+class Memory:
+    """A cache under a name that nothing tells it by."""
+
+    keys: list = field(default_factory=list)
+    last: torch.Tensor | None = None
+
+
+class Preallocated:
+    def __init__(self):
+        self.keys = torch.zeros(4, 8)
+
+
+def remember(block, x, memory):
+    memory.keys.append(block.linear(x))
+    return sum(key.sum() for key in memory.keys)
+
+
+def write_into(block, x, memory):
+    memory.keys[: len(x)] = x.detach()
+    return memory.keys.sum()
+
+
+@pytest.mark.parametrize(
+    ("act", "given"), [(remember, Memory), (write_into, Preallocated)], ids=["grows", "is written"]
+)
+def test_a_cache_of_any_name_is_refused(act, given):
+    run(act, lambda: (given(),))
+    with pytest.raises(UnsupportedError, match=r"layers\.0 .*its argument.*as a cache does"):
+        run(act, lambda: (given(),), checkpointing="blocks")
+
+
+def test_an_object_that_is_given_and_notes_something_is_put_back():
+    def act(block, x, note):
+        note.calls += 1
+        return float(note.calls)
+
+    def given():
+        return (types.SimpleNamespace(calls=0),)
+
+    assert run(act, given)[0] == run(act, given, checkpointing="blocks")[0]
+
+
+def test_a_walk_ends_and_looks_into_nothing_of_torch_or_python():
+    endless = types.SimpleNamespace()
+    endless.me = endless
+    found = Reachable([("a", [endless, threading.Lock(), nn.Linear, open])])
+    assert sorted(place.where for place in found.places) == ["a", "a[0]"]
+    before = [place.read() for place in found.places]
+    endless.you = 1
+    after = [place.read() for place in found.places]
+    assert [is_same(*pair) for pair in zip(before, after, strict=True)].count(False) == 1
+    for place, contents in zip(found.places, before, strict=True):
+        place.write(contents)
+    assert vars(endless) == {"me": endless}
