@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 # Norms keep these in the format of their weight; fake tensors say that of the input (bf16).
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
 RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
+GROUPED = "aten._grouped_mm.default"
 
 
 class Call(NamedTuple):
@@ -83,7 +84,8 @@ def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> C
     call = Call(*call_of(signature, lambda spec: _make(spec, whole, device)))
     if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
         return Call(call.func, call.args, call.kwargs | _device(call.func, device))
-    return _with_workspace(call) if signature[0] == RNN_BACKWARD else call
+    special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
+    return call if special is None else special(call)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -116,6 +118,17 @@ def _with_workspace(call: Call) -> Call:
         for name, value in zip(names, call.args, strict=False)
     ]
     return Call(call.func, args, call.kwargs)
+
+
+def _with_even_groups(call: Call) -> Call:
+    """Give a product of groups as many rows in each; with none in all, it would do nothing."""
+    a, b, offs = call.args[0], call.args[1], (*call.args[2:3], call.kwargs.get("offs"))[0]
+    if offs is None:
+        return call
+    grouped = a.shape[-1] if a.dim() == b.dim() else a.shape[0] if a.dim() == 2 else b.shape[-1]
+    ends = torch.linspace(0, grouped, len(offs) + 1, device=offs.device)[1:]
+    offs.copy_(ends.to(offs.dtype))
+    return call
 
 
 def _with_wide_statistics(signature: Signature) -> Signature:

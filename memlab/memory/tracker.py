@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import UnsupportedError
-from memlab.memory import module_calls
+from memlab.memory import fake_kernels, module_calls
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
@@ -165,6 +165,8 @@ class Tracker(TorchDispatchMode):
                 return aten.add_.Tensor(*args)
             if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
                 return self._select(args)
+            if func in fake_kernels.OWN:
+                return fake_kernels.OWN[func](*args, **kwargs)
             if func is aten._to_copy.default and kwargs.get("device") is not None:
                 args[0].constant = None  # a real value cannot follow to a fake device
             return func(*args, **kwargs)

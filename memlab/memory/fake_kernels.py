@@ -1,0 +1,65 @@
+"""What operators return whose fake kernels in PyTorch refuse or are wrong: shapes and strides.
+
+Left out: what a signature does not decide, which is the tracker's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+ALIGNMENT = 16  # bytes: what the tensor memory accelerator of newer cards asks of strides
+
+
+def _grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return what a product of groups of rows returns, for any floating-point format.
+
+    PyTorch's fake kernel takes bfloat16 alone; its real ones, on a CPU and on CUDA, take fp32 and
+    fp16 too, and pad the rows of what they return.
+    Source: `create_grouped_gemm_output_tensor` in ATen/native/GroupedMMUtils.h.
+    """
+    for matrix in (a, b):
+        _check_strides(matrix)
+    a_is_2d, b_is_2d = a.dim() == 2, b.dim() == 2
+    rows, columns = a.shape[-2], b.shape[-1]
+    if a_is_2d and b_is_2d:
+        assert offs is not None  # the operator refuses a call without it
+        shape = [offs.shape[0], rows, columns]
+    else:
+        shape = [rows, columns] if a_is_2d or b_is_2d else [a.shape[0], rows, columns]
+
+    dtype = out_dtype or a.dtype
+    per_line = ALIGNMENT // dtype.itemsize
+    padded = -(-columns // per_line) * per_line
+    stride = [rows * padded, padded, 1][-len(shape) :]
+    return a.new_empty_strided(shape, stride, dtype=dtype)
+
+
+def _check_strides(matrix: torch.Tensor) -> None:
+    """Raise what the operator raises of rows, or columns, that begin off a line of 16 bytes."""
+    size, stride = matrix.shape[-2:], matrix.stride()[-2:]
+    if stride[0] == 1 and stride[1] >= max(1, size[0]):
+        step = stride[1]
+    elif stride[1] == 1 and stride[0] >= max(1, size[1]):
+        step = stride[0]
+    else:
+        raise RuntimeError(
+            f"Invalid strides/sizes, got {matrix.stride()} for strides and {tuple(matrix.shape)} "
+            "for sizes"
+        )
+    if step * matrix.dtype.itemsize % ALIGNMENT:
+        raise RuntimeError(f"strides should be multiple of {ALIGNMENT} bytes")
+
+
+OWN: dict[Any, Callable[..., Any]] = {}
+if hasattr(aten, "_grouped_mm"):
+    OWN[aten._grouped_mm.default] = _grouped_mm
