@@ -23,6 +23,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
+from memlab.quoting import printable
 from memlab.result import Source, StepResult
 from memlab.trace import Category
 from memlab.units import GIB, KIB, MIB, TIB
@@ -112,7 +113,14 @@ def _remember_place(axes: Axes) -> None:
 def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
     """Write plain text (a "$" is a dollar) in the figures' ink and font."""
     defaults = {"color": INK, "fontfamily": FONT, "fontsize": FONT_SIZE, "va": "center"}
-    return axes.text(x, y, text, **{**defaults, "parse_math": False, **style})
+    lines = "\n".join(map(printable, text.split("\n")))
+    return axes.text(x, y, lines, **{**defaults, "parse_math": False, **style})
+
+
+def name_ticks(axes: Axes, which: str, places: Sequence[float], names: Sequence[str]) -> None:
+    """Write plain text (a "$" is a dollar) at places on the "x" or "y" axis."""
+    set_ticks = getattr(axes, f"set_{which}ticks")
+    set_ticks(places, list(map(printable, names)), parse_math=False)
 
 
 def text_width(text: str, font_size: float = FONT_SIZE) -> float:
@@ -122,6 +130,7 @@ def text_width(text: str, font_size: float = FONT_SIZE) -> float:
 
 def shorten(text: str, width: float, font_size: float = FONT_SIZE) -> str:
     """Return the text, its middle cut out where it is wider than `width` points."""
+    text = printable(text)
     most = max(3, int(width / (0.6 * font_size)))
     if len(text) <= most:
         return text

@@ -19,6 +19,7 @@ from memlab._figures import (
     box_points,
     byte_axis,
     data_axes,
+    name_ticks,
     new_figure,
     origin,
     placeholder,
@@ -64,7 +65,7 @@ def waterfall(
     names = [shorten(name, 0.34 * size[0] * POINTS) for name in _names(results)]
     left = max(text_width(name) for name in names) + 10
     axes = data_axes(figure, "ladder", margins=(left, 26, 6, 20))
-    axes.set_yticks(range(len(results)), names)
+    name_ticks(axes, "y", range(len(results)), names)
     axes.set_ylim(len(results) - 0.5, -0.5)
     most = max((peak for peak in peaks if peak), default=1)
     said = [_said(results, peaks, reports, row) for row in range(len(results))]

@@ -280,7 +280,8 @@ def _default(name: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if callable(value):
-        return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{getattr(value, '__module__', '')}.{name}"
     return str(value) if isinstance(value, StrEnum) else value
 
 

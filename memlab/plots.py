@@ -32,6 +32,7 @@ from memlab._figures import (
     byte_axis,
     canvas,
     data_axes,
+    name_ticks,
     new_figure,
     origin,
     placeholder,
@@ -164,7 +165,7 @@ def step_times(
     left = max(text_width(name) for name in names) + 10
     axes = data_axes(figure, "step times", margins=(left, 16, 6, 20))
     axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
-    axes.set_yticks(range(len(shown)), names)
+    name_ticks(axes, "y", range(len(shown)), names)
     axes.set_ylim(max(len(shown), 4) - 0.5, -0.5)
     times = [t for r, _ in shown if r.step_seconds for t in (*r.step_seconds_all, r.step_seconds)]
     slowest = max(times, default=1.0)
@@ -310,14 +311,22 @@ def heat_map(
 
     ys, xs, peaks, words = _cells(results, rows, columns)
     figure = new_figure(size)
-    left = max(text_width(label) for label in _labels(ys, results)) + 10
+    row_names = [shorten(label, 0.4 * size[0] * POINTS) for label in _labels(ys, results)]
+    column_names = [
+        shorten(label, 0.6 * size[0] * POINTS / len(xs)) for label in _labels(xs, results)
+    ]
+    left = max(map(text_width, row_names)) + 10
     axes = data_axes(figure, "heat map", margins=(left, 30, 8, 34))
     axes.spines["bottom"].set_visible(False)
     top = np.nanmax(peaks, initial=1)
     font = {"fontfamily": FONT, "fontsize": FONT_SIZE}
-    seaborn.heatmap(peaks, ax=axes, vmin=0, vmax=top, cmap="crest", cbar=False, linewidths=0,
-                    xticklabels=_labels(xs, results), yticklabels=_labels(ys, results),
-                    annot=words, fmt="", annot_kws=font)  # fmt: skip
+    style = {"cmap": "crest", "cbar": False, "linewidths": 0}
+    no_ticks = {"xticklabels": False, "yticklabels": False}
+    seaborn.heatmap(
+        peaks, ax=axes, vmin=0, vmax=top, annot=words, fmt="", annot_kws=font, **style, **no_ticks
+    )
+    name_ticks(axes, "x", [i + 0.5 for i in range(len(xs))], column_names)
+    name_ticks(axes, "y", [i + 0.5 for i in range(len(ys))], row_names)
     axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
     for row, column in np.argwhere(np.isnan(peaks)):
         _mark_cell(axes, row, column, words[row, column])
@@ -374,7 +383,9 @@ def _axis_name(field: str) -> str:
 
 
 def _in_order(values: Collection[Any]) -> list[Any]:
-    """Sort numbers by size and choices as their enum lists them."""
+    """Sort numbers by size, choices as their enum lists them, and texts among functions by name."""
+    if not all(isinstance(value, int | float | StrEnum) for value in values):
+        return sorted(values, key=str)
     return sorted(values, key=lambda v: list(type(v)).index(v) if isinstance(v, StrEnum) else v)
 
 

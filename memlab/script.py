@@ -8,6 +8,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.plan import Plan
+from memlab.quoting import in_docstring
 from memlab.techniques import (
     accumulation,
     checkpointing,
@@ -72,7 +73,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
 
 
 def _docstring(config: StepConfig) -> str:
-    settings = str(config).replace(", ", "\n    ")
+    settings = in_docstring(str(config)).replace(", ", "\n    ")
     return f'"""Plain PyTorch, written by memlab, for:\n\n    {settings}\n"""'
 
 

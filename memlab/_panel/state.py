@@ -5,6 +5,7 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 """
 
 import dataclasses
+import keyword
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from memlab.config import (
     StepConfig,
 )
 from memlab.errors import ConfigError
+from memlab.quoting import literal
 from memlab.result import StepResult
 from memlab.workload import Workload
 
@@ -208,19 +210,22 @@ def source(
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name != "batch_size" and value != field.default:
-            shown.append(f"{field.name}={_literal(value)}")
-    limit = f", memory_limit={memory_limit!r}" if memory_limit and ask != "recorded" else ""
+            shown.append(f"{field.name}={_expression(value, namespace or {})}")
+    limit = ""
+    if memory_limit and ask != "recorded":
+        limit = f", memory_limit={literal(memory_limit)}"
     name, line = workload_source(workload, namespace or {})
     lines = [
         "import memlab",
         "",
         line,
         f"config = memlab.StepConfig({', '.join(shown)})",
-        f"result = memlab.{ask}({name}, config, device={device!r}{limit})",
+        f"result = memlab.{ask}({name}, config, device={literal(device)}{limit})",
         "print(result)",
     ]
     if check_gradients and ask == "measure":
-        lines += [f"report = memlab.verify({name}, config, device={device!r})", "print(report)"]
+        verified = f"memlab.verify({name}, config, device={literal(device)})"
+        lines += [f"report = {verified}", "print(report)"]
     return "\n".join(lines) + "\n"
 
 
@@ -228,7 +233,7 @@ def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[s
     """Return the variable that holds the workload, and the line that makes it or says so."""
     if (options := zoo_options(workload)) is not None:
         return "workload", f"workload = {zoo_source(workload.name, options)}"
-    own = next((n for n, v in namespace.items() if v is workload and not n.startswith("_")), None)
+    own = _variable(workload, namespace)
     if own:
         return own, f"# {own} is the workload that the panel was given"
     return "workload", "# put the workload that the panel was given here, as `workload`"
@@ -236,9 +241,22 @@ def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[s
 
 def zoo_source(name: str, options: Mapping[str, Any]) -> str:
     """Return the call that makes a workload of the zoo."""
-    given = "".join(f", {option}={value!r}" for option, value in options.items())
-    return f"memlab.workloads.get({name!r}{given})"
+    given = "".join(f", {option}={literal(value)}" for option, value in options.items())
+    return f"memlab.workloads.get({literal(name)}{given})"
 
 
-def _literal(value: Any) -> str:
-    return repr(str(value)) if isinstance(value, str) else repr(value)
+def _expression(value: Any, namespace: Mapping[str, Any]) -> str:
+    """Return the value of a setting as Python: a literal, or the variable that holds a function."""
+    if not callable(value):
+        return literal(value)
+    # a function has no literal; a name that does not exist says where to put one
+    return _variable(value, namespace) or "policy_function"
+
+
+def _variable(value: Any, namespace: Mapping[str, Any]) -> str | None:
+    """Return the name of the notebook's variable that holds this value, if it has one."""
+    for name, held in namespace.items():
+        is_name = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+        if held is value and is_name:
+            return name
+    return None

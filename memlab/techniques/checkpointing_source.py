@@ -8,6 +8,7 @@ recomputed from its changed value; running statistics, which training does not r
 from memlab.config import PRESET_POLICIES, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
+from memlab.quoting import literal
 from memlab.techniques import blocks, policies
 from memlab.techniques.source import Source, text_of
 
@@ -123,7 +124,7 @@ def _chosen(which: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     if which != blocks.AUTO and not every:
         imports = ("import fnmatch", "from collections.abc import Iterable")
         functions = (text_of(blocks.find_named), text_of(blocks._is_inside))
-        return imports, functions, f"find_named(model, {which!r}).values()"
+        return imports, functions, f"find_named(model, {literal(which)}).values()"
     parts = (
         blocks._is_block, blocks._is_inside, blocks._num_parameters, blocks._largest,
         blocks._repeated, blocks.find_blocks,
@@ -160,12 +161,10 @@ def _policy(config: StepConfig) -> tuple[str, ...]:
 
 
 def _of_plan(plan: Plan) -> Source:
-    regions = [
-        f"    {region.path!r}: {{{', '.join(map(repr, sorted(region.keep)))}}},"
-        if region.keep
-        else f"    {region.path!r}: None,"
-        for region in plan.regions
-    ]
+    regions = []
+    for region in plan.regions:
+        kept = ", ".join(map(literal, sorted(region.keep)))
+        regions.append(f"    {literal(region.path)}: {f'{{{kept}}}' if kept else None},")
     return Source(
         imports=(
             *IMPORTS,

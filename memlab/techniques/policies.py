@@ -181,7 +181,7 @@ def overloads(names: str) -> frozenset[OpOverload]:
     for name in filter(None, (part.strip() for part in names.split(","))):
         namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
         packet_name, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+        packet = _packet(namespace, packet_name)
         if not isinstance(packet, OpOverloadPacket):
             raise ConfigError(_unknown_operator(name))
         if overload and overload not in packet.overloads():
@@ -197,6 +197,14 @@ def overloads(names: str) -> frozenset[OpOverload]:
             f"{', '.join(map(repr, PRESET_POLICIES))}, or operators: 'aten.mm, aten.addmm'"
         )
     return frozenset(found)
+
+
+def _packet(namespace: str, name: str) -> Any:
+    """Return what torch has under a name of an operator, None if it has nothing."""
+    try:
+        return getattr(getattr(torch.ops, namespace), name, None)
+    except (RuntimeError, TypeError, ValueError):  # a text that no operator could be called
+        return None
 
 
 def _unknown_operator(name: str) -> str:
