@@ -548,6 +548,19 @@ def test_a_header_without_a_body_ends_with_the_time_limit():
     assert_worker_is_back()
 
 
+@pytest.mark.parametrize(
+    "other",
+    [(blocks(), StepConfig()), (linear(), StepConfig(optimizer="sgd"))],
+    ids=["workload", "config"],
+)
+def test_an_answer_to_another_question_is_not_taken(monkeypatch, other):
+    answer = measure(*other, "cpu", repeats=1, isolate=False)
+    monkeypatch.setattr(_isolation, "run", lambda *_, **__: answer)
+    result = measure(linear(), StepConfig(), "cpu")
+    assert (result.outcome, result.config) == ("crashed", StepConfig())
+    assert "another question" in result.message
+
+
 class FakeProcess:
     """A worker that has ended, or not."""
 
