@@ -15,12 +15,14 @@ import torch
 
 from memlab import workloads
 from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab.checks import checked
 from memlab.config import StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
 from memlab.memory.cost_store import KnownCosts, OperatorCost
 from memlab.memory.operators import Signature
+from memlab.quoting import shown
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -103,6 +105,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
     )
 
 
+@checked()
 def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     """Return what one training step cost on a real device, as it was recorded there.
 
@@ -181,7 +184,7 @@ def record_of(device: str) -> DeviceRecord:
             return record
     names = ", ".join(repr(record.name) for record in every) or "none yet"
     raise DeviceError(
-        f"device={device!r} has no record; allowed is one of {names}: take another, or use "
+        f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
         "memlab.predict, which needs no record"
     )
 
