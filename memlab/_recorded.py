@@ -4,6 +4,7 @@ The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left 
 are not of the zoo, since nobody could tell that a record is of the same one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from memlab import workloads
-from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab._records import DAMAGE, SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
 from memlab.checks import checked
 from memlab.config import StepConfig
 from memlab.errors import DeviceError
@@ -42,6 +43,7 @@ class DeviceRecord:
         is_card: whether it is a CUDA card.
         runs: in the order in which they were recorded.
         lines: all of the file, visits and timings of operators among it.
+        notes: sentences on what of the file could not be used.
     """
 
     name: str
@@ -49,6 +51,7 @@ class DeviceRecord:
     is_card: bool
     runs: tuple[Run, ...]
     lines: Lines
+    notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -93,15 +96,26 @@ def read_record(path: Path) -> DeviceRecord | None:
 def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
     lines = read_lines(path)
     visits = lines.of(Kind.VISIT)
-    if not visits:
+    try:
+        name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
+    except DAMAGE:
         return None
-    name = visits[0]["device"]
+    runs, notes = [], [lines.damage] if lines.damage else []
+    every = lines.of(Kind.RUN)
+    for line in every:
+        with contextlib.suppress(*DAMAGE):
+            run = Run.from_line(line, name + SAID)
+            _spec_of_run(run)  # raises for options that the zoo does not have
+            runs.append(run)
+    if len(runs) < len(every):
+        notes.append(f"{len(every) - len(runs)} damaged runs of {path} were dropped.")
     return DeviceRecord(
         name=name,
-        title=visits[0]["title"],
-        is_card=visits[0]["type"] == "cuda",
-        runs=tuple(Run.from_line(line, name + SAID) for line in lines.of(Kind.RUN)),
+        title=title,
+        is_card=kind == "cuda",
+        runs=tuple(runs),
         lines=lines,
+        notes=tuple(notes),
     )
 
 
@@ -124,7 +138,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     same = _same_workload(record, workload)
     for run in reversed(same):
         if run.result.config == config:
-            return run.result
+            return dataclasses.replace(run.result, notes=(*run.result.notes, *record.notes))
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
         message=_missing(workload, config, record),
@@ -132,6 +146,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
         device=record.label,
         config=config,
         workload_name=workload.name,
+        notes=record.notes,
     )
 
 
