@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab._holdings import Group, group
 from memlab._remedies import LEAST_SHARE, Remedy, remedies
-from memlab.errors import MemlabError
+from memlab.checks import checked
 from memlab.result import StepResult, format_percent
 from memlab.trace import Category
 from memlab.units import format_bytes
@@ -138,6 +138,7 @@ class Explanation:
         return [f"{format_bytes(left)} in {count} smaller ones"] if count else []
 
 
+@checked()
 def explain(result: StepResult) -> Explanation:
     """Return what holds the peak of a result, and which settings would lower it.
 
@@ -147,11 +148,6 @@ def explain(result: StepResult) -> Explanation:
     Raises:
         MemlabError: `result` is no `StepResult`.
     """
-    if not isinstance(result, StepResult):
-        raise MemlabError(
-            f"explain takes one StepResult, not {type(result).__name__}; pass what memlab.measure "
-            "or memlab.predict returned"
-        )
     title = (
         f"{result.workload_name} on {result.device}, {result.settings}: "
         f"{str(result.outcome).replace('_', ' ')} ({result.source})"

@@ -23,12 +23,17 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
+from memlab.checks import checked, count, number, of_type
+from memlab.errors import ConfigError
 from memlab.quoting import printable
 from memlab.result import Source, StepResult
 from memlab.trace import Category
 from memlab.units import GIB, KIB, MIB, TIB
 
 Size = tuple[float, float]
+SMALLEST_INCHES, LARGEST_INCHES = 0.5, 100.0
+FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH = 10, 2400
+MOST_PIXELS = 2**16 - 1  # along one side, of matplotlib's renderer
 INK = "#777677"  # text: contrast 4.5 on white, 4.2 on #111
 GRID = "#9e9d9e"
 LIMIT = "#d1384e"
@@ -87,9 +92,10 @@ def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float,
     """Return quiet axes with these margins in points: left, bottom, right, top."""
     width, height = figure.get_size_inches() * POINTS
     left, bottom, right, top = margins
+    # of a picture that is too small for its margins a point is left
+    inner = max(width - left - right, 1.0), max(height - bottom - top, 1.0)
     axes = figure.add_axes(
-        (left / width, bottom / height, (width - left - right) / width,
-         (height - bottom - top) / height),
+        (left / width, bottom / height, inner[0] / width, inner[1] / height),
         label=label,
     )  # fmt: skip
     axes.patch.set_alpha(0.0)
@@ -187,6 +193,18 @@ def write_title(figure: Figure, text: str) -> None:
     write(overlay, 6, height * POINTS - 8, shorten(text, width * POINTS - 10))
 
 
+def inches(name: str, value: Any) -> Size:
+    """Return the size of a figure, width and height.
+
+    Raises:
+        ConfigError: it is none, or so small or large that no picture can be drawn.
+    """
+    width, height = of_type(name, value, Size)
+    rule = number(SMALLEST_INCHES, LARGEST_INCHES)
+    return rule(f"{name}[0]", width), rule(f"{name}[1]", height)
+
+
+@checked(size=inches)
 def placeholder(text: str, *, size: Size) -> Figure:
     """Return a figure that only says something, wrapped to its width."""
     figure = new_figure(size)
@@ -198,8 +216,17 @@ def placeholder(text: str, *, size: Size) -> Figure:
     return figure
 
 
+@checked(dpi=count(FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH))
 def to_png(figure: Figure, *, dpi: int = 120) -> bytes:
-    """Return the figure as a transparent PNG whose mid-grey ink holds on white and on dark."""
+    """Return the figure as a transparent PNG whose mid-grey ink holds on white and on dark.
+
+    Raises:
+        ConfigError: `dpi` is no number of dots, or gives more of them than can be drawn.
+    """
+    if max(figure.get_size_inches()) * dpi > MOST_PIXELS:
+        raise ConfigError(
+            f"dpi={dpi} gives this figure more than {MOST_PIXELS} pixels along a side; lower dpi"
+        )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, transparent=True)
     return buffer.getvalue()
@@ -225,6 +252,7 @@ def _text_size(text: str, prop: FontProperties, ismath: Any) -> tuple[float, flo
     return size
 
 
+@checked()
 def to_svg(figure: Figure, *, label: str) -> str:
     """Return the figure as inline SVG for HTML: as wide as its container, in the page's colours.
 

@@ -13,11 +13,13 @@ import torch
 
 from memlab._isolation import OnProgress
 from memlab._recorded import is_recorded
-from memlab.api import check_count, measure, predict
+from memlab.api import measure, predict
+from memlab.checks import anything, checked, count, seconds
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, DeviceError
 from memlab.memory.cards import resolve
 from memlab.memory.devices import resolve_device
+from memlab.quoting import shown
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
@@ -41,6 +43,7 @@ REFUSED = (Outcome.UNSUPPORTED, Outcome.FAILED)
 STOOD_ON = (Outcome.OK, Outcome.OUT_OF_MEMORY)
 
 
+@checked(rungs=anything, repeats=count(1), batch_size=count(1), timeout_seconds=seconds)
 def ladder(
     workload: Workload,
     rungs: Sequence[Rung] | None = None,
@@ -90,7 +93,6 @@ def ladder(
     config = StepConfig(batch_size=batch_size)
     if rungs is not None:
         rungs = _checked(rungs, config)
-    check_count("repeats", repeats, 1)
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
         result = _tried(run, config, rung, results[0])
@@ -113,11 +115,11 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
     """
     allowed = "allowed is a list of dicts of fields of StepConfig: [{'optimizer': 'sgd'}]"
     if isinstance(rungs, Mapping | str) or not isinstance(rungs, Iterable):
-        raise ConfigError(f"rungs={rungs!r} is no list; {allowed}")
+        raise ConfigError(f"rungs={shown(rungs)} is no list; {allowed}")
     every, config = list(rungs), plain
     for rung in every:
         if not isinstance(rung, Mapping):
-            raise ConfigError(f"rungs hold {rung!r}; {allowed}")
+            raise ConfigError(f"rungs hold {shown(rung)}; {allowed}")
         config = _on_top(config, rung)
     return every
 

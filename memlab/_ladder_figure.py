@@ -19,6 +19,7 @@ from memlab._figures import (
     box_points,
     byte_axis,
     data_axes,
+    inches,
     name_ticks,
     new_figure,
     origin,
@@ -29,7 +30,9 @@ from memlab._figures import (
     write_title,
 )
 from memlab._verify import VerifyReport
+from memlab.checks import checked
 from memlab.config import StepConfig
+from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
 from memlab.trace import Category
 from memlab.units import format_bytes
@@ -37,6 +40,7 @@ from memlab.units import format_bytes
 BAR = CATEGORY_COLORS[Category.ACTIVATIONS]
 
 
+@checked(size=inches)
 def waterfall(
     results: Sequence[StepResult],
     *,
@@ -56,6 +60,10 @@ def waterfall(
     """
     if not results:
         return placeholder("No rung yet.", size=size)
+    if reports is not None and len(reports) != len(results):
+        raise ConfigError(
+            f"reports holds {len(reports)} for {len(results)} results; allowed is one for each"
+        )
     held = [result.peak_reserved_bytes for result in results]
     is_reserved = all(
         peak is not None for peak, r in zip(held, results, strict=True) if r.peak_allocated_bytes

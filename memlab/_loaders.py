@@ -9,15 +9,19 @@ from torch.utils.data import Dataset
 from memlab._isolation import OnProgress
 from memlab._plans import plan_for
 from memlab._process import Ended
-from memlab.api import _check_types, _runner, check_count
+from memlab.api import _runner
+from memlab.checks import anything, checked, count, seconds
 from memlab.config import StepConfig
-from memlab.errors import ConfigError, WorkloadError
+from memlab.errors import WorkloadError
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.memory.cards import resolve
 from memlab.memory.devices import resolve_device
+from memlab.quoting import shown
+from memlab.techniques import policies
 from memlab.workload import Workload
 
 
+@checked(dataset=anything, num_steps=count(1), timeout_seconds=seconds)
 def measure_loading(
     workload: Workload,
     config: StepConfig,
@@ -48,13 +52,11 @@ def measure_loading(
     Raises:
         MemlabError: an argument cannot be; what happens while it runs is the `outcome`.
     """
-    _check_types(workload, config)
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     loading = LoadingConfig() if loading is None else loading
-    if not isinstance(loading, LoadingConfig):
-        raise ConfigError(f"loading={loading!r} is no LoadingConfig; pass LoadingConfig()")
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise WorkloadError(
-            f"dataset={dataset!r} is not map-style; give it __getitem__ and __len__, as "
+            f"dataset={shown(dataset)} is not map-style; give it __getitem__ and __len__, as "
             "torch.utils.data.Dataset describes"
         )
     _check_length(dataset)
@@ -65,8 +67,8 @@ def measure_loading(
         "dataset": dataset,
         "loading": loading,
         "device": target,
-        "num_steps": check_count("num_steps", num_steps, 1),
-        "seed": check_count("seed", seed, 0),
+        "num_steps": num_steps,
+        "seed": seed,
     }
     run = _runner(True, timeout_seconds, on_progress, cancel)
     try:
@@ -90,8 +92,8 @@ def _check_length(dataset: Any) -> None:
         length = len(dataset)
     except Exception as error:
         raise WorkloadError(
-            f"dataset={dataset!r}: its __len__ raised {type(error).__name__}: {error}; return the "
-            "number of samples"
+            f"dataset={shown(dataset)}: its __len__ raised {type(error).__name__}: {error}; return "
+            "the number of samples"
         ) from error
-    if length < 1:
-        raise WorkloadError(f"dataset={dataset!r} has no samples; give it at least one")
+    if not isinstance(length, int) or length < 1:
+        raise WorkloadError(f"dataset={shown(dataset)} has no samples; give it at least one")

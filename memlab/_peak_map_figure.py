@@ -21,6 +21,7 @@ from memlab._figures import (
     STACK,
     Size,
     canvas,
+    inches,
     new_figure,
     origin,
     placeholder,
@@ -29,6 +30,7 @@ from memlab._figures import (
     write,
 )
 from memlab._holdings import BY_PARAMETER, patterns
+from memlab.checks import checked
 from memlab.result import Holding, Outcome, StepResult, format_percent
 from memlab.trace import Category
 from memlab.units import format_bytes
@@ -63,6 +65,7 @@ class _Node:
         return [*self.within.values(), *([_Node(self.name, own)] if own else [])]
 
 
+@checked(size=inches)
 def peak_map(
     result: StepResult, *, limit_bytes: int | None = None, size: Size = (9.0, 4.6)
 ) -> Figure:

@@ -4,6 +4,7 @@ The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left 
 are not of the zoo, since nobody could tell that a record is of the same one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,13 +15,15 @@ from typing import Any
 import torch
 
 from memlab import workloads
-from memlab._records import SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab._records import DAMAGE, SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab.checks import checked
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
 from memlab.memory.cost_store import KnownCosts, OperatorCost
 from memlab.memory.operators import Signature
+from memlab.quoting import shown
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -40,6 +43,7 @@ class DeviceRecord:
         is_card: whether it is a CUDA card.
         runs: in the order in which they were recorded.
         lines: all of the file, visits and timings of operators among it.
+        notes: sentences on what of the file could not be used.
     """
 
     name: str
@@ -47,6 +51,7 @@ class DeviceRecord:
     is_card: bool
     runs: tuple[Run, ...]
     lines: Lines
+    notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -91,18 +96,30 @@ def read_record(path: Path) -> DeviceRecord | None:
 def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
     lines = read_lines(path)
     visits = lines.of(Kind.VISIT)
-    if not visits:
+    try:
+        name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
+    except DAMAGE:
         return None
-    name = visits[0]["device"]
+    runs, notes = [], [lines.damage] if lines.damage else []
+    every = lines.of(Kind.RUN)
+    for line in every:
+        with contextlib.suppress(*DAMAGE):
+            run = _as_built(Run.from_line(line, name + SAID))
+            _spec_of_run(run)  # raises for options that the zoo does not have
+            runs.append(run)
+    if len(runs) < len(every):
+        notes.append(f"{len(every) - len(runs)} damaged runs of {path} were dropped.")
     return DeviceRecord(
         name=name,
-        title=visits[0]["title"],
-        is_card=visits[0]["type"] == "cuda",
-        runs=tuple(_as_built(Run.from_line(line, name + SAID)) for line in lines.of(Kind.RUN)),
+        title=title,
+        is_card=kind == "cuda",
+        runs=tuple(runs),
         lines=lines,
+        notes=tuple(notes),
     )
 
 
+@checked()
 def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     """Return what one training step cost on a real device, as it was recorded there.
 
@@ -121,7 +138,8 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     same = _same_workload(record, workload)
     for run in reversed(same):
         if run.result.config == config_as_built(config):
-            return dataclasses.replace(run.result, config=config)
+            said = (*run.result.notes, *record.notes)
+            return dataclasses.replace(run.result, config=config, notes=said)
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
         message=_missing(workload, config, record),
@@ -129,6 +147,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
         device=record.label,
         config=config,
         workload_name=workload.name,
+        notes=record.notes,
     )
 
 
@@ -202,7 +221,7 @@ def record_of(device: str) -> DeviceRecord:
             return record
     names = ", ".join(repr(record.name) for record in every) or "none yet"
     raise DeviceError(
-        f"device={device!r} has no record; allowed is one of {names}: take another, or use "
+        f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
         "memlab.predict, which needs no record"
     )
 

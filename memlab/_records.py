@@ -6,6 +6,7 @@ holdings stand in a line as compressed text, and come back as they were, to the 
 """
 
 import base64
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,14 +20,20 @@ from typing import Any
 import numpy as np
 
 from memlab.errors import MemlabError
-from memlab.memory.cost_store import OperatorCost
+from memlab.memory.cost_store import OperatorCost, cost_from_row
 from memlab.memory.operators import Signature, from_text, to_text
 from memlab.plan import Plan, Region
 from memlab.result import Source, StepResult
 from memlab.trace import CATEGORIES, Timeline
+from memlab.units import format_bytes
 
 SCHEMA = 1
 SUFFIX = ".jsonl"
+MOST_BYTES = 2**30  # of a file
+MOST_UNPACKED_BYTES = 2**28  # of one timeline or one list: a few bytes can unpack to gigabytes
+MOST_UNITS = 2**62  # bytes or seconds of a step
+# what reading a line that was written otherwise raises
+DAMAGE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 INT = "<i8"  # of packed arrays, whatever the machine
 
 
@@ -68,7 +75,11 @@ def read_lines(path: Path) -> Lines:
     Raises:
         MemlabError: a line has a schema that this version of memlab does not know.
     """
-    raw = path.read_bytes() if path.exists() else b""
+    try:
+        raw = _bytes_of(path)
+    except OSError as error:
+        said = f"{path} cannot be read ({error}); nothing of it is used."
+        return Lines(path=path, content=(), kept_bytes=0, damage=said)
     content: list[dict[str, Any]] = []
     kept = 0
     *whole, rest = raw.split(b"\n")
@@ -93,17 +104,49 @@ def read_lines(path: Path) -> Lines:
     return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
 
 
+def _bytes_of(path: Path) -> bytes:
+    """Return what a file holds; of a file that is not there, nothing.
+
+    Raises:
+        OSError: it is no file, or larger than a record can be.
+    """
+    if not path.exists():
+        return b""
+    if path.stat().st_size > MOST_BYTES:
+        raise OSError(f"it is larger than {format_bytes(MOST_BYTES)}")
+    return path.read_bytes()
+
+
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """Return the object of a line, None if it is none or what is packed in it does not unpack."""
     try:
-        line = json.loads(text)
+        line = _from_json(text)
         if not isinstance(line, dict) or not {"schema", "kind"} <= line.keys():
             return None
         for packed in line.get("packed", {}).values():
             _unpacked(packed)
-    except (ValueError, AttributeError, TypeError, zlib.error):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return None
     return line
+
+
+def _from_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        ValueError: it is none, names a key twice, or holds NaN or an infinity.
+    """
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
 
 
 def cut_damage(lines: Lines) -> None:
@@ -175,19 +218,24 @@ class Run:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any], device: str) -> "Run":
-        """Return the run that `to_line` wrote, of a device of this name."""
+        """Return the run that `to_line` wrote, of a device of this name.
+
+        Raises:
+            Exception: one of `DAMAGE`, where the line is not what `to_line` wrote.
+        """
         packed = line["packed"]
         result = StepResult.from_dict(
             line["result"]
             | {
                 "source": str(Source.RECORDED),
                 "device": device,
-                "peak_holdings": json.loads(_unpacked(packed["holdings"])),
+                "peak_holdings": _from_json(_unpacked(packed["holdings"])),
             }
         )
         if packed["timeline"] is not None:
             timeline = _timeline(_unpacked(packed["timeline"]))
             result = dataclasses.replace(result, timeline=timeline)
+        _check_numbers(result)
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{
             **{name: value for name, value in line.items() if name in names},
@@ -196,6 +244,25 @@ class Run:
             "plan": line["plan"] and _plan_from_dict(line["plan"]),
             "result": result,
         })  # fmt: skip
+
+
+def _check_numbers(result: StepResult) -> None:
+    """Raise ValueError for a result that holds what no step can cost."""
+    sizes = [
+        result.peak_allocated_bytes,
+        result.peak_reserved_bytes,
+        result.first_step_peak_bytes,
+        result.memory_limit_bytes,
+        *(result.peak_by_category or {}).values(),
+        *(holding.nbytes for holding in result.peak_holdings),
+    ]
+    for size in sizes:
+        if size is not None and (type(size) is not int or not 0 <= size <= MOST_UNITS):
+            raise ValueError("a size is none")
+    times = [result.step_seconds, result.samples_per_second, *result.step_seconds_all]
+    for time in times:
+        if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
+            raise ValueError("a time is none")
 
 
 def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
@@ -208,13 +275,17 @@ def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
 
 
 def costs_from_line(line: Mapping[str, Any]) -> dict[Signature, OperatorCost]:
-    """Return the costs that `costs_to_line` wrote."""
-    names = [f.name for f in dataclasses.fields(OperatorCost)]
-    rows: dict[str, list[Any]] = json.loads(_unpacked(line["packed"]["costs"]))
-    return {
-        from_text(text): OperatorCost(**dict(zip(names, map(_hashable, row), strict=True)))
-        for text, row in rows.items()
-    }
+    """Return the costs that `costs_to_line` wrote; rows that cannot be are left out.
+
+    Raises:
+        ValueError, LookupError or TypeError: the line is damaged.
+    """
+    rows: dict[str, list[Any]] = _from_json(_unpacked(line["packed"]["costs"]))
+    found = {}
+    for text, row in rows.items():
+        with contextlib.suppress(*DAMAGE):
+            found[from_text(text)] = cost_from_row(row)
+    return found
 
 
 def pack(data: bytes) -> str:
@@ -223,7 +294,21 @@ def pack(data: bytes) -> str:
 
 
 def _unpacked(text: str | None) -> bytes:
-    return b"" if text is None else zlib.decompress(base64.b64decode(text, validate=True))
+    """Return what was packed.
+
+    Raises:
+        ValueError: it was not packed by `pack`, or unpacks to more than a record can hold.
+    """
+    if text is None:
+        return b""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_UNPACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacking.eof:
+        raise ValueError(f"it is cut, or unpacks to more than {format_bytes(MOST_UNPACKED_BYTES)}")
+    return data
 
 
 def _deltas(timeline: Timeline) -> bytes:

@@ -31,6 +31,7 @@ from memlab._figures import (
     byte_axis,
     canvas,
     data_axes,
+    inches,
     new_figure,
     origin,
     placeholder,
@@ -38,6 +39,7 @@ from memlab._figures import (
     text_width,
     write,
 )
+from memlab.checks import checked
 from memlab.result import StepResult, signed_percent
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 from memlab.units import format_bytes
@@ -57,6 +59,7 @@ class _Stretch:
     end: float
 
 
+@checked(size=inches)
 def timeline(
     result: StepResult,
     *,

@@ -5,7 +5,6 @@ import platform
 import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +17,13 @@ from memlab._process import Ended
 from memlab._recorded import is_recorded, record_of, target_of
 from memlab._verify import VerifyReport
 from memlab._version import __version__
+from memlab.checks import checked, count, seconds, size
 from memlab.config import Precision, StepConfig
-from memlab.errors import ConfigError, WorkloadError
+from memlab.errors import WorkloadError
 from memlab.memory.cards import Target, resolve
 from memlab.memory.devices import resolve_device
 from memlab.result import Outcome, Source, StepResult
 from memlab.techniques import policies
-from memlab.units import parse_bytes
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -32,7 +31,11 @@ if TYPE_CHECKING:
 
     from memlab._predict import Prediction
 
+# what the annotations of the arguments do not say
+LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
 
+
+@checked(repeats=count(1), **LIMITS)
 def measure(
     workload: Workload,
     config: StepConfig,
@@ -72,16 +75,16 @@ def measure(
         MemlabError: an argument cannot be; the message names it and what is allowed. What happens
             while the step runs is the `outcome` of the result.
     """
-    _check_types(workload, config)
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    limit = size("memory_limit", memory_limit)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
         "device": target,
-        "repeats": check_count("repeats", repeats, 1),
-        "warmup": check_count("warmup", warmup, 0),
-        "seed": check_count("seed", seed, 0),
+        "repeats": repeats,
+        "warmup": warmup,
+        "seed": seed,
         "memory_limit": limit,
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
@@ -95,6 +98,7 @@ def measure(
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
 
 
+@checked(**LIMITS)
 def predict(
     workload: Workload,
     config: StepConfig,
@@ -139,6 +143,7 @@ def predict(
     ).result
 
 
+@checked(**LIMITS)
 def predict_with_forecast(
     workload: Workload,
     config: StepConfig,
@@ -151,14 +156,14 @@ def predict_with_forecast(
     cancel: threading.Event | None = None,
 ) -> "Prediction":
     """Return what `predict` does, with the arithmetic that gives other batch sizes at once."""
-    _check_types(workload, config)
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = _target(device, config)
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    limit = size("memory_limit", memory_limit)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
         "target": target,
-        "seed": check_count("seed", seed, 0),
+        "seed": seed,
         "memory_limit": limit,
     }
     run = _runner(True, timeout_seconds, on_progress, cancel)
@@ -173,6 +178,7 @@ def predict_with_forecast(
         return _predict.Prediction(result=result, forecast=None)
 
 
+@checked(timeout_seconds=seconds)
 def verify(
     workload: Workload,
     config: StepConfig,
@@ -202,13 +208,13 @@ def verify(
     Raises:
         MemlabError: an argument cannot be.
     """
-    _check_types(workload, config)
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
     arguments: dict[str, Any] = {
         "workload": workload,
         "config": config,
         "device": target,
-        "seed": check_count("seed", seed, 0),
+        "seed": seed,
     }
     run = _runner(isolate, timeout_seconds, on_progress, cancel)
     # beside a card a plan needs a process of its own: what stands in for CUDA is for good
@@ -221,13 +227,13 @@ def verify(
     return found
 
 
+@checked(timeout_seconds=seconds)
 def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> WorkloadFacts:
     """Return sizes of the workload, and the modules in it that limit techniques.
 
     Raises:
         WorkloadError: the model or a batch of two could not be made; says why.
     """
-    _check_types(workload, StepConfig())
     try:
         facts: WorkloadFacts = _isolation.run(
             "inspect", {"workload": workload}, timeout_seconds=timeout_seconds
@@ -237,6 +243,7 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
     return facts
 
 
+@checked()
 def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
     """Return one row a result: config, outcome and costs; the timeline is left out."""
     import pandas as pd
@@ -276,7 +283,6 @@ def _runner(
     cancel: threading.Event | None,
 ) -> Run:
     """Return what runs a worker's function as the caller of a public function said."""
-    _check_timeout(timeout_seconds)
     run: Run = functools.partial(
         _isolation.run if isolate else _isolation.run_here,
         timeout_seconds=timeout_seconds,
@@ -334,31 +340,3 @@ def _ended(
         memory_limit_bytes=limit,
         fits=False if limit and is_measured and ended.outcome is Outcome.OUT_OF_MEMORY else None,
     )
-
-
-def _check_types(workload: Any, config: Any) -> None:
-    if not isinstance(workload, Workload):
-        raise WorkloadError(
-            f"workload={workload!r} is no Workload; pass memlab.workloads.get('gpt-small'), or "
-            "Workload.from_module(module, example_batch, loss_fn)"
-        )
-    if not isinstance(config, StepConfig):
-        raise ConfigError(f"config={config!r} is no StepConfig; pass StepConfig(batch_size=8)")
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return a whole number of at least this.
-
-    Raises:
-        ConfigError: it is none; named so.
-    """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not least <= value < 2**63:
-        raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}, below 2**63")
-    return int(value)
-
-
-def _check_timeout(seconds: Any) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
-        raise ConfigError(f"timeout_seconds={seconds!r}; allowed is a number above 0")

@@ -4,13 +4,14 @@ A flat frozen dataclass: vary it with `dataclasses.replace`. A field holds what 
 whether this device or this version can do it is found by `build_step`.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from memlab.checks import Rule, count, is_a, of_type, text
 from memlab.errors import ConfigError
+from memlab.quoting import shown
 
 FP32_FORMATS = ("float32",)
 
@@ -124,6 +125,7 @@ class Checkpointing(StrEnum):
 
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 Policy = str | Callable[..., Any]
+MOST_SAMPLES = 10**9  # of an update: more than any data set has, and few enough to count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +198,12 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            parse = _PARSERS.get(field.name) or _choice(field.default)
-            object.__setattr__(self, field.name, parse(field.name, getattr(self, field.name)))
+            value = getattr(self, field.name)
+            if parse := _PARSERS.get(field.name) or (_count if field.type is int else None):
+                value = parse(field.name, value)
+            else:
+                value = of_type(field.name, value, field.type)
+            object.__setattr__(self, field.name, value)
         if self.accumulation_steps > self.batch_size:
             raise ConfigError(
                 f"accumulation_steps={self.accumulation_steps} is more than "
@@ -285,18 +291,8 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def _positive_int(name: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ConfigError(
-            f"{name}={value!r} is no whole number; allowed is an int of at least 1"
-        ) from None
-    if number < 1:
-        raise ConfigError(f"{name}={value!r} is below 1; allowed is an int of at least 1")
-    return number
+def _count(name: str, value: Any) -> int:
+    return count(1, MOST_SAMPLES)(name, value)
 
 
 def _budget(name: str, value: Any) -> float:
@@ -312,70 +308,41 @@ def _fraction(name: str, value: Any, means: str) -> float:
         if isinstance(value, bool | str):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name}={value!r} is no number; allowed is 0.0 to 1.0") from None
+    except Exception:  # no number, or of a person's own class, which may raise anything
+        raise ConfigError(f"{name}={shown(value)} is no number; allowed is 0.0 to 1.0") from None
     if not 0.0 <= number <= 1.0:
         raise ConfigError(
-            f"{name}={value!r} is outside 0.0 to 1.0: {means}; for half of them say 0.5"
+            f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them say 0.5"
         )
     return number
 
 
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is no bool; allowed is True or False")
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
+def _modules(name: str, value: Any) -> str:
+    found = text(name, value).strip()
+    if not found:
         raise ConfigError(
-            f"{name}={value!r}; allowed is 'auto', 'every 2', the name of a class, or a pattern of "
-            "module paths such as 'layers.*'"
+            f"{name}={shown(value)}; allowed is 'auto', 'every 2', the name of a class, or a "
+            "pattern of module paths such as 'layers.*'"
         )
-    return value.strip()
+    return found
 
 
 def _policy(name: str, value: Any) -> Policy:
-    if isinstance(value, str) and value.strip():
-        return value.strip()
+    if is_a(value, str) and str.strip(value):
+        return text(name, value).strip()
     if not callable(value):
         raise ConfigError(
-            f"{name}={value!r}; allowed is one of {', '.join(map(repr, PRESET_POLICIES))}, "
+            f"{name}={shown(value)}; allowed is one of {', '.join(map(repr, PRESET_POLICIES))}, "
             "operators by name ('aten.mm, aten.addmm'), or a policy function"
         )
     found: Policy = value
     return found
 
 
-def _choice(default: Any) -> Callable[[str, Any], StrEnum]:
-    kind: type[StrEnum] = type(default)
-
-    def parse(name: str, value: Any) -> StrEnum:
-        try:
-            return kind(value)
-        except ValueError:
-            allowed = ", ".join(repr(str(choice)) for choice in kind)
-            raise ConfigError(f"{name}={value!r} is unknown; allowed is one of {allowed}") from None
-
-    return parse
-
-
-_PARSERS: dict[str, Callable[[str, Any], Any]] = {
-    "batch_size": _positive_int,
-    "accumulation_steps": _positive_int,
+# what the type of a field does not say; the others are read by their types
+_PARSERS: dict[str, Rule] = {
     "memory_budget": _budget,
-    "compile": _boolean,
-    "channels_last": _boolean,
-    "init_on_meta": _boolean,
-    "optimizer_in_backward": _boolean,
-    "checkpoint_modules": _text,
+    "checkpoint_modules": _modules,
     "checkpoint_policy": _policy,
-    "loss_chunks": _positive_int,
-    "inplace": _boolean,
-    "offload_activations": _boolean,
     "offload_fraction": _offload_fraction,
-    "offload_parameters": _boolean,
-    "offload_optimizer": _boolean,
-    "expandable_segments": _boolean,
 }

@@ -4,14 +4,16 @@ They are no fields of `StepConfig`, since a step begins with a batch at hand; wh
 measured around it by `memlab.measure_loading`.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from memlab.checks import check_fields, count, of_type
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome
 
 PREFETCH_FACTOR = 2  # PyTorch's own default
+MOST_WORKERS, MOST_PREFETCHED = 1024, 10**6  # more would only exhaust the machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +38,15 @@ class LoadingConfig:
     non_blocking: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, name)
-            if name == "prefetch_factor" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}={value!r}; allowed is an int of at least {least}")
-        for name in ("pin_memory", "non_blocking"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r}; allowed is True or False")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "num_workers":
+                value = count(0, MOST_WORKERS)(field.name, value)
+            elif field.name == "prefetch_factor" and value is not None:
+                value = count(1, MOST_PREFETCHED)(field.name, value)
+            else:
+                value = of_type(field.name, value, field.type)
+            object.__setattr__(self, field.name, value)
         if self.prefetch_factor is not None and self.num_workers == 0:
             raise ConfigError(
                 f"prefetch_factor={self.prefetch_factor} does nothing with num_workers=0; add "
@@ -104,6 +106,9 @@ class LoadingResult:
     workers_resident_bytes: int | None = None
     workers_private_bytes: int | None = None
     peak_allocated_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types."""

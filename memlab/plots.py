@@ -32,6 +32,7 @@ from memlab._figures import (
     byte_axis,
     canvas,
     data_axes,
+    inches,
     name_ticks,
     new_figure,
     origin,
@@ -47,7 +48,9 @@ from memlab._figures import (
 from memlab._ladder_figure import waterfall
 from memlab._peak_map_figure import peak_map, text_on
 from memlab._timeline_figure import timeline
+from memlab.checks import checked, choice
 from memlab.config import Precision, StepConfig
+from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
 from memlab.trace import Category
 from memlab.units import format_bytes
@@ -70,9 +73,11 @@ __all__ = [
 
 RUN = CATEGORY_COLORS[Category.PARAMETERS]
 NO_RUNS = "No run yet."
+FIELD = choice(*(field.name for field in fields(StepConfig)))
 MOST_BARS = 12  # more do not fit the height
 
 
+@checked(size=inches)
 def peak_bar(
     result: StepResult, *, limit_bytes: int | None = None, size: Size = (9.0, 0.9)
 ) -> Figure:
@@ -149,6 +154,7 @@ def _draw_unnamed(overlay: Axes, parts: Sequence[tuple[str, str]]) -> None:
         x += 24 + text_width(text)
 
 
+@checked(size=inches)
 def step_times(
     results: Sequence[StepResult], *, labels: Sequence[str], size: Size = (4.4, 2.6)
 ) -> Figure:
@@ -156,7 +162,7 @@ def step_times(
 
     A run without a time gets its outcome in words. Of more than 12 runs the last 12 are shown.
     """
-    runs = list(zip(results, labels, strict=True))
+    runs = _labelled(results, labels)
     if not runs:
         return placeholder(NO_RUNS, size=size)
     shown = runs[-MOST_BARS:]
@@ -181,6 +187,19 @@ def step_times(
     return figure
 
 
+def _labelled(results: Sequence[StepResult], labels: Sequence[str]) -> list[tuple[StepResult, str]]:
+    """Return each result with its label.
+
+    Raises:
+        ConfigError: there are not as many labels as results.
+    """
+    if len(results) != len(labels):
+        raise ConfigError(
+            f"labels holds {len(labels)} texts for {len(results)} results; allowed is one for each"
+        )
+    return list(zip(results, labels, strict=True))
+
+
 def _draw_step_time(axes: Axes, row: int, result: StepResult, *, newest: bool) -> None:
     gap = axes.get_xlim()[1] * 0.025
     if result.step_seconds is None:
@@ -198,6 +217,7 @@ def _three_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
+@checked(size=inches)
 def memory_against_time(
     results: Sequence[StepResult],
     *,
@@ -213,7 +233,9 @@ def memory_against_time(
         pinned: indices of the runs to name; the last run is always named and filled.
         size: in inches.
     """
-    runs = list(zip(results, labels, strict=True))
+    runs = _labelled(results, labels)
+    if max(pinned, default=0) >= max(len(runs), 1):
+        raise ConfigError(f"pinned holds {max(pinned)}; allowed is the index of a result")
     dots = [
         (i, r.step_seconds, r.peak_allocated_bytes)
         for i, (r, _) in enumerate(runs)
@@ -283,6 +305,7 @@ def _crowding(
     return covered + 10 * (x < 0 or x + wide > room + 8)
 
 
+@checked()
 def varying_fields(results: Sequence[StepResult]) -> list[str]:
     """Return the `StepConfig` fields in which the results differ, most distinct values first."""
     distinct = {
@@ -292,6 +315,7 @@ def varying_fields(results: Sequence[StepResult]) -> list[str]:
     return sorted((name for name, n in distinct.items() if n > 1), key=lambda name: -distinct[name])
 
 
+@checked(rows=FIELD, columns=FIELD, size=inches)
 def heat_map(
     results: Sequence[StepResult],
     *,

@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from memlab.checks import check_fields, of_type
 from memlab.config import FP32_FORMATS, Precision, StepConfig
+from memlab.errors import MemlabError
+from memlab.quoting import shown
 from memlab.trace import Category, Phase, Place, Timeline
 from memlab.units import format_bytes, format_seconds
 
@@ -123,6 +126,9 @@ class StepResult:
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def number_format(self) -> str:
         """The precision in words: "bf16", or what "as-built" was, such as "fp32"."""
@@ -160,7 +166,22 @@ class StepResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "StepResult":
-        """Return the result that `to_dict` wrote, in this version or an older one."""
+        """Return the result that `to_dict` wrote, in this version or an older one.
+
+        Raises:
+            MemlabError: the data is nothing that `to_dict` wrote.
+        """
+        data = of_type("data", data, Mapping)
+        try:
+            return cls._from_dict(data)
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise MemlabError(
+                f"data={shown(data)} is no written StepResult ({type(error).__name__}: "
+                f"{shown(str(error))}); pass what StepResult.to_dict returned"
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> "StepResult":
         place, timeline = data["peak_place"], data["timeline"]
         holdings = data.get("peak_holdings", ())  # older records have none
         return cls(**{

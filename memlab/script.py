@@ -6,9 +6,11 @@ that are no samples (a workload's `num_loss_terms`), which a script cannot know.
 
 import torch
 
+from memlab.checks import checked
 from memlab.config import StepConfig
+from memlab.errors import DeviceError
 from memlab.plan import Plan
-from memlab.quoting import in_docstring
+from memlab.quoting import in_docstring, shown
 from memlab.techniques import (
     accumulation,
     checkpointing,
@@ -28,6 +30,7 @@ from memlab.techniques.source import Source, together
 IMPORTS = ("import torch", "from torch.utils._pytree import tree_map_only")
 
 
+@checked()
 def script(config: StepConfig, device: torch.device | str, plan: Plan | None = None) -> str:
     """Return a script that defines `train(build_model, batches, compute_loss, device)`.
 
@@ -44,7 +47,12 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise DeviceError(
+            f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
+        ) from None
     precision.check(config.precision, device)
     optimizers.check(config, device)
     compilation.check(config, device)

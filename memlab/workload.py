@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memlab.errors import WorkloadError
+from memlab.checks import is_a, text
+from memlab.errors import ConfigError, WorkloadError
+from memlab.quoting import shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +46,21 @@ class Workload:
     num_loss_terms: Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise WorkloadError(f"name={self.name!r} is no name; allowed is a non-empty text")
+        try:
+            object.__setattr__(self, "name", text("name", self.name))
+        except ConfigError as error:
+            raise WorkloadError(str(error)) from None
+        if not self.name:
+            raise WorkloadError("name='' is no name; allowed is a non-empty text")
         for field in ("build_model", "make_batch", "compute_loss"):
             if not callable(getattr(self, field)):
                 raise WorkloadError(
-                    f"{field}={getattr(self, field)!r} cannot be called; "
+                    f"{field}={shown(getattr(self, field))} cannot be called; "
                     f"pass a function, for instance {field}=lambda ...: ..."
                 )
         if self.num_loss_terms is not None and not callable(self.num_loss_terms):
             raise WorkloadError(
-                f"num_loss_terms={self.num_loss_terms!r} cannot be called; "
+                f"num_loss_terms={shown(self.num_loss_terms)} cannot be called; "
                 "pass a function from a batch to an int, or leave it out"
             )
 
@@ -83,7 +89,12 @@ class Workload:
         """
         if not isinstance(module, torch.nn.Module):
             raise WorkloadError(
-                f"module={type(module).__name__} is no torch.nn.Module; pass the model itself"
+                f"module={shown(module)} is no torch.nn.Module; pass the model itself"
+            )
+        if not callable(loss_fn):
+            raise WorkloadError(
+                f"loss_fn={shown(loss_fn)} cannot be called; pass a function such as "
+                "torch.nn.functional.cross_entropy"
             )
         num_samples = _num_samples(example_batch)
         takes_model = _first_parameter(loss_fn) == "model"
@@ -103,19 +114,26 @@ class Workload:
             return loss_fn(model(batch[0]), batch[1])
 
         return cls(
-            name=name or type(module).__name__,
+            name=type(module).__name__ if name is None or _is_empty(name) else name,
             build_model=lambda: copy.deepcopy(module),
             make_batch=make_batch,
             compute_loss=loss_fn if takes_model else compute_loss,
         )
 
 
+def _is_empty(name: Any) -> bool:
+    return is_a(name, str) and not str.__len__(name)
+
+
 def _num_samples(batch: Any) -> int:
-    sizes = {
-        leaf.shape[0] if leaf.ndim else 0
-        for leaf in pytree.tree_leaves(batch)
-        if isinstance(leaf, torch.Tensor)
-    }
+    try:
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    except (RecursionError, TypeError, ValueError):  # one that holds itself, keys without an order
+        raise WorkloadError(
+            f"example_batch={shown(batch)} cannot be taken apart; pass tensors in tuples, lists "
+            "and dicts"
+        ) from None
+    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(sizes) != 1 or 0 in sizes:
         raise WorkloadError(
             f"example_batch has tensors of {sorted(sizes) or 'no'} samples along dim 0; "

@@ -1,5 +1,6 @@
 """The store of operator costs: kept between processes, and never in the way."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from memlab.memory import cost_store
 from memlab.memory.cost_store import OperatorCost, Store, cache_folder
-from memlab.memory.operators import TensorSpec
+from memlab.memory.operators import TensorSpec, to_text
 
 ROOT = Path(__file__).resolve().parents[1]
 sizes = st.integers(0, 2**60)
@@ -72,17 +73,9 @@ def spoil(path: Path) -> None:
     path.write_bytes(b"this is no database" * 100)
 
 
-def spoil_a_row(path: Path) -> None:
-    import sqlite3
-
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE cost SET cost = '[1, 2'")
-
-
-@pytest.mark.parametrize("damage", [spoil, spoil_a_row])
-def test_a_damaged_file_leaves_a_store_in_memory_and_a_sentence(tmp_path, damage):
+def test_a_damaged_file_leaves_a_store_in_memory_and_a_sentence(tmp_path):
     Store(tmp_path).write({operator(1): COST})
-    damage(tmp_path / cost_store.FILE)
+    spoil(tmp_path / cost_store.FILE)
     store = Store(tmp_path)
     assert store.read([operator(1)]) == {}
     assert str(store.path) in store.problem
@@ -141,3 +134,39 @@ def test_reading_asks_the_file_once(tmp_path):
     store.read([operator(1)])
     store.path.unlink()
     assert store.read([operator(1)]) == {operator(1): COST}
+
+
+GOOD_ROW = "[[28, 0], 64, 0, 1.25e-06, false]"
+BAD_ROWS = [
+    "", "null", "3", "{}", "[]", "nonsense", "[[28], 64]", '[["28"], 64, 0, 0.1, false]',
+    "[[28], -1, 0, 0.1, false]", "[[true], 64, 0, 0.1, false]", "[[28], 1e3, 0, 0.1, false]",
+    "[[28], 64, 0, NaN, false]", "[[28], 64, 0, Infinity, false]", "[[28], 64, 0, 1e999, false]",
+    '[[28], 64, 0, "0.1", false]', "[[28], 64, 0, true, false]", "[[28], 64, 0, 0.1, 1]",
+    "[28, 64, 0, 0.1, false]", "[[[28]], 64, 0, 0.1, false]",
+    f"[[28], 1{'0' * 400}, 0, 0.1, false]",
+    f"[[28], 1{'0' * 5000}, 0, 0.1, false]", "[" * 10_000, "[[28], 64, 0, 0.1, false, 1, 1, 1, 1]",
+    b"\xff\xfe", 7,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", BAD_ROWS, ids=lambda row: str(row)[:24])
+def test_a_row_that_cannot_be_is_dropped_with_a_note_and_the_others_are_read(tmp_path, row):
+    Store(tmp_path).write({operator(1): COST, operator(2): COST})
+    store = Store(tmp_path)
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE cost SET cost = ? WHERE operator = ?",
+                           (row, to_text(operator(1))))  # fmt: skip
+    connection.close()
+    assert store.read([operator(1), operator(2)]) == {operator(2): COST}
+    (note,) = store.notes
+    assert note.startswith("1 damaged rows of")
+    assert str(store.path) in note
+    store.write({operator(1): COST})
+    assert Store(tmp_path).read([operator(1)]) == {operator(1): COST}
+
+
+def test_a_folder_in_place_of_the_file_is_told(tmp_path):
+    store = Store(tmp_path)
+    store.path.mkdir()
+    assert store.read([operator(1)]) == {}
+    assert "cannot be used" in store.notes[0]

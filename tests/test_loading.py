@@ -111,11 +111,11 @@ def test_workers_that_die_are_an_outcome_and_the_next_run_works():
 
 def test_what_cannot_be_is_refused_with_a_remedy():
     for fields, said in (
-        ({"num_workers": -1}, "num_workers=-1; allowed is an int of at least 0"),
+        ({"num_workers": -1}, "num_workers=-1 is below 0; allowed is an int of at least 0"),
         ({"prefetch_factor": 4}, "does nothing with num_workers=0; add num_workers=2"),
-        ({"num_workers": 2, "prefetch_factor": 0}, "prefetch_factor=0; allowed"),
+        ({"num_workers": 2, "prefetch_factor": 0}, "prefetch_factor=0 is below 1; allowed"),
         ({"non_blocking": True}, "add pin_memory=True"),
-        ({"pin_memory": 1}, "pin_memory=1; allowed is True or False"),
+        ({"pin_memory": 1}, "pin_memory=1 is no bool; allowed is True or False"),
     ):
         with pytest.raises(MemlabError, match=said):
             LoadingConfig(**fields)

@@ -1,13 +1,14 @@
 import base64
 import dataclasses
 import json
+import zlib
 
 import numpy as np
 import pytest
 import torch
 
 import memlab
-from memlab import Outcome, StepConfig, _recorded, workloads
+from memlab import Outcome, StepConfig, _recorded, _records, workloads
 from memlab._records import (
     Kind,
     Run,
@@ -207,3 +208,75 @@ def test_a_recorded_target_holds_what_operators_cost_there(file):
     assert (target.kind, target.name, target.card.memory_bytes) == ("cuda", "t4, recorded", 2**33)
     assert target.costs.operators == {signature: slower}
     assert target.costs.overheads == {Phase.FORWARD: 2e-6}
+
+
+BOMB = base64.b64encode(zlib.compress(bytes(2**28 + 1), 1)).decode()
+DAMAGES = {
+    "a negative size": {"result": {"peak_allocated_bytes": -1}},
+    "a size of 400 digits": {"result": {"peak_allocated_bytes": 10**400}},
+    "a size as text": {"result": {"peak_allocated_bytes": "12"}},
+    "a bool for a size": {"result": {"first_step_peak_bytes": True}},
+    "a negative time": {"result": {"step_seconds": -1.0}},
+    "a time as text": {"result": {"step_seconds": "fast"}},
+    "no result": {"result": None},
+    "an outcome that is none": {"result": {"outcome": "perhaps"}},
+    "a config that cannot be": {"result": {"config": {"batch_size": 0}}},
+    "options that are none": {"options": [1]},
+    "options of no workload": {"options": {"num_layers": "many"}},
+    "a workload that is none": {"workload": ["gpt-small"]},
+    "nothing packed": {"packed": {}},
+    "a list for what is packed": {"packed": {"holdings": BOMB[:40], "timeline": None}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_that_cannot_be_is_dropped_with_a_note_and_the_others_are_played(file, damage):
+    append(file, Kind.RUN, run(result=result(StepConfig(batch_size=4))).to_line())
+    line = run(result=result(StepConfig(batch_size=8))).to_line()
+    change = DAMAGES[damage]
+    if isinstance(change.get("result"), dict):
+        change = {"result": line["result"] | change["result"]}
+    append(file, Kind.RUN, line | change)
+    workload = workloads.get("gpt-small", **OPTIONS)
+    found = memlab.recorded(workload, StepConfig(batch_size=4), "t4")
+    assert found.outcome == "ok"
+    assert any("damaged" in note and str(file) in note for note in found.notes)
+    assert memlab.recorded(workload, StepConfig(batch_size=8), "t4").outcome == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff\xfe", b"[" * 100_000, b'{"schema":1,"kind":"run","kind":"run"}', b"NaN", b"3",
+     b'{"schema":1,"kind":"run","x":NaN}', b'{"schema":1,"kind":"run","packed":[]}',
+     b'{"schema":1,"kind":"run","packed":{"a":3}}',
+     b'{"schema":1,"kind":"run","packed":{"a":"' + BOMB.encode() + b'"}}'],
+    ids=lambda text: str(text[:24]),
+)  # fmt: skip
+def test_a_line_that_is_no_record_is_damage_and_never_an_error(file, text):
+    append(file, Kind.RUN, run().to_line())
+    with file.open("ab") as opened:
+        opened.write(text + b"\n")
+    lines = read_lines(file)
+    assert len(lines.of(Kind.RUN)) == 1
+    assert "damaged or cut short" in lines.damage
+
+
+def test_a_folder_in_place_of_a_file_of_records_holds_nothing(tmp_path):
+    lines = read_lines(tmp_path)
+    assert lines.content == ()
+    assert "cannot be read" in lines.damage
+
+
+def test_rows_of_costs_that_cannot_be_are_left_out():
+    x = torch.ones(2, 3)
+    signatures = [signature_of(torch.ops.aten.mm.default, (x[:n], x.T), {}) for n in (1, 2)]
+    line = costs_to_line(dict.fromkeys(signatures, COST))
+    rows = json.loads(_records._unpacked(line["packed"]["costs"]))
+    first = next(iter(rows))
+    rows = {
+        first: rows[first],
+        "no signature(": rows[first],
+        list(rows)[1]: [[1], -5, 0, 0.1, False],
+    }
+    packed = {"costs": _records.pack(json.dumps(rows).encode())}
+    assert list(costs_from_line(line | {"packed": packed})) == signatures[:1]

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A name that ends in a slash is a folder; its files may import one another, but for one that has a
 # floor of its own.
 FLOORS = [
-    ["errors", "quoting", "units", "_version"],
+    ["errors", "quoting", "units", "checks", "_version"],
     ["config", "workload", "trace", "plan", "result", "loading"],
     ["workloads/", "techniques/"],
     ["memory/", "step", "script"],

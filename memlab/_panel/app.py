@@ -21,6 +21,7 @@ from memlab._panel.view import View
 from memlab._recorded import is_recorded
 from memlab._verify import VerifyReport
 from memlab.api import to_frame
+from memlab.checks import anything, checked
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.memory.devices import resolve_device
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked(memory_limit=anything)
 def panel(
     workload: Workload | None = None,
     *,

@@ -105,7 +105,7 @@ def limit_text(memory_limit: int | str | None) -> str:
     Raises:
         ConfigError: it is no size.
     """
-    if memory_limit is None or memory_limit == "":
+    if memory_limit is None or (isinstance(memory_limit, str) and not memory_limit):
         return ""
     size = parse_bytes(memory_limit)
     if isinstance(memory_limit, str):

@@ -31,6 +31,7 @@ import torch
 from memlab.errors import ConfigError, DeviceError
 from memlab.memory.cost_store import KnownCosts
 from memlab.memory.devices import resolve_device
+from memlab.quoting import shown
 from memlab.units import GIB, KIB, MIB, format_bytes, parse_bytes
 
 # "non-PyTorch memory" of out-of-memory messages (in use, less allocated and cached), torch 2.x with
@@ -283,7 +284,7 @@ def resolve(device: str | torch.device | None) -> Target:
     card = find(device) if isinstance(device, str) else None
     if card is None:
         raise DeviceError(
-            f"device={device!r} is no card that memlab knows; allowed are 'cpu', 'cuda', "
+            f"device={shown(device)} is no card that memlab knows; allowed are 'cpu', 'cuda', "
             f"{', '.join(repr(name) for name in names())}, or the memory of any other card, "
             f"such as '24GiB'"
         )

@@ -12,8 +12,9 @@ import platform
 import sqlite3
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,8 @@ from memlab.trace import Phase
 
 FILE = "operators-1.sqlite3"  # the number changes with what a row means
 WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
+MOST_BYTES, MOST_SECONDS = 2**62, 1e6  # of one operator: what is beyond is damage
+NUM_REQUIRED = 5  # fields that a row has had from the beginning
 BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
 
 
@@ -105,6 +108,18 @@ class Store:
         self.path = (cache_folder() if folder is None else folder) / FILE
         self.problem: str | None = None
         self._memory: dict[tuple[str, str], OperatorCost] = {}
+        self._dropped: set[str] = set()  # operators whose row could not be believed
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what of the file could not be used."""
+        notes = [] if self.problem is None else [self.problem]
+        if self._dropped:
+            notes.append(
+                f"{len(self._dropped)} damaged rows of {self.path} were dropped, and what they "
+                "said was found again."
+            )
+        return notes
 
     def read(self, signatures: Iterable[Signature]) -> dict[Signature, OperatorCost]:
         """Return the costs that are known under the present circumstances."""
@@ -131,11 +146,13 @@ class Store:
             marks = ", ".join("?" * len(part))
             query = "SELECT operator, cost FROM cost WHERE circumstances = ?"
             found += self._query(f"{query} AND operator IN ({marks})", [(here, *part)])
-        try:
-            return [(text, _cost(line)) for text, line in found]
-        except (ValueError, TypeError) as error:
-            self._give_up(error)
-            return []
+        costs = []
+        for text, line in found:
+            try:
+                costs.append((text, _cost(line)))
+            except (ValueError, TypeError, RecursionError):
+                self._dropped.add(text)
+        return costs
 
     def _query(self, query: str, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
         """Run the query on each row and return what it finds; nothing if the file will not do."""
@@ -157,7 +174,7 @@ class Store:
                     return []
             finally:
                 connection.close()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, OverflowError, sqlite3.Error) as error:
             self._give_up(error)
             return []
 
@@ -169,14 +186,29 @@ class Store:
 
 
 def _line(cost: OperatorCost) -> str:
-    seconds = cost.seconds
-    return json.dumps(
-        [cost.output_bytes, cost.peak_bytes, cost.kept_bytes, seconds, cost.extrapolated]
-    )
+    return json.dumps(astuple(cost))
 
 
 def _cost(line: str) -> OperatorCost:
-    outputs, peak, kept, seconds, extrapolated = json.loads(line)
+    return cost_from_row(json.loads(line))
+
+
+def cost_from_row(row: Any) -> OperatorCost:
+    """Return the cost whose fields are in a row, as JSON holds them.
+
+    Raises:
+        ValueError: it is no such row, or holds a number that no operator can cost.
+    """
+    if not isinstance(row, list) or not NUM_REQUIRED <= len(row) <= len(fields(OperatorCost)):
+        raise ValueError("it is no row of a cost")
+    outputs, peak, kept, seconds, extrapolated = row[:NUM_REQUIRED]
+    if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
+        raise ValueError("it is no row of a cost")
+    for nbytes in (*outputs, peak, kept):
+        if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
+            raise ValueError("a size is none")
+    if not _is_time(seconds):
+        raise ValueError("a time is none")
     return OperatorCost(
         output_bytes=tuple(outputs),
         peak_bytes=peak,
@@ -184,3 +216,13 @@ def _cost(line: str) -> OperatorCost:
         seconds=seconds,
         extrapolated=extrapolated,
     )
+
+
+def _is_time(seconds: Any) -> bool:
+    """Return whether a time can be that of one operator, or of what it takes besides; or is None.
+
+    What an operator takes besides its kernel is a difference of times, and may come out below 0.
+    """
+    if seconds is None:
+        return True
+    return type(seconds) in (int, float) and -MOST_SECONDS <= seconds <= MOST_SECONDS

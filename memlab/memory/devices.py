@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from memlab.errors import DeviceError
+from memlab.quoting import shown
 from memlab.units import KIB
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -26,7 +27,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     here = ["cpu", *(f"cuda:{i}" for i in range(count))]
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         resolved = None
     if resolved is not None and resolved.type == "cuda" and resolved.index is None:
         resolved = torch.device("cuda", 0)
@@ -34,8 +35,9 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         resolved is None
         or str(resolved).removesuffix(":0" if resolved.type == "cpu" else "") not in here
     ):
+        said = shown(str(device) if isinstance(device, torch.device) else device)
         raise DeviceError(
-            f"device={str(device)!r} is not in this machine; allowed here is "
+            f"device={said} is not in this machine; allowed here is "
             f"{', '.join(repr(name) for name in here)}, or None for the fastest of them"
         )
     return torch.device("cpu") if resolved.type == "cpu" else resolved

@@ -158,7 +158,7 @@ def _on_cpu(
             [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
         ),
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
-        notes=(*_notes(recording, found), *([_store.problem] if _store.problem else [])),
+        notes=(*_notes(recording, found), *_store.notes),
     )
 
 

@@ -5,14 +5,20 @@
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
-from memlab.errors import WorkloadError
+from memlab.checks import choice, count, is_a, number, of_type
+from memlab.errors import ConfigError, WorkloadError
+from memlab.quoting import MAX_SHOWN, shown
 from memlab.workload import Workload
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
+
+MOST_OF_A_SIZE = 10**7  # layers, channels, tokens: no model has more
+HIGHEST_DROPOUT = 0.999
 
 SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
     "gpt-small": Gpt(),
@@ -84,15 +90,38 @@ def get(name: str, **options: Any) -> Workload:
     Raises:
         WorkloadError: the name or an option is unknown; the message lists what there is.
     """
-    if name not in SPECS:
-        near = difflib.get_close_matches(str(name), SPECS, n=1)
+    name = str.__str__(name) if is_a(name, str) else name
+    if not isinstance(name, str) or name not in SPECS:
+        near = difflib.get_close_matches(name[:MAX_SHOWN], SPECS, n=1) if is_a(name, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise WorkloadError(f"workload {name!r} is unknown{hint}; allowed is one of {names()}")
+        raise WorkloadError(f"workload {shown(name)} is unknown{hint}; allowed is one of {names()}")
     spec = SPECS[name]
-    known = [field.name for field in dataclasses.fields(spec)]
+    known = {field.name: field.type for field in dataclasses.fields(spec)}
     if unknown := [option for option in options if option not in known]:
-        raise WorkloadError(f"{name} has no option {unknown[0]!r}; allowed is one of {known}")
-    dropout = options.get("dropout", 0.0)
-    if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-        raise WorkloadError(f"dropout={dropout!r}; allowed is a number from 0.0 to below 1.0")
-    return dataclasses.replace(spec, **options).workload(name)
+        raise WorkloadError(
+            f"{name} has no option {shown(unknown[0])}; allowed is one of {list(known)}"
+        )
+    given = {option: _checked(option, value, known) for option, value in options.items()}
+    return dataclasses.replace(spec, **given).workload(name)
+
+
+def _checked(option: str, value: Any, types: Mapping[str, Any]) -> Any:
+    """Return the value of an option of the zoo.
+
+    Raises:
+        WorkloadError: it is not of the option's type, or no such size can be.
+    """
+    size = count(1, MOST_OF_A_SIZE)
+    try:
+        if option == "layer_type":
+            return choice("basic", "bottleneck")(option, value)
+        if types[option] is int:
+            return size(option, value)
+        if types[option] is float:
+            return number(0.0, HIGHEST_DROPOUT)(option, value)
+        found = of_type(option, value, tuple[Any, ...])
+        if not found:
+            raise ConfigError(f"{option}={shown(value)} is empty; give at least one number")
+        return tuple(size(f"{option}[{index}]", each) for index, each in enumerate(found))
+    except ConfigError as error:
+        raise WorkloadError(str(error)) from None
