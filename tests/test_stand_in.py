@@ -1,5 +1,6 @@
 """What the device that stands in for CUDA dispatches: the operators and formats of CUDA."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -198,3 +199,39 @@ def test_every_switch_is_back_after_a_recording() -> None:
         torch._C._only_lift_cpu_tensors(),
         torch._C._conv_determine_backend_memory_format,
     )
+
+
+@torch.library.custom_op("memlab_tests::without_fake_kernel", mutates_args=())
+def without_fake_kernel(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize("where", ["hook", "operator", "function"])
+def test_an_error_in_backward_is_raised_and_aborts_no_process(where: str) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise KeyError(where)
+
+    def fail(_: torch.Tensor) -> None:
+        raise KeyError(where)
+
+    def run(device: torch.device) -> None:
+        x = torch.ones(2, device=device, requires_grad=True)
+        y = x.sin()
+        if where == "hook":
+            y.register_hook(fail)
+        elif where == "function":
+            y = Fails.apply(y)
+        else:
+            y.register_hook(without_fake_kernel)
+        y.sum().backward()
+
+    expected = RuntimeError if where == "operator" else KeyError
+    for _ in range(3):
+        with pytest.raises(expected), stand_in.as_cuda() as device:
+            recorded(device, functools.partial(run, device))

@@ -1,6 +1,8 @@
 """The tracker against hand counts, and against the meter of the real allocator."""
 
+import copy
 from functools import partial
+from pickle import dumps, loads
 
 import pytest
 import torch
@@ -20,12 +22,12 @@ CPU = torch.device("cpu")
 N, D = 4, 8
 
 
-def run_fake(run) -> Recording:
+def run_fake(run, *, takes_mode: bool = False) -> Recording:
     tracker = Tracker("cpu")
 
     def marked(mode):
         tracker.mark(0, Phase.FORWARD, 0)
-        run()
+        run(mode) if takes_mode else run()
 
     return record_fake(marked, tracker)
 
@@ -55,6 +57,34 @@ def test_views_hold_no_memory_and_kernels_are_those_that_run():
     recording = run_fake(lambda: torch.empty(N, D).view(D, N).t().relu())
     assert [o.name for o in recording.operators if o.signature is None] == ["aten::view", "aten::t"]
     assert max(live_bytes(recording)) == 2 * 4 * N * D
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: loads(dumps(x))])
+def test_a_copy_of_a_fake_tensor_belongs_to_the_mode_of_its_original(copied):
+    """A copied mode gives back references to storages that it never took: the process crashes."""
+    modes = []
+
+    def run(mode):
+        for original in (torch.nn.Linear(D, D).weight, torch.empty(D), torch.tensor(3)):
+            modes.append(copied(original).fake_mode is mode)
+
+    run_fake(run, takes_mode=True)
+    assert modes == [True] * 3
+
+
+def test_a_copied_constant_has_a_value_of_its_own():
+    values = []
+
+    def run():
+        original = torch.tensor(3)
+        copies = [copy.deepcopy(original) for _ in range(2)]
+        values.extend(int(each) for each in copies)
+        copies[0].add_(1)
+        values.extend([int(copies[1]), int(original)])
+
+    recording = run_fake(run)
+    assert values == [3, 3, 3, 3]
+    assert recording.assumptions == []
 
 
 def test_nothing_is_computed():

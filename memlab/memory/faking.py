@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,10 +40,21 @@ def unnoticed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def copied_as_fakes() -> Iterator[None]:
-    """Let `copy.deepcopy` of a module with real tensors make fake ones."""
+    """Let `copy.deepcopy` of a module with real tensors make fake ones.
+
+    Where PyTorch knows the value of a fake tensor, its copy has a value of its own.
+    """
     deepcopy = torch.Tensor.__deepcopy__
 
     def new_deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(self, FakeTensor) and self.constant is not None and id(self) not in memo:
+            with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+                memo[id(self.constant)] = self.constant.clone()
+            copied = deepcopy(self, memo)  # type: ignore[no-untyped-call]
+            # so that it is forgotten when the copy is changed in place
+            copied.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
+            return copied
+
         if type(self) is not torch.Tensor or not self.is_leaf:
             return deepcopy(self, memo)  # type: ignore[no-untyped-call]
         if id(self) not in memo:

@@ -12,6 +12,7 @@ Left out: what a model itself does if `device.type == "cuda"`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -59,13 +60,49 @@ class _Module:
         return contextlib.nullcontext()
 
 
+class _Guard(backend_registration._DummyDeviceGuard):
+    """What autograd asks which device it is on, also while an error ends a backward.
+
+    An error that Python code raises in backward is still pending in the interpreter then. Python's
+    answer would be refused for it, in C++ code that may not fail, and the process be aborted
+    (`PythonDeviceGuard::exchangeStream` of torch/csrc/acc/Module.cpp, torch 2.13). So the error is
+    taken and kept; `_errors_of_backward` raises it once the backward has ended.
+    """
+
+    def type_(self) -> Any:
+        try:
+            _raise_pending()
+        except BaseException as error:
+            _taken.append(error)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+_taken: list[BaseException] = []
+# ctypes raises what is pending after a call, whichever function of Python's own that is to
+_raise_pending = ctypes.pythonapi.PyErr_Occurred
+
+
+@contextlib.contextmanager
+def _errors_of_backward() -> Iterator[None]:
+    """Raise what was taken from a backward, which ends with a SystemError that says nothing."""
+    _taken.clear()
+    try:
+        yield
+    except SystemError as error:
+        if not _taken:
+            raise
+        raise _taken[-1] from error
+    finally:
+        _taken.clear()  # it holds the frames of a whole run
+
+
 @functools.cache
 def device() -> torch.device:
     """Return the device that stands in for CUDA, registered at the first call."""
     registered = (
         _Module(),
         backend_registration._DummyPrivateUse1Hook(),
-        backend_registration._DummyDeviceGuard(),
+        _Guard(),
     )
     backend_registration._setup_privateuseone_for_python_backend(NAME, *registered)
     library = torch.library.Library("aten", "IMPL")
@@ -99,7 +136,8 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     torch._C._set_only_lift_cpu_tensors(True)
     formats = stand_in_kernels.cudnn_memory_format()
     try:
-        with stand_in_autocast.cache(), formats, stand_in_kernels.kernels_of(capability):
+        kernels = stand_in_kernels.kernels_of(capability)
+        with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             yield device()
     finally:
         torch._C._set_only_lift_cpu_tensors(only_lift)

@@ -40,6 +40,7 @@ from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.values import MOST_ELEMENTS, Values, for_real
 from memlab.techniques.blocks import find_blocks
+from memlab.techniques.deferred import OneMode
 from memlab.techniques.offloading import copy_on
 from memlab.techniques.optimizers import states_of
 from memlab.techniques.recompute import recomputed
@@ -374,7 +375,7 @@ def _profiler_name(func: Any) -> str:
 
 def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
     """Call `run` over fake tensors and return what it would do; `run` drops everything it makes."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = OneMode(allow_non_fake_inputs=True)
     uses_of_own_gradient()
     gc.freeze()  # what stands need not be walked through again to free what the run leaves behind
     try:

@@ -7,6 +7,7 @@ where a replay does not find them, and classes of parameters that have a constru
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +48,34 @@ class Unknown(ValueError):
         self.instead = instead
 
 
+class OneMode(FakeTensorMode):
+    """A fake mode that is still the same one in a copied or pickled tensor of this process.
+
+    `copy.deepcopy` of a fake tensor copies all that it refers to, its mode included. The mode holds
+    weak references to storages (`StorageWeakRef`), which are plain numbers to a copy: it does not
+    count them again, but gives each back when it dies. So storages are freed while others refer to
+    them, and the process crashes some time later, wherever that memory is used (torch 2.13).
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how this mode is found again: by its identity."""
+        _modes[id(self)] = self
+        return _mode_of, (id(self),)
+
+
+_modes: weakref.WeakValueDictionary[int, OneMode] = weakref.WeakValueDictionary()
+
+
+def _mode_of(identity: int) -> OneMode:
+    return _modes[identity]
+
+
 class Notes(TorchDispatchMode):
     """Operators on fake tensors, which can be run again where there is memory."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes = OneMode(allow_non_fake_inputs=True)
         with self.fakes:
             self.plain = {*vars(torch.empty(0)), "_is_param"}  # attributes that any fake has
         self.operators: list[tuple[Any, Any, Any, Any]] = []
@@ -263,7 +286,7 @@ def fill(model: nn.Module, notes: Notes, device: torch.device) -> None:
         vars(tensor).update(attributes[key])
 
 
-def left_over(mode: FakeTensorMode) -> list[FakeTensor]:
+def left_over(mode: OneMode) -> list[FakeTensor]:
     """Return the fake tensors of this mode that anything still holds."""
     # by type: some objects raise where they are asked for their class
     return [one for one in gc.get_objects() if type(one) is FakeTensor and one.fake_mode is mode]

@@ -68,6 +68,7 @@ def source(config: StepConfig) -> Source:
             "import contextlib",
             "import functools",
             "import gc",
+            "import weakref",
             "from collections.abc import Callable, Iterator",
             "from dataclasses import dataclass",
             "from typing import Any",
