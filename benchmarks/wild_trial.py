@@ -1,0 +1,196 @@
+"""What memlab does with one of the wild models, stage by stage, each told as soon as it is known.
+
+Run in a process of its own, which prints one line of JSON for each stage: what is measured and
+predicted on the CPU, predictions for two cards, and three updates with each kind of recompute,
+held against those of plain PyTorch (`wild_plain.py`) by their losses and digests. A sentence of
+memlab's is a refusal; any other error is one that a person would have to read.
+"""
+
+import dataclasses
+import functools
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+import memlab
+from benchmarks import wild_plain
+from benchmarks.report import fresh_python
+from benchmarks.wild_models import recipe
+from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
+from memlab import Outcome, StepConfig, Workload, _isolation
+from memlab._plans import plan_for
+from memlab._process import Ended
+from memlab.errors import MemlabError
+from memlab.memory.cards import resolve
+from memlab.step import build_step, set_seed
+
+CARDS = ("h200", "rtx-4060")
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "budget 0.5": {"memory_budget": 0.5},
+    "budget 0.2": {"memory_budget": 0.2},
+    "blocks": {"checkpointing": "blocks"},
+}
+STAGES = ("measure", "predict", *CARDS, *RECOMPUTE, "meter")
+SECONDS = 100
+"""For each run of memlab's, which then ends it by itself."""
+
+PLAIN = StepConfig(batch_size=BATCH_SIZE)
+
+
+def workload(package: str, name: str, variant: int) -> Workload:
+    """Return a model as memlab takes it; its functions are found by name in memlab's worker."""
+    ways = (package, name, variant)
+    return Workload(
+        name=f"{package} {name}",
+        build_model=functools.partial(build, *ways),
+        make_batch=functools.partial(make_batch, *ways),
+        compute_loss=functools.partial(compute_loss, *ways),
+    )
+
+
+def build(package: str, name: str, variant: int) -> nn.Module:
+    """Return a new model."""
+    return recipe(package, name, variant).build()
+
+
+def make_batch(package: str, name: str, variant: int, n: int) -> Any:
+    """Return n samples."""
+    return recipe(package, name, variant).batch(n)
+
+
+def compute_loss(
+    package: str, name: str, variant: int, model: nn.Module, batch: Any
+) -> torch.Tensor:
+    """Return the loss of a batch."""
+    return recipe(package, name, variant).loss(model, batch)
+
+
+def measured(given: Workload) -> dict[str, Any]:
+    """Return how a measured run ended, and its peak."""
+    result = memlab.measure(given, PLAIN, "cpu", repeats=1, warmup=0, timeout_seconds=SECONDS)
+    return {
+        "outcome": str(result.outcome),
+        "message": result.message,
+        "bytes": result.peak_allocated_bytes,
+        "notes": list(result.notes),
+    }
+
+
+def predicted(given: Workload, device: str) -> dict[str, Any]:
+    """Return how a prediction ended, its peak and what it claims of its own error."""
+    result = memlab.predict(given, PLAIN, device, timeout_seconds=SECONDS)
+    return {
+        "outcome": str(result.outcome),
+        "message": result.message,
+        "bytes": result.peak_allocated_bytes,
+        "reserved_bytes": result.peak_reserved_bytes,
+        "claim": (result.uncertainty or {}).get("peak_allocated_bytes"),
+        "notes": list(result.notes),
+    }
+
+
+def recomputed(given: Workload, fields: dict[str, Any], updates: list[list[str]]) -> dict[str, Any]:
+    """Return whether three updates with recompute are those of plain PyTorch, bit by bit."""
+    config = dataclasses.replace(PLAIN, **fields)
+    run = functools.partial(_isolation.run, timeout_seconds=SECONDS)
+    try:
+        plan = plan_for(given, config, resolve(torch.device("cpu")), seed=SEED, run=run)
+        step = build_step(given, config, "cpu", plan=plan, seed=SEED)
+    except Ended as ended:
+        is_refused = ended.outcome is Outcome.UNSUPPORTED
+        return {"is": "refused" if is_refused else str(ended.outcome), "message": str(ended)}
+    except MemlabError as error:
+        return {"is": "refused", "message": str(error)}
+
+    for index in range(NUM_UPDATES):
+        set_seed(SEED + index)
+        try:
+            loss = step()
+        except MemlabError as error:
+            return {"is": "refused", "message": str(error), "update": index}
+        found = [loss.hex(), wild_plain.digest(step.model)]
+        if found != updates[index]:
+            what = "loss" if found[0] != updates[index][0] else "weights"
+            wrong = f"{what} of update {index + 1} are not those of the plain step"
+            losses = f"loss {loss!r}, plain {float.fromhex(updates[index][0])!r}"
+            return {"is": "differs", "message": f"{wrong}: {losses}", "update": index}
+    return {"is": "same"}
+
+
+def meter(given: Workload) -> dict[str, Any]:
+    """Return the peak of the second step by the meter that shares no code with memlab."""
+    definition = (given.build_model, given.make_batch, given.compute_loss, BATCH_SIZE, 1)
+    call = ("peak_in_profile", torch.get_num_threads(), definition)
+    done = fresh_python(
+        "from benchmarks.independent import main; main()", stdin=cloudpickle.dumps(call)
+    )
+    return {"bytes": json.loads(done.stdout.splitlines()[-1])["peak_2"]}
+
+
+def run(package: str, name: str, reference: dict[str, Any], with_meter: bool) -> None:
+    """Run every stage and print what each found."""
+    given = workload(package, name, reference["variant"])
+    stages: dict[str, Callable[[], dict[str, Any]]] = {
+        "measure": lambda: measured(given),
+        "predict": lambda: predicted(given, "cpu"),
+        **{card: functools.partial(predicted, given, card) for card in CARDS},
+    }
+    if reference["repeats"]:
+        for kind, fields in RECOMPUTE.items():
+            stages[kind] = functools.partial(recomputed, given, fields, reference["updates"])
+    if with_meter:
+        stages["meter"] = lambda: meter(given)
+
+    for stage, found in stages.items():
+        print(json.dumps({"begins": stage}), flush=True)
+        try:
+            said = found()
+        except Exception as error:
+            said = {"is": "raises", "outcome": "raises", "message": one_line(error)}
+        print(json.dumps({"stage": stage, **said}), flush=True)
+
+
+def main() -> None:
+    """Read package, name, reference and whether to use the meter from stdin; print the stages."""
+    run(*pickle.load(sys.stdin.buffer))
+
+
+def attempt(
+    package: str, name: str, reference: dict[str, Any], *, with_meter: bool, seconds: float
+) -> dict[str, Any]:
+    """Return what each stage found, in a process of its own that may not take longer than this."""
+    code = "from benchmarks.wild_trial import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    given = pickle.dumps((package, name, reference, with_meter))
+    try:
+        output, errors = process.communicate(given, timeout=seconds)
+        ended = f"the process ended with status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        ended = f"nothing more in {seconds:g} s"
+
+    stages: dict[str, Any] = {}
+    for line in output.decode(errors="replace").splitlines():
+        if not line.startswith('{"begins"') and not line.startswith('{"stage"'):
+            continue  # what the model printed
+        said = json.loads(line)
+        if "begins" in said:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            message = " ".join([ended, *last])
+            stages[said["begins"]] = {"is": "crashed", "outcome": "crashed", "message": message}
+        else:
+            stages[said.pop("stage")] = said
+    return stages
