@@ -14,7 +14,7 @@ and waits for nobody.
 It is run as a file by a plain interpreter, `python -I -S _keeper.py CALLER SOCKET COMMAND...`, and
 imports little: it has to be there at once. Standard input and output are its line to the caller,
 who closes it to have the keeper end. The keeper writes "started PID", and once the worker has
-ended, "ended CODE", each on a line, and then what was printed last.
+ended, "ended CODE LENGTH", each on a line, and then what was printed last, of that length.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def main() -> None:
     code = watch(caller, worker, output, signals)
     if code is not None:
         output.drain()
-        tell(b"ended %d\n" % code + output.kept)
+        tell(b"ended %d %d\n" % (code, len(output.kept)) + output.kept)
     sweep(worker)
     os._exit(0)
 

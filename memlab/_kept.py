@@ -20,7 +20,7 @@ KILL_SECONDS = 12.0  # a keeper gives up before that
 START_SECONDS = 30.0
 PAUSE_SECONDS = 0.002
 STARTED = re.compile(rb"started (\d+)\n")
-ENDED = re.compile(rb"ended (-?\d+)\n")
+ENDED = re.compile(rb"ended (-?\d+) (\d+)\n")  # and as many bytes
 
 
 class Kept:
@@ -69,7 +69,9 @@ class Kept:
 
     def poll(self) -> int | None:
         """Return how the process ended, as `subprocess` has it; None while it runs."""
-        if found := ENDED.search(self._hear()):
+        heard = self._hear()
+        found = ENDED.search(heard)
+        if found and len(heard) >= found.end() + int(found[2]):
             return int(found[1])
         return self._keeper.wait() if self._is_silent else None
 

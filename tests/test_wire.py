@@ -131,6 +131,7 @@ def test_what_is_sent_in_pieces_arrives(ends):
     thread.join()
 
 
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, says Python 3.12 of a fork
 def test_a_channel_is_its_processs_and_its_sockets_alone(ends):
     channel, _ = ends
     assert channel.is_own()
