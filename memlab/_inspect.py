@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab._running import Progress, Report
 from memlab.config import Precision
 from memlab.step import set_seed
 from memlab.techniques import precision
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.batches import tensors_of
 from memlab.techniques.blocks import find_blocks
 from memlab.workload import Workload
 
@@ -50,14 +50,14 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     set_seed(0)
     model = _build_cheaply(workload).train()
     parameters = list(model.parameters())
-    two = pytree.tree_leaves(workload.make_batch(2))
+    two = tensors_of(workload.make_batch(2))
     return WorkloadFacts(
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=precision.bytes_of(model, Precision.AS_BUILT),
         fp32_parameter_bytes=precision.bytes_of(model, Precision.FP32),
         half_parameter_bytes=precision.bytes_of(model, Precision.BF16),
         parameter_formats=precision.number_formats(model),
-        sample_bytes=sum(leaf.nbytes for leaf in two if isinstance(leaf, torch.Tensor)) // 2,
+        sample_bytes=sum(tensor.nbytes for tensor in two) // 2,
         random_modules=tuple(random_modules(model)),
         sample_mixing_modules=tuple(sample_mixing_modules(model)),
         recurrent_modules=tuple(

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from memlab._measure import preserved_random_state
@@ -27,6 +26,7 @@ from memlab.memory.processes import private_bytes, resident_bytes
 from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.step import Step, build_step, set_seed
+from memlab.techniques.batches import map_tensors, tensors_of
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
 
@@ -47,13 +47,12 @@ class Feed:
         start = time.perf_counter()
         batch = next(self.batches)
         self.waited_seconds += time.perf_counter() - start
-        leaves = pytree.tree_leaves(batch)
-        self.batch_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        self.batch_bytes = sum(tensor.nbytes for tensor in tensors_of(batch))
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(self._device, non_blocking=self._loading.non_blocking)
 
-        return pytree.tree_map_only(torch.Tensor, move, batch)
+        return map_tensors(move, batch)
 
 
 def loading_in_process(

@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.utils import _pytree as pytree
 
 from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
@@ -44,6 +43,8 @@ from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import build_step, check_together, notes, set_seed
 from memlab.techniques import offload
+from memlab.techniques.accumulation import has_samples_first
+from memlab.techniques.batches import map_tensors, tensors_of
 from memlab.techniques.compilation import is_compiled
 from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
@@ -338,17 +339,27 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
     tensors is built for real, and its tensors are replaced.
     """
     made_before: list[list[torch.Size]] = []
+    real: Any = None
+    is_counted = workload.count_samples is not None or workload.split_batch is not None
 
     def make_batch(n: int) -> Any:
+        nonlocal real
         made = min(n, 2)
         with for_real():
             with preserved_random_state(torch.device("cpu")):
                 batch = workload.make_batch(made)
-            if sum(t.nbytes for t in _tensors(batch)) * n <= BATCH_BYTES * made:
+            is_plain = not is_counted and has_samples_first(batch, made)
+            nbytes = sum(t.nbytes for t in tensors_of(batch))
+            if not is_plain or nbytes * n <= BATCH_BYTES * made:
                 batch, made = workload.make_batch(n), n
-        made_before.append([t.shape[1:] for t in _tensors(batch)])
-        tracker.recording.is_ragged |= made_before[0] != made_before[-1]
+        real = batch
+        parts.clear()
+        made_before.append([t.shape[1:] for t in tensors_of(batch)])
+        # of batches of another kind nothing is known to be affine in their number of samples
+        tracker.recording.is_ragged |= not is_plain or made_before[0] != made_before[-1]
+        return faked(batch, made, n)
 
+    def faked(batch: Any, made: int, n: int) -> Any:
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             like = mode.from_tensor(tensor)
             if made < n and tensor.ndim and tensor.shape[0] == made:
@@ -357,7 +368,25 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
                 tracker.values.learn(like, tensor)
             return like
 
-        return pytree.tree_map_only(torch.Tensor, fake, batch)
+        return map_tensors(fake, batch)
+
+    def count_samples(batch: Any) -> Any:
+        # values decide, which fake tensors do not have: of the batch itself, or of a part of it
+        counted = parts.get(id(batch), real)
+        with for_real():
+            return workload.count_samples(counted) if workload.count_samples else None
+
+    parts: dict[int, Any] = {}
+
+    def split_batch(_: Any, sizes: list[int]) -> Any:
+        assert workload.split_batch is not None
+        with for_real():
+            found = workload.split_batch(real, sizes)
+        if not isinstance(found, list | tuple):
+            return found
+        fakes = [faked(part, 0, 0) for part in found]
+        parts.update((id(fake), part) for fake, part in zip(fakes, found, strict=True))
+        return fakes
 
     def build_model() -> torch.nn.Module:
         state = torch.get_rng_state()
@@ -375,9 +404,10 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
 
     # weights of micro-batches change no size, and counting loss terms would read values
     return dataclasses.replace(
-        workload, build_model=build_model, make_batch=make_batch, num_loss_terms=None
+        workload,
+        build_model=build_model,
+        make_batch=make_batch,
+        num_loss_terms=None,
+        count_samples=workload.count_samples and count_samples,
+        split_batch=workload.split_batch and split_batch,
     )
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

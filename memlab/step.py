@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils import _pytree as pytree
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
@@ -33,6 +32,7 @@ from memlab.techniques import (
     precision,
     segments,
 )
+from memlab.techniques.batches import map_tensors, moved
 from memlab.techniques.offloading import Offloader
 from memlab.techniques.optimizer_in_backward import InBackward
 from memlab.trace import Phase
@@ -137,7 +137,7 @@ class Step:
         batch = self.micro_batches[index]
         if self.device.type != "cpu":
             mark(Phase.DATA, index)
-            batch = _to_device(batch, self.device)
+            batch = moved(batch, self.device)
         mark(Phase.FORWARD, index)
         offloaded = self.offloader or contextlib.nullcontext()
         with precision.autocast(self.config, self.device), offloaded:
@@ -258,7 +258,7 @@ def _few_samples(workload: Workload, config: StepConfig, device: torch.device, s
     """Return two samples, of which a technique learns what the model does."""
     set_seed(seed)
     batch = workload.make_batch(min(2, config.micro_batch_size))
-    return _to_device(precision.cast_batch(batch, config.precision), device)
+    return moved(precision.cast_batch(batch, config.precision), device)
 
 
 def _loss_of(
@@ -284,13 +284,24 @@ def _make_batch(
     mark(Phase.DATA, 0)
     set_seed(seed)
     batch = workload.make_batch(config.batch_size)
-    accumulation.check_batch(batch, config.batch_size)
-    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
-        batch = pytree.tree_map_only(torch.Tensor, torch.clone, batch)
     sizes = config.micro_batch_sizes
-    micro_batches = accumulation.split(precision.cast_batch(batch, config.precision), sizes)
-    loss_weights = accumulation.weights(workload, micro_batches, sizes)
-    return micro_batches, loss_weights, precision.batch_notes(batch, config.precision)
+    said = precision.batch_notes(batch, config.precision)
+    accumulation.check_batch(workload, batch, config.batch_size)
+    if len(sizes) == 1:
+        micro_batches = [_own(batch, config, device)]
+    elif workload.split_batch is None:
+        micro_batches = accumulation.split(_own(batch, config, device), sizes)
+    else:
+        parts = accumulation.split_by(workload, batch, sizes)
+        micro_batches = [_own(part, config, device) for part in parts]
+    return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
+
+
+def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:
+    """Return a batch that belongs to the run, in the format of the weights."""
+    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
+        batch = map_tensors(torch.clone, batch)
+    return precision.cast_batch(batch, config.precision)
 
 
 _built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -328,10 +339,6 @@ def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[s
     said = precision.notes(config.precision, device) + compilation.notes(config, device)
     said += meta_init.notes(config, device)
     return said + checkpointing.notes(config, plan)
-
-
-def _to_device(batch: Any, device: torch.device) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), batch)
 
 
 def _check_loss(loss: Any) -> None:

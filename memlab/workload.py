@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ class Workload:
     Attributes:
         name: how results call it.
         build_model: returns a new `torch.nn.Module`; device and dtype are the step's affair.
-        make_batch: n -> CPU tensors in any pytree, n samples along dim 0 of each tensor.
+        make_batch: n -> a batch of n samples: CPU tensors in any pytree, n along dim 0 of each, or
+            lists of n entries. Of any other kind (graphs, packed tokens) with the two fields below.
         compute_loss: (model, batch) -> scalar tensor, the mean over the samples of that batch. It
             must call `model(...)` itself, so that a compiled model is the one that runs.
         num_loss_terms: batch -> int, the number of terms that the loss is a mean over where that
             is not the number of samples (tokens with ignored labels); weights a micro-batch.
+        count_samples: batch -> int, its number of samples, where dim 0 does not say it.
+        split_batch: (batch, sizes) -> list of batches of these numbers of samples, in order; how
+            micro-batches are made where tensors cannot be cut along dim 0.
 
     Raises:
         WorkloadError: a field is not what it must be.
@@ -44,6 +48,8 @@ class Workload:
     make_batch: Callable[[int], Any]
     compute_loss: Callable[[torch.nn.Module, Any], torch.Tensor]
     num_loss_terms: Callable[[Any], int] | None = None
+    count_samples: Callable[[Any], int] | None = None
+    split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -58,11 +64,18 @@ class Workload:
                     f"{field}={shown(getattr(self, field))} cannot be called; "
                     f"pass a function, for instance {field}=lambda ...: ..."
                 )
-        if self.num_loss_terms is not None and not callable(self.num_loss_terms):
-            raise WorkloadError(
-                f"num_loss_terms={shown(self.num_loss_terms)} cannot be called; "
-                "pass a function from a batch to an int, or leave it out"
-            )
+        takes = {
+            "num_loss_terms": "a batch to an int",
+            "count_samples": "a batch to an int",
+            "split_batch": "a batch and a list of sizes to a list of batches",
+        }
+        for field, what in takes.items():
+            value = getattr(self, field)
+            if value is not None and not callable(value):
+                raise WorkloadError(
+                    f"{field}={shown(value)} cannot be called; pass a function from {what}, or "
+                    "leave it out"
+                )
 
     @classmethod
     def from_module(
@@ -137,7 +150,8 @@ def _num_samples(batch: Any) -> int:
     if len(sizes) != 1 or 0 in sizes:
         raise WorkloadError(
             f"example_batch has tensors of {sorted(sizes) or 'no'} samples along dim 0; "
-            "every tensor needs the same number, at least one"
+            "every tensor needs the same number, at least one; for another kind of batch write a "
+            "Workload with make_batch, count_samples and split_batch"
         )
     return sizes.pop()
 

@@ -4,56 +4,150 @@ Not covered: data parallel, where the weights would have to be shared between ra
 """
 
 import math
+import operator
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
+from memlab.techniques.batches import is_object, leaves_of, tensors_of
 from memlab.workload import Workload
 
+PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
 
-def check_batch(batch: Any, batch_size: int) -> None:
-    """Raise WorkloadError unless every tensor of the batch has `batch_size` samples along dim 0."""
-    every = [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]]
-    for path, leaf in every:
-        if not isinstance(leaf, torch.Tensor | str | bytes | int | float | NoneType):
+
+def check_batch(workload: Workload, batch: Any, batch_size: int) -> None:
+    """Raise WorkloadError for a batch of another number of samples, as far as that can be seen.
+
+    Where the workload does not count them, it can be where all tensors agree along dim 0.
+    """
+    maker = f"make_batch({batch_size})"
+    for path, leaf in leaves_of(batch):
+        if is_object(leaf) and not tensors_of(leaf):
             raise WorkloadError(
-                f"make_batch({batch_size}) returned a {type(leaf).__name__} at batch{path}, which "
-                "cannot be split into micro-batches; return tensors in lists, tuples and dicts: "
-                "dict(encoding), torch.from_numpy(array)"
+                f"{maker} returned a {type(leaf).__name__} at {path}, which holds no tensor; "
+                f"{PLAIN_BATCH}"
             )
-    leaves = [(path, leaf) for path, leaf in every if isinstance(leaf, torch.Tensor)]
-    if not leaves:
+    if not tensors_of(batch):
+        raise WorkloadError(f"{maker} returned no tensor; {PLAIN_BATCH}")
+    if workload.count_samples is not None:
+        _check_count(workload, batch, batch_size, maker)
+    elif workload.split_batch is None:
+        _check_first_dimensions(batch, batch_size)
+
+
+def split_by(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the micro-batches that the workload's own `split_batch` makes.
+
+    Raises:
+        WorkloadError: they are not as many as the sizes, or not of these numbers of samples.
+    """
+    assert workload.split_batch is not None
+    found, asked = workload.split_batch(batch, list(sizes)), f"split_batch(batch, {list(sizes)})"
+    if not isinstance(found, list | tuple) or len(found) != len(sizes):
+        what = f"{len(found)} of them" if isinstance(found, list | tuple) else type(found).__name__
         raise WorkloadError(
-            f"make_batch({batch_size}) returned no tensor; return a pytree of tensors with "
-            f"{batch_size} samples along dim 0"
+            f"{asked} returned {what}; allowed is a list of {len(sizes)} batches, one a size"
         )
-    for path, leaf in leaves:
-        if leaf.layout is not torch.strided:
-            raise WorkloadError(f"batch{path} is {leaf.layout}; allowed are dense tensors")
-        if leaf.ndim == 0 or leaf.shape[0] != batch_size:
-            raise WorkloadError(
-                f"make_batch({batch_size}) returned a tensor of shape {tuple(leaf.shape)} at "
-                f"batch{path}; allowed is {batch_size} samples along dim 0: make_batch(n) must "
-                "use its n"
-            )
+    for part, size in zip(found, sizes, strict=True):
+        if workload.count_samples is not None:
+            _check_count(workload, part, size, asked)
+    return list(found)
 
 
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return micro-batches of these sizes, views of the batch; what is no tensor goes to each."""
-    leaves, structure = pytree.tree_flatten(batch)
-    columns = [
-        torch.split(leaf, list(sizes)) if isinstance(leaf, torch.Tensor) else [leaf] * len(sizes)
-        for leaf in leaves
-    ]
+    """Return micro-batches of these sizes, views of the batch; what is no tensor goes to each.
+
+    Raises:
+        WorkloadError: a part of the batch cannot be cut; the message names it and the remedy.
+    """
+    return _split(batch, list(sizes), "batch")
+
+
+def has_samples_first(batch: Any, num_samples: int) -> bool:
+    """Return whether each tensor has this many samples along dim 0, and all else is constant."""
+    tensors = [leaf for _, leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
+    return (
+        len(tensors) > 0
+        and not _has_objects(batch)
+        and all(t.ndim > 0 and t.shape[0] == num_samples for t in tensors)
+    )
+
+
+def _split(part: Any, sizes: list[int], path: str) -> list[Any]:
+    if isinstance(part, torch.Tensor):
+        _check_tensor(part, sum(sizes), path)
+        return list(torch.split(part, sizes))
+    if not tensors_of(part) and not _has_objects(part):
+        return [part] * len(sizes)
+    is_list = isinstance(part, list) and len(part) == sum(sizes)
+    if is_list and not has_samples_first(part, sum(sizes)):
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        return [part[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    children, structure = pytree.tree_flatten_with_path(part, lambda node: node is not part)
+    if isinstance(part, PackedSequence) or (len(children) == 1 and children[0][1] is part):
+        raise WorkloadError(
+            f"a {type(part).__name__} at {path} cannot be split into micro-batches; give the "
+            f"workload a split_batch, or {PLAIN_BATCH}"
+        )
+    columns = [_split(child, sizes, path + pytree.keystr(key)) for key, child in children]
     return [
         pytree.tree_unflatten([column[i] for column in columns], structure)
         for i in range(len(sizes))
     ]
+
+
+def _check_first_dimensions(batch: Any, batch_size: int) -> None:
+    """Raise WorkloadError where all tensors agree on another number of samples along dim 0.
+
+    Where they do not agree, or lie in objects or in a list of samples, dim 0 says nothing.
+    """
+    tensors = [(path, leaf) for path, leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
+    agree = len({leaf.shape[:1] for _, leaf in tensors}) == 1
+    is_list = isinstance(batch, list) and len(batch) == batch_size
+    is_plain = agree and not is_list and not _has_objects(batch)
+    for path, leaf in tensors:
+        if is_plain or leaf.layout is not torch.strided:
+            _check_tensor(leaf, batch_size, path)
+
+
+def _check_tensor(tensor: torch.Tensor, num_samples: int, path: str) -> None:
+    if tensor.layout is not torch.strided:
+        raise WorkloadError(f"{path} is {tensor.layout}; allowed are dense tensors")
+    if tensor.ndim == 0 or tensor.shape[0] != num_samples:
+        raise WorkloadError(
+            f"make_batch({num_samples}) returned a tensor of shape {tuple(tensor.shape)} at "
+            f"{path}; allowed is {num_samples} samples along dim 0: make_batch(n) must use its n; "
+            "where dim 0 is not the sample, give the workload count_samples and split_batch"
+        )
+
+
+def _check_count(workload: Workload, batch: Any, expected: int, maker: str) -> None:
+    """Raise WorkloadError unless the workload counts as many samples as were asked for."""
+    assert workload.count_samples is not None
+    counted = workload.count_samples(batch)
+    try:
+        number = None if isinstance(counted, bool) else operator.index(counted)
+    except TypeError:
+        number = None
+    if number is None:
+        raise WorkloadError(
+            f"count_samples returned {counted!r}; allowed is the number of samples of the batch, "
+            "an int"
+        )
+    if number != expected:
+        raise WorkloadError(
+            f"{maker} returned a batch in which count_samples counts {number}; allowed is "
+            f"{expected}: use the n of make_batch and the sizes of split_batch"
+        )
+
+
+def _has_objects(part: Any) -> bool:
+    return any(is_object(leaf) for _, leaf in leaves_of(part))
 
 
 def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[int]) -> list[float]:

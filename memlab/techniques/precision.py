@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.techniques.batches import map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, Source, text_of
 from memlab.units import format_bytes
 
@@ -201,8 +201,7 @@ def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
 def batch_notes(batch: Any, precision: Precision) -> list[str]:
     """Return a note on what of a batch `cast_batch` casts though it is not fp32."""
     dtype = weight_dtype(precision)
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    if dtype is None or not (cast := _counted("tensor", leaves, dtype)):
+    if dtype is None or not (cast := _counted("tensor", tensors_of(batch), dtype)):
         return []
     return [
         f"precision={str(precision)!r} cast {' and '.join(cast)} of the batch to {_name(dtype)}."
@@ -214,9 +213,7 @@ def cast_batch(batch: Any, precision: Precision) -> Any:
     dtype = weight_dtype(precision)
     if dtype is None:
         return batch
-    return pytree.tree_map_only(
-        torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch
-    )
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
 
 
 def autocast(config: StepConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
