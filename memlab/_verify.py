@@ -60,6 +60,7 @@ ROUNDING = (
     "budget_solver",
     "budget_estimator",
     "channels_last",
+    "model_cache",
     "loss_chunks",
     "optimizer_implementation",
     "optimizer_in_backward",

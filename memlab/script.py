@@ -17,6 +17,7 @@ from memlab.techniques import (
     inplace,
     layout,
     meta_init,
+    model_cache,
     offload,
     optimizers,
     precision,
@@ -56,6 +57,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
         [
             segments.source(config),
             meta_init.source(config),
+            model_cache.source(config),
             precision.source(config),
             layout.source(config),
             chunked_loss.source(config),
