@@ -1,32 +1,73 @@
-"""Did a technique leave the gradients alone? Both steps are run, in this process, and compared.
+"""Did a technique leave the training alone? Three updates of both steps are run and compared.
 
-The reference step has the same workload, batch, seed and micro-batch split, in the formats that the
-model was built in, with every technique off, and what the model itself does through
-`torch.utils.checkpoint` as well. Gradients are taken before any clipping or optimizer, with the
-loss scale undone. Not covered: whether training converges to the same loss; and what is wrong in
-both steps alike, such as a recompute that a model has written for itself.
+The reference step has the same workload, batch, seed, micro-batch split and optimizer, in the
+formats that the model was built in; every other field of its config is at its default, and what the
+model itself does through `torch.utils.checkpoint` is off as well. Gradients are taken before any
+clipping or optimizer, with the loss scale undone. Each update begins with the weights, buffers and
+optimizer state of the reference, so that what is compared is one update each time. Not covered:
+whether training converges to the same loss; and what is wrong in both steps alike, such as a
+recompute that a model has written for itself.
 """
 
 import contextlib
 import dataclasses
-import functools
 import math
 from dataclasses import dataclass
 
 import torch
 
-from memlab._measure import MAX_SKIPPED_UPDATES, preserved_random_state
+from memlab._differences import (
+    RANDOM_STATE,
+    first_difference,
+    first_unequal_buffer,
+    misplaced,
+    relative_errors,
+)
+from memlab._full_batch import judge_full_batch
+from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
-from memlab.config import CompileMode, Precision, StepConfig
+from memlab._updates import NUM_UPDATES, Run, run_updates
+from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.memory import cuda
 from memlab.plan import Plan
 from memlab.result import Outcome
-from memlab.step import Step, build_step, set_seed
-from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.compilation import forget, is_compiled
 from memlab.techniques.recompute import of_a_model_off
 from memlab.workload import Workload
+
+CARRIED = ("batch_size", "accumulation_steps", "optimizer")
+"""Fields of the config that the reference step shares; all others are at their defaults."""
+
+EXACT = {
+    "memory_budget": "recomputing",
+    "checkpointing": "recomputing",
+    "checkpoint_modules": "recomputing",
+    "checkpoint_policy": "recomputing",
+    "inplace": "writing in place",
+    "offload_activations": "offloading",
+    "offload_fraction": "offloading",
+    "offload_parameters": "offloading",
+    "offload_optimizer": "offloading",
+}
+"""Fields that may change no bit, each with what it does: held against the step without them."""
+
+ROUNDING = (
+    "precision",
+    "compile",
+    "compile_mode",
+    "budget_engine",
+    "budget_solver",
+    "budget_estimator",
+    "channels_last",
+    "model_cache",
+    "loss_chunks",
+    "optimizer_implementation",
+    "optimizer_in_backward",
+    "init_on_meta",
+    "expandable_segments",
+)
+"""Fields that may round differently, or draw other random numbers: held against tolerances."""
 
 FP32_TOLERANCE = 1e-5
 COMPILED_TOLERANCE = 1e-4  # fused sums are taken in another order; a bias before BatchNorm shows it
@@ -47,6 +88,12 @@ Held against the error of all gradients together: of one parameter with a small 
 can change most.
 """
 
+NARROW = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""What rounding in a format that the model was built in may change."""
+
+UPDATE_TOLERANCE = 0.05
+"""What may become of weights and optimizer states, as a share of how far the update moves them."""
+
 RECOMPUTE_TOLERANCE = {
     Precision.FP16_MIXED: torch.finfo(torch.float16).eps,
     Precision.FP16: torch.finfo(torch.float16).eps,
@@ -56,33 +103,38 @@ RECOMPUTE_TOLERANCE = {
     Precision.BF16_STOCHASTIC: torch.finfo(torch.bfloat16).eps,
     Precision.FP8_MIXED: torch.finfo(torch.bfloat16).eps,
 }
-"""What recomputing may change, which is nothing where a device's kernels give the same bits twice.
+"""What an exact technique may change where the step without it does not repeat its own bits.
 
-Held against the step of the same precision that keeps every activation: some kernels add in any
-order, and that is seen in the last digit of the format. fp32 and tf32 have FP32_TOLERANCE.
+Some kernels add in any order, and that is seen in the last digit of the format. All else has
+FP32_TOLERANCE. Where the step without the technique gives the same bits twice, nothing may change.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """How far a step's gradients are from those of the reference step.
+    """How far a few updates of a step are from those of the reference step.
 
     Attributes:
-        ok: whether buffers and loss are equal and the error is within the tolerance: in fp32
-            `max_relative_error`, in a narrower format `global_relative_error`. Where something is
-            recomputed, the same is asked of it against the step that keeps every activation, at its
-            own precision and within `RECOMPUTE_TOLERANCE`.
+        ok: whether hooks, buffers, loss, weights and optimizer states agree and the error of the
+            gradients is within the tolerance: `max_relative_error`, or `global_relative_error`
+            where a format is narrower than fp32. Of recomputing, offloading and writing in place
+            no bit may differ from the step without them, at its own precision; where that step
+            does not give the same bits twice, `RECOMPUTE_TOLERANCE` is asked.
         outcome: `ok`, or why there was nothing to compare.
         max_relative_error: the largest ||g - g_ref|| / max(||g_ref||, 1e-3 ||G_ref|| / sqrt(P))
-            over the P parameters, G_ref being all gradients; None without a comparison.
-        global_relative_error: ||G - G_ref|| / ||G_ref||.
-        worst_parameter: the parameter with that largest error.
+            over the P parameters and all updates, G_ref being all gradients; None without a
+            comparison.
+        global_relative_error: the largest ||G - G_ref|| / ||G_ref|| of an update.
+        worst_parameter: the parameter with the largest error.
         tolerance: what that error was held against: 1e-5 in fp32, 1e-4 compiled.
-        bitwise: whether recomputing changes no bit of gradients and buffers, at the precision of
-            the config; None if nothing is recomputed in eager mode.
+        bitwise: whether recomputing, offloading and writing in place change no bit of loss,
+            gradients, buffers, weights, optimizer states and random numbers left over, at the
+            precision of the config; None if none of them is on, or the model is compiled.
         buffers_equal: whether running statistics and the like end up as in the reference step.
         same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
-            gradient of the undivided batch, in fp32.
+            gradient of the undivided batch, but for rounding.
+        num_updates: how many were compared; 0 without a comparison.
+        first_different_update: the first, from 1, in which more differs than is allowed.
         why: one sentence.
     """
 
@@ -96,6 +148,8 @@ class VerifyReport:
     bitwise: bool | None = None
     buffers_equal: bool | None = None
     same_as_full_batch: str = "unknown"
+    num_updates: int = 0
+    first_different_update: int | None = None
 
     def __str__(self) -> str:
         """Return one line."""
@@ -105,14 +159,17 @@ class VerifyReport:
         return f"{verdict}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    by_parameter: dict[str, torch.Tensor]  # fp64, on the CPU
-    buffers: dict[str, torch.Tensor]
-    mixing: list[str]
-    random: list[str]
-    loss: float
-    random_state: torch.Tensor  # of the CPU, after backward
+def reference_of(config: StepConfig) -> StepConfig:
+    """Return the config of the reference step: what is not carried over is at its default."""
+    return StepConfig(**{name: getattr(config, name) for name in CARRIED})
+
+
+def without_exact(config: StepConfig) -> tuple[StepConfig, list[str]]:
+    """Return the config without what may change no bit, and what that does."""
+    default = StepConfig()
+    changed = [name for name in EXACT if getattr(config, name) != getattr(default, name)]
+    plain = dataclasses.replace(config, **{name: getattr(default, name) for name in EXACT})
+    return plain, list(dict.fromkeys(EXACT[name] for name in changed))
 
 
 def verify_in_process(
@@ -125,47 +182,38 @@ def verify_in_process(
     report: Report,
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
-    plain = config.without_recompute()
-    reference = dataclasses.replace(
-        plain,
-        precision=Precision.AS_BUILT,
-        compile=False,
-        compile_mode=CompileMode.DEFAULT,
-        channels_last=False,
-        # the same values on a CPU; a card draws others
-        init_on_meta=config.init_on_meta
-        and device.type != "cpu"
-        and not config.offload_parameters,  # which builds on the CPU
-        loss_chunks=1,
-        inplace=False,
-        offload_activations=False,
-        offload_fraction=1.0,
-        offload_parameters=False,
-        offload_optimizer=False,
-        expandable_segments=False,
-        optimizer_in_backward=False,
-    )
+    reference, (plain, does) = reference_of(config), without_exact(config)
+    run = _Runs(workload, device, seed)
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())
-            report(Progress(text="gradients of the reference step", fraction=0.0))
-            expected = _gradients(workload, reference, device, seed)
+            report(Progress(text=f"{NUM_UPDATES} updates of the reference step", fraction=0.0))
+            expected = run(reference)
             if is_compiled(config) and expected.random:
                 raise UnsupportedError(
                     f"cannot be compared: under torch.compile {expected.random[0]} draws other "
                     "random numbers than in the reference step; set its dropout to 0 to check"
                 )
+            does = list(dict.fromkeys([*does, "recomputing"])) if own else does
             kept = None
-            if (config != plain or own) and not is_compiled(config):
-                report(Progress(text="gradients without recomputing", fraction=0.3))
-                kept = expected if plain == reference else _gradients(workload, plain, device, seed)
+            if does and not is_compiled(config):
+                report(Progress(text=f"updates without {' and '.join(does)}", fraction=0.3))
+                kept = expected if plain == reference else run(plain, like=expected)
             report(Progress(text="gradients of the undivided batch", fraction=0.5))
-            same, why = _same_as_full_batch(workload, reference, device, seed, expected)
+            same, why = judge_full_batch(workload, reference, device, seed, expected)
             without_own.close()
-            report(Progress(text="gradients of this step", fraction=0.7))
-            found = expected
-            if config != reference or own:
-                found = _gradients(workload, config, device, seed, plan)
+
+            report(Progress(text="updates of this step", fraction=0.7))
+            is_reference = config == reference and not own
+            found = expected if is_reference else run(config, plan, like=expected)
+            compared = _compare(config, found, expected)
+            if kept is not None:
+                place = first_difference(found, kept, device)
+                repeats = None
+                if place is not None:
+                    with of_a_model_off():
+                        repeats = first_difference(run(plain, like=expected), kept, device) is None
+                compared = _exactness(config, compared, found, kept, does, place, repeats)
             if own:
                 why = f"the model checkpoints itself, and is compared with itself without; {why}"
     except (
@@ -179,216 +227,123 @@ def verify_in_process(
             forget()
         cuda.release(device)
     return dataclasses.replace(
-        _compare(config, found, expected, kept, why), same_as_full_batch=same
+        compared, same_as_full_batch=same, why=f"{compared.why}; {why}", num_updates=NUM_UPDATES
     )
 
 
-def _gradients(
-    workload: Workload,
-    config: StepConfig,
-    device: torch.device,
-    seed: int,
-    plan: Plan | None = None,
-) -> _Gradients:
-    step = build_step(workload, config, device, plan=plan, seed=seed)
-    mixing, drawing = sample_mixing_modules(step.model), random_modules(step.model)
-    before = _buffers(step)
-    used = _used_gradients(step) if config.optimizer_in_backward else None
-    loss = 0.0
-    for _ in range(MAX_SKIPPED_UPDATES):
-        set_seed(seed)
-        loss = float(step.accumulate())
-        if step.scaler is None:
-            break
-        step.scaler.unscale_(step.optimizer)
-        if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
-            break
-        step.scaler.update()  # an overflow halves the scale; training would skip this update
-        step.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, buffer in step.model.named_buffers():
-                buffer.copy_(before[name])
-    gradients = _by_parameter(step) | (used or {})
-    random = torch.get_rng_state()
-    return _Gradients(gradients, _buffers(step), mixing, drawing, loss, random)
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs the updates of any config with the same workload, device and seed."""
+
+    workload: Workload
+    device: torch.device
+    seed: int
+
+    def __call__(
+        self, config: StepConfig, plan: Plan | None = None, like: Run | None = None
+    ) -> Run:
+        return run_updates(self.workload, config, self.device, self.seed, plan, like=like)
 
 
-def _used_gradients(step: Step) -> dict[str, torch.Tensor]:
-    """Return what will hold each gradient as backward gives it, before an update uses and frees it.
+def _compare(config: StepConfig, found: Run, expected: Run) -> VerifyReport:
+    """Return how far the updates are from the reference, each begun as that one did."""
+    tolerance, is_narrow = _tolerance(config, expected)
+    worst, max_error, global_error = "", -1.0, 0.0
+    faults: list[tuple[int, str]] = []
+    buffers_equal = True
+    for number, (ours, theirs) in enumerate(zip(found.updates, expected.updates, strict=True), 1):
+        one, own_max, own_global = relative_errors(ours.gradients, theirs.gradients)
+        if math.isnan(own_max) or own_max > max_error:
+            worst, max_error = one, own_max
+        global_error = own_global if math.isnan(own_global) else max(global_error, own_global)
+        if not (own_global if is_narrow else own_max) <= tolerance:
+            faults.append((number, ""))
 
-    Hooks on the tensors themselves run before those that update, in the backward that is checked:
-    a weight that was updated too early shows in the gradients that come after it.
-    """
-    used: dict[str, torch.Tensor] = {}
+        unequal = first_unequal_buffer(ours.buffers, theirs.buffers, tolerance)
+        buffers_equal &= unequal is None
+        if unequal is not None:
+            faults.append((number, f"buffer {unequal} differs from the reference step"))
+        if abs(ours.loss - theirs.loss) > tolerance * max(abs(theirs.loss), 1.0):
+            said = f"the loss is {ours.loss:g}, and {theirs.loss:g} in the reference step"
+            faults.append((number, said))
+        begin = expected.begin if number == 1 else expected.updates[number - 2].after
+        moved = misplaced(ours, theirs, begin.weights, max(UPDATE_TOLERANCE, 4 * tolerance))
+        if moved is not None:
+            faults.append((number, f"the update leaves {moved} other than the reference step"))
 
-    def keep(name: str, gradient: torch.Tensor) -> None:
-        used[name] = used.get(name, 0.0) + _as_double(gradient)
-
-    for name, parameter in step.model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(functools.partial(keep, name))
-    return used
-
-
-def _by_parameter(step: Step) -> dict[str, torch.Tensor]:
-    return {
-        name: _as_double(torch.zeros_like(p) if p.grad is None else p.grad)
-        for name, p in step.model.named_parameters()
-        if p.requires_grad
-    }
-
-
-def _as_double(gradient: torch.Tensor) -> torch.Tensor:
-    real = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
-    return real.detach().to("cpu", torch.float64)
-
-
-def _buffers(step: Step) -> dict[str, torch.Tensor]:
-    """Return copies of the buffers, and of frozen parameters, which a forward may change too."""
-    parameters = step.model.named_parameters()
-    frozen = [(name, step.value_of(p)) for name, p in parameters if not p.requires_grad]
-    every = [*step.model.named_buffers(), *frozen]
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in every}
-
-
-def _is_same(found: _Gradients, expected: _Gradients) -> bool:
-    """Return whether gradients and buffers are the same, bit by bit."""
-    return all(
-        ours.keys() == theirs.keys()
-        and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        for ours, theirs in (
-            (found.by_parameter, expected.by_parameter),
-            (found.buffers, expected.buffers),
-        )
-    )
-
-
-def _compare(
-    config: StepConfig,
-    found: _Gradients,
-    expected: _Gradients,
-    kept: _Gradients | None,
-    why: str,
-) -> VerifyReport:
-    worst, max_error, global_error = _errors(found.by_parameter, expected.by_parameter)
-    exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
-    tolerance = ROUNDING_TOLERANCE.get(config.precision, exact)
-    unequal = _first_unequal_buffer(found.buffers, expected.buffers, tolerance)
-    error, text = _judged(config, worst, max_error, global_error)
+    text = f"relative error {global_error:.1e}"
+    if not is_narrow:
+        text = f"largest relative error {max_error:.1e} in {worst}"
     text += f" (allowed in {config.precision}{' compiled' * is_compiled(config)}: {tolerance:.0e})"
     if not math.isfinite(global_error):
         text = f"the gradients are not finite, first in {worst}"
-    if unequal is not None:
-        text += f"; buffer {unequal} differs from the reference step"
-    is_far = abs(found.loss - expected.loss) > tolerance * max(abs(expected.loss), 1.0)
-    if is_far:
-        text += f"; the loss is {found.loss:g}, and {expected.loss:g} in the reference step"
-    ok, bitwise = error <= tolerance and unequal is None and not is_far, None
-    if kept is not None:
-        bitwise = _is_same(found, kept)
-        is_exact, said = _recompute_changes(config, found, kept, bitwise)
-        ok, text = ok and is_exact, f"{text}; {said}"
+    first = min((number for number, _ in faults), default=None)
+    found_faults = [f"{what} (update {number})" for number, what in faults if what]
     return VerifyReport(
-        ok=ok,
-        why=f"{text}; {why}",
+        ok=not faults,
+        why="; ".join([text, *found_faults[:2]]),
         max_relative_error=max_error,
         global_relative_error=global_error,
         worst_parameter=worst,
         tolerance=tolerance,
-        bitwise=bitwise,
-        buffers_equal=unequal is None,
+        buffers_equal=buffers_equal,
+        first_different_update=first,
     )
 
 
-def _judged(
-    config: StepConfig, worst: str, max_error: float, global_error: float
-) -> tuple[float, str]:
-    """Return the error that a tolerance is held against, and what it is."""
-    if config.precision in (Precision.AS_BUILT, Precision.FP32):
-        return max_error, f"largest relative error {max_error:.1e} in {worst}"
-    return global_error, f"relative error {global_error:.1e}"
+def _tolerance(config: StepConfig, expected: Run) -> tuple[float, bool]:
+    """Return what is allowed, and whether a format is narrower than fp32."""
+    exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
+    built = [NARROW[dtype] for dtype in expected.formats if dtype in NARROW]
+    narrow = [*built, ROUNDING_TOLERANCE.get(config.precision, 0.0)]
+    return max(exact, *narrow), any(narrow)
 
 
-def _recompute_changes(
-    config: StepConfig, found: _Gradients, kept: _Gradients, bitwise: bool
-) -> tuple[bool, str]:
-    """Return whether recomputing changes little enough, and what it changes."""
-    if not torch.equal(found.random_state, kept.random_state):
-        return False, "recomputing leaves other random numbers to the next step"
-    if bitwise:
-        return True, "recomputing changes no bit"
-    tolerance = RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE)
-    unequal = _first_unequal_buffer(found.buffers, kept.buffers, tolerance)
-    if unequal is not None:
-        return False, f"recomputing changes buffer {unequal}"
-    error, text = _judged(config, *_errors(found.by_parameter, kept.by_parameter))
-    return error <= tolerance, f"recomputing changes bits: {text} (allowed: {tolerance:.0e})"
-
-
-def _errors(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
-) -> tuple[str, float, float]:
-    """Return the worst parameter, its relative error, and that of all gradients together."""
-    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
-    floor = 1e-3 * norm / math.sqrt(len(expected))
-    worst, max_error, squares = "", -1.0, 0.0
-    for name, reference in expected.items():
-        difference = float((found[name] - reference).norm())
-        squares += difference**2
-        error = _ratio(difference, max(float(reference.norm()), floor))
-        if math.isnan(error) or error > max_error:
-            worst, max_error = name, error
-        if math.isnan(error):
-            break
-    return worst, max_error, _ratio(math.sqrt(squares), norm)
-
-
-def _ratio(difference: float, size: float) -> float:
-    if difference == 0.0:
-        return 0.0
-    return difference / size if size > 0.0 else math.inf
-
-
-def _first_unequal_buffer(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
-) -> str | None:
-    for name, reference in expected.items():
-        buffer = found.get(name)
-        if buffer is None or buffer.shape != reference.shape:
-            return name
-        if not torch.allclose(buffer.double(), reference.double(), rtol=tolerance, atol=tolerance):
-            return name
-    return None
-
-
-def _same_as_full_batch(
-    workload: Workload,
-    reference: StepConfig,
-    device: torch.device,
-    seed: int,
-    accumulated: _Gradients,
-) -> tuple[str, str]:
-    """Return whether accumulation leaves the gradient of the whole batch, and why."""
-    if reference.accumulation_steps == 1:
-        return "yes", "the batch is not divided"
-    if accumulated.mixing:
-        return "no", (
-            f"{accumulated.mixing[0]} normalises over {reference.micro_batch_size} samples, "
-            f"not {reference.batch_size}"
-        )
-    if accumulated.random:
-        return "no", f"{accumulated.random[0]} draws other random numbers for each micro-batch"
-    whole = dataclasses.replace(reference, accumulation_steps=1)
-    try:
-        full = _gradients(workload, whole, device, seed)
-    except Exception as error:  # the undivided batch may not fit; then nobody knows
-        outcome, _ = explain(error, "the undivided batch")
-        return "unknown", f"the undivided batch could not be run ({outcome})"
-    worst, max_error, _ = _errors(accumulated.by_parameter, full.by_parameter)
-    if max_error <= FP32_TOLERANCE:
-        return "yes", f"{reference.accumulation_steps} micro-batches give the undivided gradient"
-    return "no", (
-        f"{worst} is {max_error:.1e} from the undivided batch: the loss is not a mean over the "
-        "samples (give the workload num_loss_terms), or the model draws random numbers or changes "
-        "a buffer in forward"
+def _exactness(
+    config: StepConfig,
+    compared: VerifyReport,
+    found: Run,
+    kept: Run,
+    does: list[str],
+    place: tuple[int, str] | None,
+    repeats: bool | None,
+) -> VerifyReport:
+    """Return the report with what techniques that may change no bit have changed."""
+    what, ending = " and ".join(does), "" if len(does) > 1 else "s"
+    if place is None:
+        said = f"{what} change{ending} no bit in {NUM_UPDATES} updates"
+        return dataclasses.replace(compared, bitwise=True, why=f"{compared.why}; {said}")
+    number, where = place
+    said = f"{what} change{ending} bits, first of {where} in update {number}"
+    if where == RANDOM_STATE:
+        said = f"{what} leave{ending} other random numbers to the next step (update {number})"
+    ok = False
+    if not repeats and where != RANDOM_STATE:
+        is_close, text = _within_rounding(config, found, kept)
+        ok = compared.ok and is_close
+        said += f", as the step without does from run to run: {text}"
+    earlier = compared.first_different_update or number
+    return dataclasses.replace(
+        compared,
+        ok=ok,
+        bitwise=False,
+        why=f"{compared.why}; {said}",
+        first_different_update=None if ok else min(number, earlier),
     )
+
+
+def _within_rounding(config: StepConfig, found: Run, kept: Run) -> tuple[bool, str]:
+    """Return whether two runs of one precision differ by its rounding alone."""
+    _, is_narrow = _tolerance(config, kept)
+    built = [torch.finfo(dtype).eps for dtype in kept.formats if dtype in NARROW]
+    tolerance = max(RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE), *built, 0.0)
+    largest = 0.0
+    for ours, theirs in zip(found.updates, kept.updates, strict=True):
+        _, max_error, global_error = relative_errors(ours.gradients, theirs.gradients)
+        largest = max(largest, global_error if is_narrow else max_error)
+        unequal = first_unequal_buffer(ours.buffers, theirs.buffers, tolerance)
+        if unequal is not None:
+            return False, f"buffer {unequal} differs"
+        if ours.hooks != theirs.hooks:
+            return False, "hooks differ"
+    return largest <= tolerance, f"relative error {largest:.1e} (allowed: {tolerance:.0e})"

@@ -155,6 +155,9 @@ class StepConfig:
         checkpoint_policy: what checkpointed modules keep for backward all the same: one of
             `PRESET_POLICIES`, operators by name ("aten.mm, aten.addmm"), or a policy function as
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
+        model_cache: leave it to the model whether it fills a cache of keys and values in training,
+            as transformers' decoders do by default; False sets `use_cache=False` in its configs,
+            which a memory budget and checkpointing need.
         loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
             that its logits are never whole; 1 is all at once.
         inplace: activations write over their input where nothing else reads it.
@@ -188,6 +191,7 @@ class StepConfig:
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
+    model_cache: bool = True
     loss_chunks: int = 1
     inplace: bool = False
     offload_activations: bool = False

@@ -20,6 +20,7 @@ from memlab.techniques import (
     inplace,
     layout,
     meta_init,
+    model_cache,
     offload,
     optimizers,
     precision,
@@ -65,6 +66,7 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
         [
             segments.source(config),
             meta_init.source(config),
+            model_cache.source(config),
             precision.source(config),
             layout.source(config),
             chunked_loss.source(config),

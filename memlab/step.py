@@ -27,6 +27,7 @@ from memlab.techniques import (
     inplace,
     layout,
     meta_init,
+    model_cache,
     offload,
     optimizers,
     precision,
@@ -188,6 +189,8 @@ def build_step(
     where = torch.device("cpu") if config.offload_parameters else device
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
+    if not config.model_cache:
+        model_cache.switch_caches_off(model)
     said = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)
     if config.channels_last:

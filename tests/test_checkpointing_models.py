@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
+import memlab.script
 from memlab import Outcome, StepConfig, Workload, verify
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
@@ -198,6 +199,22 @@ def test_a_cache_is_refused_by_name(policy):
     assert report.outcome is Outcome.UNSUPPORTED
     assert "transformer.h.0 is given a DynamicCache" in report.why
     assert "use_cache=False" in report.why
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_a_cache_is_switched_off_by_an_argument(name):
+    configs = []
+
+    def with_cache(model):
+        model.config.use_cache = True
+        configs.append(model.config)
+
+    workload = transformer(name, with_cache)
+    report = verify(workload, config_of(model_cache=False), "cpu", isolate=False)
+    assert (report.ok, report.bitwise) == (True, True), report.why
+    assert all(config.use_cache for config in configs)  # a person's own is left alone
+    script = memlab.script.script(StepConfig(model_cache=False), "cpu")
+    assert "    switch_caches_off(model)\n" in script
 
 
 # modules of unusual kinds

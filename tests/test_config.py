@@ -27,6 +27,7 @@ def test_defaults_are_the_contract():
         "checkpointing": "none",
         "checkpoint_modules": "auto",
         "checkpoint_policy": "recompute-all",
+        "model_cache": True,
         "loss_chunks": 1,
         "inplace": False,
         "offload_activations": False,

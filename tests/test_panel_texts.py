@@ -354,3 +354,15 @@ def test_every_optimizer_implementation_and_precision_is_explained():
         line = texts.precision_line(settings(precision=precision), None, "cpu")
         assert "not possible on a CPU" in line.text
         assert line.remedy[1]["precision"] in ("as-built", "bf16-mixed")
+
+
+def test_a_cache_that_is_refused_is_switched_off_by_a_click():
+    refused = make_result(
+        outcome=Outcome.UNSUPPORTED, message="h.0 is given a Cache; use model_cache=False, which"
+    )
+    line = advice.advice_line(refused, [], None)
+    assert line.remedy == ("switch it off", {"model_cache": False})
+    asked = state.from_config(StepConfig()) | line.remedy[1]
+    assert state.to_config(asked) == StepConfig(model_cache=False)
+    assert "no cache of keys" in texts.more_line(asked, None, "h200", "mine").text
+    assert state.others(state.to_config(asked)) == ["without the model's cache"]

@@ -13,9 +13,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from memlab import StepConfig, Workload, verify
-from memlab._verify import _errors
-from memlab.techniques import compilation
+from memlab import StepConfig, Workload, _full_batch, _verify, verify
+from memlab._differences import relative_errors
+from memlab.config import OptimizerImplementation
+from memlab.techniques import compilation, optimizers, state
 from tests.models import blocks, ignored_labels, linear
 
 
@@ -33,7 +34,7 @@ def test_the_plain_step_is_the_reference():
 def test_the_error_is_the_contracts():
     reference = {"a": torch.tensor([3.0, 4.0]), "tiny": torch.tensor([0.0])}
     found = {"a": torch.tensor([3.0, 4.5]), "tiny": torch.tensor([1e-4])}
-    worst, largest, together = _errors(found, reference)
+    worst, largest, together = relative_errors(found, reference)
     floor = 1e-3 * 5.0 / 2**0.5
     assert worst == "a"
     assert largest == pytest.approx(max(0.5 / 5.0, 1e-4 / floor))
@@ -258,13 +259,14 @@ class InBackward(nn.Module):
 @pytest.mark.parametrize(
     ("precision", "factor", "ok"),
     [
-        ("fp32", 1 + 1e-6, True),
+        ("fp32", 1.0, True),
+        ("fp32", 1 + 1e-6, False),  # the step without recomputing gives the same bits twice
         ("fp32", 1 + 1e-4, False),
         ("bf16-mixed", 1.0, True),
         ("bf16-mixed", 1.03, False),  # within the rounding of bf16-mixed, and not a rounding
     ],
 )
-def test_a_recompute_that_is_not_bitwise_is_held_against_its_own_precision(precision, factor, ok):
+def test_a_recompute_that_is_not_bitwise_is_wrong_at_any_precision(precision, factor, ok):
     workload = Workload(
         name="again",
         build_model=lambda: nn.Sequential(*(InBackward(factor) for _ in range(2))),
@@ -294,3 +296,171 @@ def test_a_loss_that_differs_is_caught_though_no_gradient_does():
     report = check(workload, batch_size=2, checkpointing="blocks", checkpoint_modules="0")
     assert not report.ok
     assert "the loss is" in report.why
+
+
+def test_a_rounding_is_allowed_where_the_step_does_not_repeat_its_own_bits():
+    noise = itertools.count()
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x).tanh() * (1 + 1e-7 * (next(noise) % 7))
+
+    workload = Workload(
+        name="noisy",
+        build_model=lambda: nn.Sequential(*(Noisy() for _ in range(3))),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    report = check(workload, checkpointing="blocks")
+    assert (report.ok, report.bitwise) == (True, False), report.why
+    assert "from run to run" in report.why
+
+
+def test_every_field_is_carried_over_exact_or_rounds():
+    every = [*_verify.CARRIED, *_verify.EXACT, *_verify.ROUNDING]
+    assert sorted(every) == sorted(field.name for field in dataclasses.fields(StepConfig))
+
+
+def test_a_recompute_that_goes_wrong_in_the_second_update_is_caught():
+    """A counter that nothing puts back, of which only the first values agree."""
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(8, 8), itertools.count()
+
+        def forward(self, x):
+            return self.linear(x * (1.0 if next(self.calls) < 2 else 2.0))
+
+    workload = Workload(
+        name="late",
+        build_model=lambda: nn.Sequential(*(Counts() for _ in range(2))),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    report = check(workload, checkpointing="blocks")
+    assert (report.ok, report.bitwise, report.num_updates) == (False, False, 3)
+    assert report.first_different_update == 2
+    assert "in update 2" in report.why
+
+
+def test_hooks_that_pile_up_are_caught_though_no_gradient_differs(monkeypatch):
+    class Hooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            if not hasattr(self, "installed"):
+                self.installed = True
+                self.linear.register_forward_hook(lambda *_: None)
+            return self.linear(x).tanh()
+
+    workload = Workload(
+        name="hooked",
+        build_model=lambda: nn.Sequential(*(Hooked() for _ in range(2))),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    assert check(workload, checkpointing="blocks").ok
+    monkeypatch.setattr(state, "_set_registries", lambda *_: None)
+    report = check(workload, checkpointing="blocks")
+    assert (report.ok, report.max_relative_error) == (False, 0.0)
+    assert "first of the hooks of 0.linear: _forward_hooks" in report.why
+
+
+def test_an_optimizer_that_takes_other_steps_is_caught(monkeypatch):
+    fields = {"optimizer_implementation": "foreach"}
+    assert check(blocks(), **fields).ok
+    options = {"foreach": True, "lr": 1.2e-3}
+    monkeypatch.setitem(optimizers.IMPLEMENTATIONS, OptimizerImplementation.FOREACH, options)
+    report = check(blocks(), **fields)
+    assert (report.ok, report.max_relative_error) == (False, 0.0)
+    assert "the update leaves weights other than the reference step" in report.why
+
+
+def test_the_formats_that_a_model_was_built_in_say_what_is_allowed():
+    workload = dataclasses.replace(
+        blocks(),
+        build_model=lambda: blocks().build_model().bfloat16(),
+        compute_loss=lambda model, batch: nn.functional.cross_entropy(
+            model(batch[0].to(next(model.parameters()).dtype)).float(), batch[1]
+        ),
+    )
+    report = check(workload, precision="fp32")
+    assert (report.ok, report.tolerance) == (True, 5e-2), report.why
+    assert report.max_relative_error > 1e-4
+
+
+class NearlyZero(nn.Module):
+    """Gradients that are zero but for rounding: before a norm, of keys, of what softmax ignores."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 16), nn.GroupNorm(1, 16, affine=False)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 4)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        hidden = self.norm((self.inner(x) + self.shift).flatten(0, 1)).view(*x.shape[:2], -1)
+        mixed, _ = self.attention(hidden, hidden, hidden, need_weights=False)
+        return (self.head(mixed) + self.shift).softmax(-1)
+
+
+def of_nearly_zero(loss=lambda out: out.square().mean(), **fields):
+    return Workload(
+        name="nearly zero",
+        build_model=NearlyZero,
+        make_batch=lambda n: 100 * torch.randn(n, 6, 8),
+        compute_loss=lambda model, x: loss(model(x)),
+        **fields,
+    )
+
+
+def test_gradients_that_are_rounding_are_judged_in_fp64(monkeypatch):
+    monkeypatch.setattr(_full_batch, "TOLERANCE", 0.0)  # or the floor hides them at random
+    report = check(of_nearly_zero(), accumulation_steps=4)
+    assert report.same_as_full_batch == "yes"
+    assert "vanishes in fp64" in report.why
+
+
+def pairs(out):
+    return out.flatten(1) @ out.flatten(1).T
+
+
+@pytest.mark.parametrize(
+    ("loss", "fields", "words"),
+    [
+        (
+            lambda out: out.square().sum(),
+            {"num_loss_terms": len},
+            "terms that num_loss_terms counts",
+        ),
+        (lambda out: out.square().sum(), {}, "not a mean over the samples"),
+        (lambda out: pairs(out).square().mean(), {}, "apart from the rest of its batch"),
+        (lambda out: nn.functional.dropout(out, 0.3).square().mean(), {}, "draws random numbers"),
+    ],
+    ids=["sum with terms", "sum", "pairs", "dropout"],
+)
+def test_a_true_difference_has_a_true_reason(loss, fields, words):
+    report = check(of_nearly_zero(loss, **fields), accumulation_steps=4)
+    assert report.same_as_full_batch == "no"
+    assert words in report.why
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "unknown"), (4.0, "no")])
+def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, scale, verdict):
+    def loss(out):
+        return nn.functional.linear(out, torch.ones(4, 4)).square().mean() * (
+            scale if len(out) == 8 else 1.0
+        )
+
+    monkeypatch.setattr(_full_batch, "TOLERANCE", 0.0)
+    report = check(of_nearly_zero(loss), accumulation_steps=4)
+    assert report.same_as_full_batch == verdict
+    assert ("only fp64 would show" in report.why) is (verdict == "unknown")

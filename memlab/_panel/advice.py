@@ -13,6 +13,7 @@ from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, set
 from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
+from memlab.techniques.model_cache import OFF
 from memlab.trace import CATEGORIES, Category
 from memlab.units import format_bytes
 
@@ -23,11 +24,16 @@ STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Cat
 def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
     """Return what to do about the shown step; an empty line if it fits.
 
+    One that is refused for the model's cache is offered without it.
+
     Args:
         shown: measured or predicted, of what is on screen.
         runs: all there are, oldest first.
         limit_bytes: the limit that is on screen.
     """
+    if shown is not None and shown.outcome is Outcome.UNSUPPORTED and OFF in shown.message:
+        text = "the model fills a cache of keys and values, which a recompute would fill once more"
+        return Line(text, remedy=("switch it off", {"model_cache": False}), kind=WARN)
     if shown is None or fit_verdict(shown, limit_bytes).kind != BAD:
         return Line("")
     limit = limit_bytes or shown.memory_limit_bytes

@@ -41,6 +41,7 @@ LABELS = {
     "compile": "torch.compile",
     "channels_last": "channels last",
     "init_on_meta": "build on meta",
+    "model_cache": "model's cache",
     "loss_chunks": "Loss in",
     "inplace": "in place",
     "offload_activations": "offload activations",
@@ -50,7 +51,7 @@ LABELS = {
     "expandable_segments": "expandable segments",
 }
 SWITCHES = (
-    "compile", "channels_last", "init_on_meta", "inplace", "offload_activations",
+    "compile", "channels_last", "init_on_meta", "model_cache", "inplace", "offload_activations",
     "offload_parameters", "offload_optimizer", "expandable_segments",
 )  # fmt: skip
 

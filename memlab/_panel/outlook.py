@@ -138,8 +138,9 @@ class Outlook:
         return f"no prediction ({words}): {self.estimate.result.message}"
 
     def advice(self, runs: Sequence[Run], limit_bytes: int | None) -> Line:
-        """Return what to do where this very setting does not fit."""
-        about = self.run.result if self.run else self.predicted
+        """Return what to do where this very setting does not fit, or is refused."""
+        estimated = self.predicted or (self.estimate.result if self.estimate else None)
+        about = self.run.result if self.run else estimated
         return advice_line(about, runs, limit_bytes)
 
 

@@ -32,6 +32,7 @@ EAGER_ONLY: dict[str, tuple[object, str, str]] = {
 
 NAMES = {
     "init_on_meta": "built on meta",
+    "model_cache": "with the model's cache",
     "inplace": "in place",
     "expandable_segments": "in expandable segments",
 } | {field: f"{what} offloaded" for field, what in OFFLOADED.items()}
@@ -47,6 +48,8 @@ def sentences(settings: Mapping[str, Any]) -> list[str]:
         )
     if settings["init_on_meta"]:
         said.append("the model is built without memory and then made on the device")
+    if not settings["model_cache"]:
+        said.append("the model fills no cache of keys and values")
     if settings["inplace"]:
         said.append("activations write over their input where nothing else reads it")
     if settings["expandable_segments"]:
@@ -82,6 +85,8 @@ def words(field: str, value: Any) -> str | None:
     if field == "offload_fraction":
         return f"{value:.0%} of the activations"
     if field in NAMES:
+        if field == "model_cache" and not value:
+            return "without the model's cache"
         return NAMES[field] if value else f"not {NAMES[field]}"
     return None
 

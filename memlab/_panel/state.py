@@ -40,7 +40,7 @@ FIELDS = (
     "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
     "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
     "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
-    "init_on_meta",
+    "init_on_meta", "model_cache",
     "loss_chunks", "inplace", "offload_activations", "offload_fraction", "offload_parameters",
     "offload_optimizer", "expandable_segments",
 )  # fmt: skip

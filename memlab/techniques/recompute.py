@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.keeping import Keep, Key, Reuse
+from memlab.techniques.model_cache import OFF
 from memlab.techniques.policies import Keeps
 from memlab.techniques.state import Changes, State
 
@@ -291,7 +292,7 @@ def _tensors(given: Any, region: _Region) -> Iterator[torch.Tensor]:
         elif _is_cache(leaf):
             raise UnsupportedError(
                 f"{region.path} is given a {type(leaf).__name__}, which a recompute would change "
-                "once more; build the model with use_cache=False"
+                f"once more; use {OFF}, which sets use_cache=False in the model's config"
             )
 
 

@@ -25,12 +25,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
+from memlab.techniques.model_cache import OFF
 from memlab.techniques.reachable import ATOMS, MISSING, OF_TORCH, Place, Reachable, is_same
 
 OF_PYTHON = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
 BY_VALUE = (*OF_PYTHON, np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
 REGISTRIES = tuple(sorted(OF_TORCH))
-NO_CACHE = ", as a cache does; do not give it one in training"
+NO_CACHE = f", as a cache does; use {OFF} if the model's config has use_cache, or give it none"
 NUM_WALKS = 2  # what a first forward makes, a second one fills
 Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
 MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h

@@ -1,0 +1,40 @@
+"""Caches of keys and values that a model fills while it trains: switched off where that is asked.
+
+Decoders of transformers make one in each forward unless their config says `use_cache=False`. It is
+of no use in training; the plain step keeps it all the same, as a person wrote it. A recompute would
+fill it once more, so that it is refused with `OFF` for a remedy. Left out: caches that a model's
+own code makes whatever its config says.
+"""
+
+import copy
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.techniques.source import Source, text_of
+
+OFF = "model_cache=False"
+"""The argument that switches a cache off: the panel offers it where a refusal has these words."""
+
+
+def switch_caches_off(model: torch.nn.Module) -> None:
+    """Let every config of the model and of its parts say use_cache=False, in copies of them."""
+    copies: dict[int, object] = {}  # the configs of parts are often those within the model's
+    for module in model.modules():
+        config = vars(module).get("config")
+        if config is not None:
+            module.config = copy.deepcopy(config, copies)
+            for each in (module.config, *vars(module.config).values()):
+                if getattr(each, "use_cache", None) is True:
+                    each.use_cache = False
+
+
+def source(config: StepConfig) -> Source:
+    """Return the function of a script, and its call."""
+    if config.model_cache:
+        return Source()
+    return Source(
+        imports=("import copy",),
+        functions=(text_of(switch_caches_off),),
+        built=("switch_caches_off(model)",),
+    )
