@@ -28,6 +28,11 @@ FLOORS = [
     ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
     ["_operator_costs", "_records"],
     [
+        "_usual_changes",
+        "_fingerprint",
+        "_process_state",
+        "_worker_state",
+        "_rehearsal",
         "_wire",
         "_standard_library",
         "worker",
@@ -35,6 +40,7 @@ FLOORS = [
         "_keeper",
         "_kept",
         "_process",
+        "_spare",
         "_isolation",
     ],
     [
