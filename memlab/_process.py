@@ -22,7 +22,7 @@ from memlab._sources import is_library
 from memlab._wire import Channel, Check, Garbage
 from memlab.memory.devices import out_of_memory_kills
 from memlab.result import Outcome
-from memlab.worker import KINDS, Job, beginning
+from memlab.worker import KINDS, LOST_STATUS, Job, beginning
 
 STARTING, TAKING = "starting", "taking the job"
 ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
@@ -94,10 +94,10 @@ class WorkerProcess:
 
         try:
             kind, value = pickle.loads(content)
+            if str(kind) not in KINDS or (kind == "progress") != isinstance(value, Progress):
+                raise Garbage(f"{kind!r} is no kind of message")
         except Exception as error:  # bytes that mean nothing can raise anything
             raise self._unreadable(error) from error
-        if kind not in KINDS or (kind == "progress") != isinstance(value, Progress):
-            raise self._unreadable(Garbage(f"{kind!r} is no kind of message"))
         if kind == "progress":
             self.doing = value.text
         return kind, value
@@ -124,7 +124,7 @@ class WorkerProcess:
     def ending(self) -> Ended:
         """Return how the process ended by itself, in a sentence."""
         code = self.process.wait(ENDING_SECONDS)
-        if code is None:
+        if code is None or code == LOST_STATUS:
             self.kill()
             return Ended(
                 Outcome.CRASHED,

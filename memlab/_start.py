@@ -11,7 +11,9 @@ import json
 import os
 import signal
 import sys
+from typing import Any
 
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -20,34 +22,37 @@ def main() -> None:
     settings, keeper = json.loads(sys.argv[1]), int(sys.argv[2])
     end_with(keeper)
     os.environ.update(settings["environment"])
-    # what this interpreter found by itself comes first; then all is found in the caller's order
-    own = [folder for folder in sys.path if folder in standard_folders()]
+    finder = load("memlab._standard_library", "_standard_library.py")
+    standard_library = finder.StandardLibrary([f for f in sys.path if f in standard_folders()])
+    standard_library.install()
+    # not "": a worker starts in whatever folder its caller is in just then
     callers = [folder for folder in settings["path"] if os.path.isabs(folder)]
-    sys.path[:] = [*own, *(folder for folder in callers if folder not in own)]
+    sys.path[:] = [*callers, *(folder for folder in sys.path if folder not in callers)]
 
-    load_memlab()
+    load("memlab", "__init__.py", [FOLDER])
     from memlab.worker import serve
 
-    serve(settings["socket"], own)
+    serve(settings["socket"], standard_library)
 
 
 def standard_folders() -> set[str]:
     """Return where an interpreter has its standard library, as `sys.path` has it."""
     library = os.path.dirname(os.__file__)
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    return {library, f"{library}/lib-dynload", os.path.join(os.path.dirname(library), zipped)}
+    dynamic = os.path.join(library, "lib-dynload")
+    return {library, dynamic, os.path.join(os.path.dirname(library), zipped)}
 
 
-def load_memlab() -> None:
-    """Import the package that this file is part of."""
-    folder = os.path.dirname(os.path.abspath(__file__))
+def load(name: str, file: str, search: list[str] | None = None) -> Any:
+    """Import a file of the folder that this one is in."""
     spec = importlib.util.spec_from_file_location(
-        "memlab", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        name, os.path.join(FOLDER, file), submodule_search_locations=search
     )
     assert spec
     assert spec.loader
-    sys.modules["memlab"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["memlab"])
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def end_with(keeper: int) -> None:

@@ -4,7 +4,7 @@ import functools
 import platform
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,9 @@ def measure(
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         result: StepResult = run("measure", arguments | {"plan": plan})
+        return _answering(result, workload, config)
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
-    return replace(result, config=config)  # a policy function comes back as another object
 
 
 def predict(
@@ -165,12 +165,12 @@ def predict_with_forecast(
     try:
         plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
         found: Prediction = run("predict", arguments | {"plan": plan})
+        return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
         from memlab import _predict  # late, as everything that fake tensors need
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
         return _predict.Prediction(result=result, forecast=None)
-    return replace(found, result=replace(found.result, config=config))  # as in measure
 
 
 def verify(
@@ -283,6 +283,28 @@ def _runner(
         cancel=cancel,
     )
     return run
+
+
+def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:
+    """Return a result with the caller's own config: a policy function comes back as another object.
+
+    Raises:
+        Ended: it is the result of another question.
+    """
+    answered = result.config
+    others = [
+        field.name
+        for field in fields(config)
+        if (asked := getattr(config, field.name)) != (found := getattr(answered, field.name))
+        and not (callable(asked) and callable(found))
+    ]
+    if others or result.workload_name != workload.name:
+        raise Ended(
+            Outcome.CRASHED,
+            f"the worker answered another question: for workload {result.workload_name!r} with "
+            f"{answered}; run it once more",
+        )
+    return replace(result, config=config)
 
 
 def _ended(

@@ -33,6 +33,7 @@ from memlab.memory.devices import available_memory_bytes
 from memlab.units import KIB
 
 KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
+LOST_STATUS = 76  # of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
@@ -90,18 +91,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def serve(descriptor: int, standard_folders: list[str]) -> None:
+def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     """Serve jobs until the caller is gone.
 
     Args:
         descriptor: of the socket to the caller.
-        standard_folders: where this interpreter has its standard library.
+        standard_library: finds its modules, and is told which the caller has replaced.
     """
     log = os.dup(2)  # of its own, for a model may close the other
     faulthandler.enable(log)
     read_no_bytecode()
-    standard_library = StandardLibrary(standard_folders)
-    standard_library.install()
     channel = Channel(socket.socket(fileno=descriptor), blocks=True)
     os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
     os.register_at_fork(after_in_child=channel.close)
@@ -156,7 +155,7 @@ def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
             return
     except OSError:
         pass
-    os._exit(1)  # nobody can be answered: the caller is gone, or the socket is not this process's
+    os._exit(LOST_STATUS)  # also a fork of the worker, whose socket this is not
 
 
 def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
