@@ -18,6 +18,7 @@ import torch
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
 from memlab._sources import own_files
+from memlab._spare import Spare
 from memlab._wire import POLL_SECONDS, Check
 from memlab.errors import MemlabError, WorkloadError
 from memlab.result import Outcome
@@ -78,7 +79,7 @@ class Lane:
         """End the worker and start a new one, so that the next job need not wait for it."""
         if self.worker is not None:
             self.worker.kill()
-        self.worker = WorkerProcess()
+        self.worker = spare.take() or WorkerProcess()
 
     def forget(self) -> None:
         """In a forked child: the worker and the lock are the parent's."""
@@ -90,6 +91,7 @@ class Lane:
 # predictions have a worker of their own: they go on while a measurement runs, and what they turn
 # in torch for good (a device that stands in for CUDA) is seen by no measurement
 measuring, predicting = Lane(), Lane()
+spare = Spare()
 
 
 def _lane_of(function: str) -> Lane:
@@ -141,7 +143,7 @@ def run(
         guard_bytes=guard_bytes,
     )
     lane = _lane_of(function)
-    with lane.turn(tell, cancel):
+    with lane.turn(tell, cancel), spare.waits(is_timed=lane is measuring):
         return _converse(lane, job, timeout_seconds, tell, cancel)
 
 
@@ -169,8 +171,12 @@ def _converse(
             raise
         if kind == "result":
             return value
-        if kind == "stale":  # a new worker reads a person's edited files anew
-            lane.replace()
+
+        lane.replace()
+        if kind == "stale":  # an earlier job changed it, or a person's file has been edited since
+            continue
+        if not tried_again:  # the worker may be at fault, and not the job
+            tried_again = True
             continue
         if kind == "unloadable":
             raise Ended(Outcome.FAILED, f"the worker could not load the workload: {value}")
@@ -202,8 +208,8 @@ def _receive(worker: WorkerProcess, check: Check, tell: OnProgress) -> tuple[str
 
 
 def _forget() -> None:
-    for lane in (measuring, predicting):
-        lane.forget()
+    for holder in (measuring, predicting, spare):
+        holder.forget()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -214,6 +220,7 @@ def _stop() -> None:
     for lane in (measuring, predicting):
         if lane.worker is not None:
             lane.worker.kill()
+    spare.end()
 
 
 def _folder() -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import sys
@@ -100,6 +101,11 @@ class WorkerProcess:
         if kind == "progress":
             self.doing = value.text
         return kind, value
+
+    def is_ready(self) -> bool:
+        """Return whether it has said that it waits for a job, which nobody has heard yet."""
+        ready, _, _ = select.select([self.channel.socket], [], [], 0)
+        return bool(ready)
 
     def has_ended(self) -> bool:
         """Return whether the process is gone."""

@@ -1,8 +1,10 @@
 """What a worker does, once `_start.py` has begun it: it serves one job after another.
 
 It ends when its socket closes, and is killed with its keeper at the latest. A job is a function of
-memlab with its arguments, a person's own modules among them; if one of their files has changed
-since it was imported, the worker asks to be replaced, so that stale code is never measured.
+memlab with its arguments, a person's own modules among them. Before the next one it asks to be
+replaced if a job has changed anything of this process (`_worker_state.py`), so that no job has to
+do with an earlier one; or if one of a person's files has changed since it was imported, so that
+stale code is never measured.
 """
 
 import ctypes
@@ -21,15 +23,18 @@ from typing import Any
 import torch
 
 from memlab import _inspect, _loading, _measure, _verify
+from memlab._rehearsal import import_late_modules, rehearse
 from memlab._running import Progress, Report
 from memlab._sources import Sources, read_no_bytecode
 from memlab._standard_library import StandardLibrary
 from memlab._wire import Channel, Garbage
+from memlab._worker_state import WorkerState
 from memlab.memory.devices import available_memory_bytes
 from memlab.units import KIB
 
 KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
 LOST_STATUS = 76  # of a worker that cannot answer, because its socket was closed
+PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
 
@@ -99,7 +104,11 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     channel = Channel(socket.socket(fileno=descriptor), blocks=True)
     os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
     os.register_at_fork(after_in_child=channel.close)
-    sources, switches = Sources(), _switches()
+    sources, state = Sources(), WorkerState()
+    state.watch_imports()
+    limit_memory(sys.maxsize)
+    import_late_modules()
+    state.note_modules()
     gc.freeze()
     channel.send(0, _pickled(("ready", os.getpid())))
     while True:
@@ -108,17 +117,20 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         except (EOFError, OSError, Garbage):
             return
         job: Job = pickle.loads(content)
-        if sources.changed(job.own_files) or _switches() != switches:
+        if state.is_changed or sources.changed(job.own_files):
             channel.send(number, _pickled(("stale", None)))
             return
         os.write(log, beginning(number).encode())
         standard_library.shadowed = frozenset(job.own_files)
         started_ns = time.time_ns()
-        answer = _serve(job, _reporter(channel, number))
+        if not state.has_begun:
+            rehearse(is_predicting=job.function in PREDICTING)
+            state.begin()
+        answer = _serve(job, _reporter(channel, number), state)
         sources.note(started_ns)
-        _send(channel, number, answer)
+        _send(channel, number, state.noted(answer))
         del job, content, answer
-        _give_memory_back()
+        _give_memory_back(state)
 
 
 def beginning(number: int) -> str:
@@ -146,12 +158,13 @@ def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
     os._exit(LOST_STATUS)  # also a fork of the worker, whose socket this is not
 
 
-def _serve(job: Job, report: Report) -> tuple[str, Any]:
+def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
     """Return ("result", value), or ("unloadable" or "raised", what was raised, as text)."""
     sys.path[:] = job.path
     torch.set_num_threads(job.threads)
     try:
         os.chdir(job.folder)
+        state.expect()
         arguments = pickle.loads(job.arguments)
     except BaseException as error:  # whatever a person's own module raises while it is imported
         return "unloadable", f"{type(error).__name__}: {error}"
@@ -174,17 +187,6 @@ def _pickled(message: tuple[str, Any]) -> bytes:
         text = f"the result cannot be sent ({type(error).__name__}: {error})"
         pickled = pickle.dumps(("raised", text))
     return pickled
-
-
-def _switches() -> tuple[object, ...]:
-    """Return torch's global switches; a job that turned one would change every later one."""
-    return (
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.is_grad_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.get_deterministic_debug_mode(),
-    )
 
 
 def limit_memory(guard_bytes: int | None) -> None:
@@ -220,8 +222,9 @@ def _data_bytes() -> int | None:
     return None
 
 
-def _give_memory_back() -> None:
+def _give_memory_back(state: WorkerState) -> None:
     gc.collect()
+    state.look_at_kept_tensors()
     gc.freeze()  # libraries stay: the next job's collections need not walk through them again
     try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise

@@ -40,6 +40,11 @@ FLOORS = [
     ],
     ["_operator_costs", "_records"],
     [
+        "_usual_changes",
+        "_fingerprint",
+        "_process_state",
+        "_worker_state",
+        "_rehearsal",
         "_wire",
         "_standard_library",
         "worker",
@@ -47,6 +52,7 @@ FLOORS = [
         "_keeper",
         "_kept",
         "_process",
+        "_spare",
         "_isolation",
     ],
     [

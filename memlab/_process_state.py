@@ -1,0 +1,277 @@
+"""What a process is set to: torch's switches, Python's and the system's, as values to compare.
+
+A job that leaves one of them turned would change every later one. They are asked for through
+functions that were looked up as this file was imported, so that a job that replaces one of those
+is not believed. A switch that this torch or this system does not have is left out.
+"""
+
+import decimal
+import faulthandler
+import gc
+import locale
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+# functions without arguments
+TORCH = (
+    "get_default_dtype", "get_default_device", "is_grad_enabled", "is_inference_mode_enabled",
+    "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "get_num_threads",
+    "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode",
+    "is_autocast_cache_enabled", "is_warn_always_enabled",
+)  # fmt: skip
+TORCH_C = (
+    "_get_autograd_fallback_mode", "_get_backcompat_broadcast_warn", "_get_backcompat_keepdim_warn",
+    "_get_blas_preferred_backend", "_get_cpu_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
+    "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_tf32",
+    "_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_depthwise_kernel",
+    "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_cudnn_sdp_enabled",
+    "_get_deterministic_fill_uninitialized_memory", "_get_fa3_sdp_enabled",
+    "_get_flash_sdp_enabled", "_get_graph_executor_optimize", "_get_linalg_preferred_backend",
+    "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_miopen_immediate", "_get_mkldnn_deterministic",
+    "_get_mkldnn_enabled", "_get_nnpack_enabled", "_get_onednn_allow_tf32",
+    "_get_overrideable_sdp_enabled", "_get_qengine", "_get_rocm_fa_preferred_backend",
+    "_get_sdp_priority_order", "_get_sm_carveout_experimental", "_get_tracing_state",
+    "_is_default_mobile_cpu_allocator_set", "_is_fwd_grad_enabled",
+    "_is_grad_layout_enforcement_enabled", "_is_multithreading_enabled",
+    "_is_torch_function_all_disabled", "_is_torch_function_enabled", "_is_view_replay_enabled",
+    "_len_torch_dispatch_stack", "_len_torch_function_stack", "_only_lift_cpu_tensors",
+)  # fmt: skip
+AUTOGRAD = (
+    "_profiler_enabled", "_saved_tensors_hooks_get_disabled_error_message",
+    "_saved_tensors_hooks_is_enabled",
+)  # fmt: skip
+FUNCTORCH = (
+    "_is_vmap_fallback_enabled", "get_dynamic_layer_stack_depth",
+    "get_inplace_requires_grad_allowed", "get_single_level_autograd_function_allowed",
+)  # fmt: skip
+PYTHON = (
+    "getdlopenflags", "getprofile", "getrecursionlimit", "getswitchinterval", "gettrace",
+    "get_asyncgen_hooks", "get_coroutine_origin_tracking_depth", "get_int_max_str_digits",
+)  # fmt: skip
+PRECISION_OF = [
+    (backend, operator)
+    for backend in ("generic", "cuda", "mkldnn")
+    for operator in ("all", "conv", "matmul", "rnn")
+]
+# not of Python's own library: a pool of threads that a compiler keeps, a progress bar's
+QUIET_CHILDREN = ("torch/_inductor", "torch._inductor", "resource_tracker")
+SMALLEST, HALF_ULP = 5e-324, 2.0**-53
+
+
+def _named(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    return {prefix + name: getattr(owner, name) for name in names if hasattr(owner, name)}
+
+
+def _questions() -> dict[str, Callable[[], Any]]:
+    """Return what asks for each switch, by the name of the switch."""
+    autograd, functorch = torch._C._autograd, torch._C._functorch
+    asked = {
+        **_named(torch, "torch.", TORCH),
+        **_named(torch._C, "torch._C.", TORCH_C),
+        **_named(autograd, "torch.autograd.", AUTOGRAD),
+        **_named(functorch, "torch.func.", FUNCTORCH),
+        **_named(sys, "sys.", PYTHON),
+    }
+    asked["torch.autocast"] = _autocast
+    asked["torch.autograd.graph.saved_tensors_hooks"] = _saved_tensors_hooks
+    asked["fp32 precision"] = _fp32_precision
+    asked["the modes of dispatch"] = _dispatch_keys
+    asked["denormal numbers"] = lambda: (SMALLEST * len("1"), 1.0 + HALF_ULP * len("1"))
+    return asked | _system_questions()
+
+
+def _system_questions() -> dict[str, Callable[[], Any]]:
+    return {
+        "gc": partial(_gc, gc.isenabled, gc.get_threshold, gc.get_debug),
+        "decimal": partial(_decimal, decimal.getcontext),
+        "faulthandler": faulthandler.is_enabled,
+        "locale": partial(locale.setlocale, locale.LC_ALL),
+        "multiprocessing": partial(_start_method, multiprocessing.get_start_method),
+        "numpy": partial(_numpy, np.geterr, np.geterrcall, np.get_printoptions),
+        "signals": _signals,
+        "socket": socket.getdefaulttimeout,
+        "streams": _streams,
+        "tracemalloc": tracemalloc.is_tracing,
+        "threads": _threads,
+        "children": _children,
+        "umask": _umask,
+        "rlimits": _rlimits,
+        "priority": partial(os.getpriority, os.PRIO_PROCESS, 0),
+        "affinity": partial(getattr(os, "sched_getaffinity", lambda _: None), 0),
+        "environ": partial(dict.copy, os.environ._data),  # type: ignore[attr-defined]
+        "the memory of the card": _cuda,
+    }
+
+
+def _gc(is_enabled: Any, threshold: Any, debug: Any) -> Any:
+    return is_enabled(), threshold(), debug()
+
+
+def _start_method(get: Any, usual: str = multiprocessing.get_all_start_methods()[0]) -> Any:
+    return get(allow_none=True) or usual
+
+
+def _numpy(errors: Any, call: Any, printing: Any) -> Any:
+    return errors(), call(), str(printing())
+
+
+def _decimal(get: Any) -> Any:
+    """Return the settings of the context, without the flags that any division raises."""
+    context = get()
+    return context.prec, context.rounding, context.Emin, context.Emax, dict(context.traps)
+
+
+def _autocast(
+    enabled: Any = torch.is_autocast_enabled,
+    dtype: Any = torch.get_autocast_dtype,
+    enter: Any = torch.autocast_increment_nesting,
+    leave: Any = torch.autocast_decrement_nesting,
+) -> Any:
+    enter()
+    return [(enabled(device), dtype(device)) for device in ("cpu", "cuda")], leave()
+
+
+def _saved_tensors_hooks(top: Any = torch._C._autograd._top_saved_tensors_default_hooks) -> Any:
+    return top(True)  # even where they are off
+
+
+_GET_PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def _fp32_precision(get: Any = _GET_PRECISION) -> Any:
+    return get and [_answer(partial(get, *which)) for which in PRECISION_OF]
+
+
+def _dispatch_keys(
+    included: Any = torch._C._dispatch_tls_local_include_set,
+    excluded: Any = torch._C._dispatch_tls_local_exclude_set,
+) -> tuple[str, str]:
+    return str(included()), str(excluded())
+
+
+def _signals(get: Any = signal.getsignal, mask: Any = signal.pthread_sigmask) -> Any:
+    handlers = [get(number) for number in range(1, signal.NSIG) if number not in (32, 33)]
+    return handlers, mask(signal.SIG_BLOCK, []), signal.getitimer(signal.ITIMER_REAL)
+
+
+def _streams(fstat: Any = os.fstat) -> Any:
+    """Return which files the three standard streams are, and whether Python's are open."""
+    files: list[Any] = []
+    for number in (0, 1, 2):
+        try:
+            status = fstat(number)
+            files.append((status.st_dev, status.st_ino))
+        except OSError:
+            files.append(None)
+    return files, [getattr(stream, "closed", True) for stream in (sys.stdout, sys.stderr)]
+
+
+def _threads(enumerate_threads: Any = threading.enumerate) -> Any:
+    """Return Python's threads, without those that an installed package runs for itself."""
+    return {t.ident for t in enumerate_threads() if not _is_packages_own(t)}
+
+
+def _is_packages_own(thread: threading.Thread) -> bool:
+    if isinstance(thread, threading._DummyThread):  # begun by C code: autograd's
+        return True
+    owner = getattr(thread, "_target", None) if type(thread) is threading.Thread else type(thread)
+    package = str(getattr(owner, "__module__", "")).partition(".")[0]
+    module = sys.modules.get(package)
+    file = getattr(module, "__file__", None) or ""
+    return package not in sys.stdlib_module_names and "site-packages" in file
+
+
+def _children(listdir: Any = os.listdir, open_file: Any = open) -> Any:
+    """Return the ids of child processes, on Linux, without those that libraries keep."""
+    found = set()
+    try:
+        for task in listdir("/proc/self/task"):
+            with open_file(f"/proc/self/task/{task}/children") as file:
+                found.update(file.read().split())
+        return {pid for pid in found if not _is_librarys_child(pid, open_file)}
+    except OSError:
+        return None
+
+
+def _is_librarys_child(pid: str, open_file: Any) -> bool:
+    try:
+        with open_file(f"/proc/{pid}/cmdline") as file:
+            command = file.read()
+    except OSError:
+        return False
+    return any(text in command for text in QUIET_CHILDREN)
+
+
+def _umask(umask: Any = os.umask) -> int:
+    mask: int = umask(0o077)
+    umask(mask)
+    return mask
+
+
+def _rlimits() -> Any:
+    try:
+        import resource
+    except ImportError:
+        return None
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return [resource.getrlimit(getattr(resource, name)) for name in names]
+
+
+def _cuda() -> Any:
+    """Return what is allocated on each card, if CUDA has started in this process."""
+    cuda = torch.cuda
+    if not cuda.is_initialized():
+        return None
+    allocated = [cuda.memory_allocated(index) for index in range(cuda.device_count())]
+    return allocated, cuda.current_device(), cuda.current_stream().cuda_stream
+
+
+_QUESTIONS = _questions()
+# what the import of a library may change for good: no later job depends on it
+OF_IMPORTS = frozenset({"environ", "threads"})
+
+
+def process_state() -> dict[str, Any]:
+    """Return the value of every switch."""
+    return {name: _answer(ask) for name, ask in _QUESTIONS.items()}
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:  # some refuse while settings contradict each other
+        return f"{type(error).__name__}: {error}"
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the switches that are not as they were."""
+    return [name for name, value in before.items() if not _same(value, after[name])]
+
+
+def _same(before: Any, after: Any) -> bool:
+    try:
+        return bool(before == after)
+    except Exception:
+        return before is after
+
+
+def kept_tensor_bytes() -> int:
+    """Return the bytes of the tensors that were made since `gc.freeze` and are still there."""
+    storages = {}
+    for found in gc.get_objects():
+        if type(found) in (torch.Tensor, torch.nn.Parameter) and found.device.type != "meta":
+            storages[found.untyped_storage().data_ptr()] = found.untyped_storage().nbytes()
+    return sum(storages.values())

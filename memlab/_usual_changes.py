@@ -1,0 +1,99 @@
+"""What libraries change in their own modules as they are used, and mean nothing by it."""
+
+import os
+import sys
+import types
+from typing import Any
+
+from memlab._sources import is_library
+
+# what Python sets by itself as a module or a class is used
+IGNORED_NAMES = frozenset(
+    {"__annotations__", "__builtins__", "__cached__", "__doc__", "__spec__", "__warningregistry__"}
+)
+# data, never functions or classes, that earlier runs leave here: no later run depends on it
+CACHES = (
+    # of Python
+    "_ctypes._", "_frozen_importlib._", "_weakrefset.", "abc.", "ctypes._", "encodings._cache",
+    "gettext.", "inspect._filesbymodname", "inspect.modulesbyfile", "linecache.", "logging._",
+    "logging.Logger.manager", "mimetypes.", "multiprocessing.context._default_context",
+    "multiprocessing.util._", "pkgutil._", "platform.", "re._", "re.RegexFlag",
+    "sys.path_importer_cache", "tempfile.", "threading._", "tokenize.", "typing._",
+    "warnings.onceregistry", "weakref.finalize",
+    # of torch
+    "torch._decomp.decompositions_for_rng.PhiloxStateTracker", "torch._dynamo.",
+    "torch._functorch.", "torch._guards.", "torch._higher_order_ops.", "torch._inductor.",
+    "torch._jit_internal.", "torch._library.simple_registry.", "torch._logging.",
+    "torch._opaque_base.", "torch._ops.", "torch._subclasses.", "torch.cuda._lazy_seed_tracker",
+    "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
+    "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
+    "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
+    "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",
+    # of others
+    "memlab.", "numpy._core.getlimits.", "sympy.", "tqdm.std.",
+)  # fmt: skip
+SET_BY_JOBS = frozenset({"sys.path"})
+COMPILER_FOLDER = os.path.join(os.sep, "torch", "_dynamo", "")
+# what torch.compile does to a process once and for all; no bytes or bits of a step depend on it
+COMPILING = (
+    "networkx.", "torch.compiler._cache.",
+    "torch.distributions.distribution.Distribution._validate_args",
+    "torch.fx.graph_module._forward_from_src",
+    "torch.nn.modules.module.Module.___needs_generation_tag_patch",
+)  # fmt: skip
+
+
+def is_definition(value: Any) -> bool:
+    kind = type(value)
+    return issubclass(kind, type | types.ModuleType) or kind in (
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodType,
+        staticmethod,
+        classmethod,
+        property,
+    )
+
+
+def is_cache(name: str) -> bool:
+    is_setting = ".config." in name
+    return (name.startswith(CACHES) or name in SET_BY_JOBS) and not is_setting
+
+
+def is_wrapped_by_compiler(old: Any, new: Any) -> bool:
+    """Return whether torch.compile has wrapped a function: it calls the very one that was there."""
+    if not _is_compilers(new):
+        return False
+    cells = [cell.cell_contents for cell in new.__closure__ or ()]
+    held = (*cells, getattr(new, "__wrapped__", None))
+    return any(_innermost(each) is _innermost(old) for each in held if each is not None)
+
+
+def _is_compilers(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return isinstance(code, types.CodeType) and COMPILER_FOLDER in code.co_filename
+
+
+def _innermost(function: Any) -> Any:
+    while _is_compilers(function) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def package_of(value: Any) -> str:
+    """Return the top package that a definition comes from."""
+    is_module = isinstance(value, types.ModuleType)
+    name = getattr(value, "__name__" if is_module else "__module__", None)
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def is_of_library(value: Any) -> bool:
+    """Return whether a value is a module of a library, or defined in one."""
+    if not isinstance(value, types.ModuleType):
+        name = getattr(value, "__module__", None)
+        value = sys.modules.get(name) if isinstance(name, str) else None
+    if value is None:
+        return False
+    file = getattr(value, "__file__", None)
+    name = getattr(value, "__name__", "")
+    return file is None or is_library(file) or str(name).partition(".")[0] == "memlab"

@@ -1,0 +1,142 @@
+"""Whether a worker is still as it was before its jobs: what `worker.py` asks after each of them.
+
+`_fingerprint.py` looks at the modules, `_process_state.py` at the switches. Here stands what is
+looked at when. Libraries are looked at before and after each of their imports, so that what their
+import does is told from what a person's code did before; a person's own modules as soon as they
+are imported, so that whatever a run does to them is found.
+"""
+
+import gc
+import os
+import sys
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from memlab._fingerprint import Fingerprint
+from memlab._process_state import OF_IMPORTS, differences, kept_tensor_bytes, process_state
+from memlab._sources import is_library
+from memlab.result import StepResult
+from memlab.units import MIB
+
+MOST_NAMES = 3
+MOST_KEPT_BYTES = 16 * MIB  # of tensors that stand after a run: tables that a library keeps
+
+
+class WorkerState:
+    """What this process was like when it began to serve.
+
+    Attributes:
+        has_begun: that is known.
+        is_changed: it is no longer so, or cannot be known to be.
+    """
+
+    def __init__(self) -> None:
+        self.fingerprint = Fingerprint()
+        self.state: dict[str, Any] = {}
+        self.is_watching = False
+        self.is_changed = self.has_begun = False
+        self._importing: list[bool] = []  # for each import under way: is the module a person's own
+        self._packages: set[str] = set()  # of libraries, by the outermost import under way
+
+    def watch_imports(self) -> None:
+        """Look at modules as they are imported, from now on."""
+        execute = SourceFileLoader.exec_module
+        state = self
+
+        def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+            if state.is_watching:
+                state._import(self, module, execute)
+            else:
+                execute(self, module)
+
+        SourceFileLoader.exec_module = exec_module  # type: ignore[assignment,method-assign]
+
+    def note_modules(self) -> None:
+        """Look at what is imported already, ahead of the first job."""
+        gc.disable()  # what is noted stays: nothing to be found in it
+        self.fingerprint.note_new_modules(is_own_module)
+        gc.enable()
+
+    def begin(self) -> None:
+        """Take this process as it is for one that has run nothing."""
+        self.note_modules()
+        self.fingerprint.begin()
+        process_state()  # the first call makes what is made once
+        self.state = process_state()
+        self.is_watching = self.has_begun = True
+
+    def expect(self) -> None:
+        """Take the switches as they are, just before a person's code is run."""
+        self.state = process_state()
+
+    def noted(self, answer: tuple[str, Any]) -> tuple[str, Any]:
+        """Look for what a job has changed and left so; return its answer with a note of that."""
+        self.is_watching = False
+        try:
+            found = [*self.fingerprint.changes(), *differences(self.state, process_state())]
+            self.fingerprint.note_new_modules(is_own_module)
+        except BaseException as error:  # what a job has done to Python itself
+            found = [f"{type(error).__name__}: {error}"]
+        self.is_watching = True
+
+        kind, value = answer
+        self.is_changed = bool(found) or kind != "result"
+        return kind, with_note(value, _note(found)) if found and kind == "result" else value
+
+    def look_at_kept_tensors(self) -> None:
+        """Look for tensors that stand once a job is gone: a cache of a library or of a person."""
+        self.is_changed = self.is_changed or kept_tensor_bytes() > MOST_KEPT_BYTES
+
+    def _import(self, loader: SourceFileLoader, module: ModuleType, execute: Any) -> None:
+        is_own = not is_librarys(loader.name, loader.path)
+        is_outermost = not is_own and not (self._importing and not self._importing[-1])
+        if is_outermost:
+            changed, switches = self.fingerprint.before_import(), process_state()
+            self._packages = set()
+        if not is_own:
+            self._packages.add(loader.name.partition(".")[0])
+        self._importing.append(is_own)
+        try:
+            execute(loader, module)
+        finally:
+            self._importing.pop()
+            if is_own:
+                self.fingerprint.note(loader.name, module, is_own=True)
+            elif is_outermost:
+                self.fingerprint.after_import(self._packages, changed)
+                self.fingerprint.note_new_modules(is_own_module)
+                now = process_state()
+                for name in OF_IMPORTS:
+                    if self.state[name] == switches[name]:  # and not by a person, before that
+                        self.state[name] = now[name]
+
+
+def with_note(value: Any, note: str) -> Any:
+    """Return a result, or a prediction that holds one, with one more note; others as they are."""
+    if isinstance(value, StepResult):
+        return replace(value, notes=(*value.notes, note))
+    if isinstance(getattr(value, "result", None), StepResult):
+        return replace(value, result=with_note(value.result, note))
+    return value
+
+
+def _note(found: list[str]) -> str:
+    names = ", ".join(found[:MOST_NAMES])
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return (
+        f"The workload changed {names}{more} for the whole process and left it so; the next run "
+        "gets a new worker."
+    )
+
+
+def is_librarys(name: str, file: str | None) -> bool:
+    """Return whether a module is Python's, an installed package's, or memlab's."""
+    return file is None or is_library(file) or name.partition(".")[0] == "memlab"
+
+
+def is_own_module(name: str) -> bool:
+    """Return whether an imported module is a person's own."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and os.path.exists(file) and not is_librarys(name, file)

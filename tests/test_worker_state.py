@@ -1,0 +1,142 @@
+"""What one job does to the worker never reaches the next."""
+
+import os
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from memlab import StepConfig, Workload, _isolation, measure, predict
+from tests.models import blocks, linear
+
+BATCH = (torch.randn(4, 3), torch.randn(4, 3))
+
+
+def building(action):
+    """Return a workload whose build_model runs `action` first."""
+
+    def build():
+        action()
+        return nn.Linear(3, 3)
+
+    return Workload(
+        name="attack",
+        build_model=build,
+        make_batch=lambda n: torch.ones(n, 3),
+        compute_loss=lambda model, batch: model(batch).mean(),
+    )
+
+
+def replace_a_layer():
+    nn.LayerNorm = nn.RMSNorm
+
+
+def patch_a_method():
+    forward = nn.Linear.forward
+    nn.Linear.forward = lambda self, x: forward(self, x) * 2
+
+
+def patch_a_clock():
+    time.perf_counter = lambda: 0.0
+
+
+def enter_a_mode():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    Mode().__enter__()
+
+
+def turn_a_switch():
+    torch.backends.mkldnn.set_flags(False)
+
+
+def register_a_hook():
+    nn.modules.module.register_module_forward_hook(lambda *_: None)
+
+
+def keep_tensors():
+    torch.kept = [torch.ones(2**23)]
+
+
+def close_the_output():
+    os.close(1)
+
+
+def patch_what_it_imports():
+    import colorsys
+
+    colorsys.rgb_to_hsv = None
+
+
+def empty_the_modules():
+    sys.modules.clear()
+
+
+ATTACKS = [
+    replace_a_layer,
+    patch_a_method,
+    patch_a_clock,
+    enter_a_mode,
+    turn_a_switch,
+    register_a_hook,
+    keep_tensors,
+    close_the_output,
+    patch_what_it_imports,
+    empty_the_modules,
+]
+
+
+def worker_of(lane):
+    return lane.worker.process.pid
+
+
+@pytest.mark.parametrize("action", ATTACKS, ids=lambda action: action.__name__)
+def test_a_changed_worker_serves_no_other_run(action):
+    measure(building(action), StepConfig(), "cpu", repeats=1)
+    changed = worker_of(_isolation.measuring)
+    after = measure(blocks(norm=True), StepConfig(), "cpu", repeats=1)
+    here = measure(blocks(norm=True), StepConfig(), "cpu", repeats=1, isolate=False)
+    assert worker_of(_isolation.measuring) != changed
+    assert (after.outcome, after.peak_by_category) == ("ok", here.peak_by_category)
+
+
+def test_a_result_says_what_its_workload_changed():
+    result = measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
+    assert "changed torch.nn.LayerNorm" in result.notes[-1]
+
+
+@pytest.mark.parametrize("config", [StepConfig(), StepConfig(checkpointing="blocks")])
+def test_runs_that_change_nothing_share_a_worker(config):
+    measure(linear(), StepConfig(), "cpu", repeats=1)
+    worker = worker_of(_isolation.measuring)
+    for workload in (blocks(), blocks(norm=True), linear()):
+        result = measure(workload, config if workload.name != "linear" else StepConfig(), "cpu")
+        assert not any("changed" in note for note in result.notes), result.notes
+    assert worker_of(_isolation.measuring) == worker
+
+
+def test_predictions_share_a_worker_until_one_changes_it():
+    predict(linear(), StepConfig(), "cpu")
+    worker = worker_of(_isolation.predicting)
+    assert predict(blocks(), StepConfig(), "t4").outcome == "ok"
+    assert worker_of(_isolation.predicting) == worker
+
+    changed = predict(building(replace_a_layer), StepConfig(), "cpu")
+    assert "changed torch.nn.LayerNorm" in changed.notes[-1]
+    predict(linear(), StepConfig(), "cpu")
+    assert worker_of(_isolation.predicting) != worker
+
+
+def test_a_spare_worker_takes_the_place_of_a_changed_one():
+    measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
+    while (spare := _isolation.spare.worker) is None or not spare.is_ready():
+        time.sleep(0.05)
+    ready = spare.process.pid
+    measure(linear(), StepConfig(), "cpu", repeats=1)
+    assert worker_of(_isolation.measuring) == ready
