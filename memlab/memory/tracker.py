@@ -37,6 +37,7 @@ from memlab.memory.faking import (
     written_as,
 )
 from memlab.memory.operators import Signature, TensorSpec, signature_of
+from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.unknown import Guesses, Unknown, is_mask
@@ -337,7 +338,8 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
         written = written_as(tracker.unknown.text)
         missing = fake_kernels.missing_ones_run_on_cpu()
         replaced = replaced_parameters(mode)
-        with unnoticed(), copied_as_fakes(), replaced, written, missing, mode, tracker:
+        known = lengths_known(tracker.values)
+        with unnoticed(), copied_as_fakes(), replaced, written, missing, known, mode, tracker:
             run(mode)
             gc.collect()
     finally:

@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from memlab.errors import UnsupportedError
+from memlab.memory.packed import packed
 from memlab.memory.values import Values, for_real, tensors_in
 
 aten = torch.ops.aten
 ALL = frozenset(("aten::all", "aten::_is_all_true"))
+CTC = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
 MOST_ATTEMPTS, MOST_CANDIDATES = 12, 4
 
 
@@ -149,6 +151,8 @@ class Unknown:
             return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
         if func is aten._pack_padded_sequence.default:
             return self._packed(args, does)
+        if func in CTC:
+            return self._aligned(args, does)
         raise self._refusal(func, "has a shape that depends on values")
 
     def shaped(self, args: Any, real: Any) -> Any:
@@ -163,13 +167,32 @@ class Unknown:
         data, lengths, batch_first = args
         steps, samples = data.shape[int(batch_first)], data.shape[1 - int(batch_first)]
         counts = self.values.of(lengths)
-        with for_real():  # an RNN's kernel reads how many sequences each time step has
-            if counts is None:
+        if counts is None:
+            self._assume(does, "assumed that every sequence is of full length", "value")
+            with for_real():
                 counts = torch.full((samples,), steps)
-                self._assume(does, "assumed that every sequence is of full length", "value")
-            batch_sizes = (counts[:, None] > torch.arange(int(counts.max()))).sum(0)
-            rows = int(counts.sum())
-        return data.new_empty((rows, *data.shape[2:])), batch_sizes
+        self._say_if_picked([lengths], does)
+        return packed(data, counts, batch_first)
+
+    def _aligned(self, args: Any, does: str) -> Any:
+        """Return what the CTC loss returns: each sample's loss, and sums over all alignments.
+
+        Source: `ctc_loss_cpu_template` and `ctc_loss_gpu_template` in ATen/native: both hold sums
+        for every step of the longest text, with blanks between its letters.
+        """
+        scores, targets, _, lengths = args[:4]
+        steps, samples = scores.shape[0], scores.shape[1]
+        if isinstance(lengths, torch.Tensor):
+            known = self.values.of(lengths)
+            with for_real():
+                counts = None if known is None else known.tolist()
+        else:
+            counts = list(lengths)
+        if counts is None:
+            self._assume(does, "assumed that every text is of full length", "value")
+            counts = [targets.shape[1] if targets.dim() > 1 else targets.numel() // samples]
+        longest = max(counts, default=0)
+        return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
     def select(self, args: Any) -> Any:
         """Return what a mask selects, all where the mask is not known."""
