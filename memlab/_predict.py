@@ -57,6 +57,7 @@ from memlab.workload import Workload
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
+ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
 BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
 
@@ -234,7 +235,8 @@ def _uncertainty(
     """Return the relative half-widths of the predicted numbers."""
     unsure = kernels.unsure_bytes / allocated
     if recording.assumptions:
-        unsure += ASSUMED_BRANCH if recording.branched else ASSUMED
+        spread = ASSUMED_SPREAD if recording.spread else ASSUMED
+        unsure += ASSUMED_BRANCH if recording.branched else spread
     if target.kind == "cpu":
         return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": CPU_TIME}
     return {

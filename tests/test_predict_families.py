@@ -58,3 +58,72 @@ class GroupedExperts(nn.Module):
 def test_products_of_groups_are_predicted_in_any_format(precision):
     workload = on_features("grouped", lambda: GroupedExperts(24))
     assert_predicted(workload, StepConfig(batch_size=4, precision=precision))
+
+
+class RoutedExperts(nn.Module):
+    """A loop over the experts that any token goes to, each found by a name with its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(16, 16) for i in range(4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(0, 1)
+        weight, chosen = self.router(x).softmax(-1).topk(2)
+        with torch.no_grad():
+            hits = functional.one_hot(chosen, 4).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        for index in (hits.sum(dim=(-1, -2)) > 0).nonzero().flatten():
+            place, token = torch.where(hits[index])
+            expert = self.experts[f"expert_{index}"]
+            out = out.index_add(0, token, expert(x[token]) * weight[token, place, None])
+        return out.square().mean()
+
+
+def test_tokens_are_spread_evenly_over_experts_and_that_is_said():
+    predicted = assert_predicted(on_features("routed", RoutedExperts), within=0.02)
+    assert ["spread evenly" in note for note in predicted.notes] == [True]
+    assert 0.1 < predicted.uncertainty["peak_allocated_bytes"] < 0.5
+
+
+class Checked(nn.Module):
+    """Raises for numbers that no step that goes well has, and draws from distributions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(16, 32), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, spread = self.encode(x).chunk(2, dim=-1)
+        assert torch.isfinite(x).all()
+        if (mean > 1e6).any():
+            raise ValueError("too large")
+        shares = mean.softmax(-1)
+        if not ((shares >= 0) & (shares <= 1)).sum() == shares.numel():
+            raise ValueError("no shares")
+        num_bad = int((shares > 2).sum())
+        if num_bad > 0:
+            raise ValueError(f"{num_bad} shares are too large, the first {shares.max():.3f}")
+
+        found = torch.distributions.Normal(mean, functional.softplus(spread) + 0.01)
+        prior = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+        loss = (self.decode(found.rsample()) - x).square().mean()
+        loss = loss + torch.distributions.kl_divergence(found, prior).mean()
+        rate = torch.distributions.Gamma(functional.softplus(spread) + 1, 1 + shares).rsample()
+        return loss * 0 if torch.isnan(loss) else loss + rate.mean()
+
+
+def test_a_check_is_assumed_to_pass_and_nothing_is_said_of_it():
+    predicted = assert_predicted(on_features("checked", Checked))
+    assert not [note for note in predicted.notes if "assumed" in note]
+
+
+def test_a_check_that_no_value_passes_fails_as_it_does_for_real():
+    class Failing(nn.Linear):
+        def forward(self, x):
+            raise ValueError(f"always: {bool((x > 0).all())}")
+
+    workload = on_features("failing", lambda: Failing(16, 1))
+    predicted = predict(workload, CONFIG, "cpu")
+    assert (predicted.outcome, "ValueError: always" in predicted.message) == ("failed", True)

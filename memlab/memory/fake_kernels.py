@@ -1,14 +1,18 @@
-"""What operators return whose fake kernels in PyTorch refuse or are wrong: shapes and strides.
+"""What operators return whose fake kernels in PyTorch refuse, are wrong, or are missing.
 
 Left out: what a signature does not decide, which is the tracker's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # bytes: what the tensor memory accelerator of newer cards asks of strides
@@ -63,3 +67,51 @@ def _check_strides(matrix: torch.Tensor) -> None:
 OWN: dict[Any, Callable[..., Any]] = {}
 if hasattr(aten, "_grouped_mm"):
     OWN[aten._grouped_mm.default] = _grouped_mm
+
+
+@contextlib.contextmanager
+def missing_ones_run_on_cpu() -> Iterator[None]:
+    """Let an operator without a fake kernel be run for its shapes, whatever its tensors are on.
+
+    PyTorch runs such an operator on zeros on the tensors' own device. A device that only stands in
+    for another has no kernels, and ends the process.
+    """
+    run = fake_tensor.run_fallback_kernel
+
+    def run_on_cpu(mode: Any, func: Any, flat_args: Any, spec: Any, error: Any) -> Any:
+        fakes = [arg for arg in flat_args if isinstance(arg, FakeTensor)]
+        elsewhere = [arg for arg in fakes if arg.fake_device.type not in ("cpu", "meta")]
+        if not elsewhere:
+            return run(mode, func, flat_args, spec, error)
+        device, cpu = elsewhere[0].fake_device, torch.device("cpu")
+        back: dict[int, Any] = {}
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, torch.device):
+                return cpu
+            if not isinstance(value, FakeTensor):
+                return value
+            like = _fake(value, mode, cpu)
+            back[id(like)] = value
+            return like
+
+        def returned(value: Any) -> Any:
+            if not isinstance(value, FakeTensor):
+                return value
+            return back[id(value)] if id(value) in back else _fake(value, mode, device)
+
+        out = run(mode, func, [moved(arg) for arg in flat_args], spec, error)
+        return pytree.tree_map(returned, out)
+
+    fake_tensor.run_fallback_kernel = run_on_cpu  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        fake_tensor.run_fallback_kernel = run
+
+
+def _fake(like: FakeTensor, mode: Any, device: torch.device) -> FakeTensor:
+    """Return a fake tensor of this shape on a device."""
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        return FakeTensor(mode, empty, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,20 @@ def unnoticed() -> Iterator[None]:
     finally:
         subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
         types.remove(FakeTensor)
+
+
+@contextlib.contextmanager
+def written_as(value_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Let a number that stands in a text, a key of a module say, be written as a real one is."""
+
+    def as_text(self: Any, spec: str) -> str:
+        return object.__format__(self, spec) if self.dim() else format(value_of(self), spec)
+
+    FakeTensor.__format__ = as_text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ class Operator:
         forward: of a backward operator, the number of the forward one that it differentiates; -1.
         crosses: whether it copies between the device and the host.
         beside: whether that copy has a stream of its own, as offloading's have.
+        by_values: whether the sizes of what it returns depend on values, not on its signature.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Operator:
     forward: int = -1
     crosses: bool = False
     beside: bool = False
+    by_values: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Recording:
         host_bytes: held in the host's memory for the device, at most.
         is_ragged: whether batches of different numbers of samples differ in more than that.
         branched: whether one of them decides what is run at all.
+        spread: whether one of them decides how work is spread over parts of the model.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -108,3 +111,4 @@ class Recording:
     host_bytes: int = 0
     is_ragged: bool = False
     branched: bool = False
+    spread: bool = False

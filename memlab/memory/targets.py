@@ -153,7 +153,10 @@ def _on_cpu(
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
     return Kernels(
-        effects=[None if cost is None else _effect(cost) for cost in costs],
+        effects=[
+            None if cost is None else _effect(cost, operator)
+            for cost, operator in zip(costs, recording.operators, strict=True)
+        ],
         seconds=np.array(
             [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
         ),
@@ -235,10 +238,11 @@ def _scaled(
     )
 
 
-def _effect(cost: OperatorCost) -> Effect:
+def _effect(cost: OperatorCost, operator: Operator) -> Effect:
     inside = cost.peak_bytes - sum(cost.output_bytes) - cost.kept_bytes
     return Effect(
-        output_bytes=cost.output_bytes,
+        # alone it ran on other values, and returned another size
+        output_bytes=None if operator.by_values else cost.output_bytes,
         workspace_bytes=max(inside, 0),
         kept_bytes=cost.kept_bytes,
     )

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.errors import UnsupportedError
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.memory import fake_kernels, module_calls
 from memlab.memory.faking import (
     accumulates_in_place,
@@ -34,11 +34,14 @@ from memlab.memory.faking import (
     replaced_parameters,
     unnoticed,
     uses_of_own_gradient,
+    written_as,
 )
 from memlab.memory.operators import Signature, TensorSpec, signature_of
+from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
-from memlab.memory.values import MOST_ELEMENTS, Values, for_real
+from memlab.memory.unknown import Guesses, Unknown, is_mask
+from memlab.memory.values import PICKS, Values, tensors_in
 from memlab.techniques.blocks import find_blocks
 from memlab.techniques.deferred import OneMode
 from memlab.techniques.offloading import copy_on
@@ -49,8 +52,11 @@ from memlab.trace import Interval, Phase, Place
 aten = torch.ops.aten
 # what they return depends on more than their signatures
 NEVER_REPEATED = frozenset(
-    (aten.add.Tensor, aten.index.Tensor, aten._to_copy.default, aten.all.default, aten.all.dim)
-)
+    (
+        aten.add.Tensor, aten.index.Tensor, aten._to_copy.default, aten.all.default, aten.all.dim,
+        aten._is_all_true.default, aten.eq.Tensor, aten.ne.Tensor,
+    )
+)  # fmt: skip
 COPIES = frozenset((aten.copy_.default, aten._to_copy.default))
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
@@ -68,15 +74,21 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = Recording()
         self.device_type = device_type
+        self.guesses = Guesses()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was seen, for another attempt; what was learned of guesses stays."""
+        self.recording = Recording()
         self._live: dict[int, _Death] = {}
         self._calls: list[Call] = []
         self._forward_of_sequence: dict[int, int] = {}
         self._notes_arguments = False
+        self._is_by_values = False
         self.values = Values()
-        self.repeats = Repeats(device_type)
-        self._checks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.unknown = Unknown(self.values, self.guesses, self._assume, self.place)
+        self.repeats = Repeats(self.device_type)
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
@@ -135,49 +147,54 @@ class Tracker(TorchDispatchMode):
         signature = None if _is_view(func) else signature_of(func, args, kwargs)
         again = self.repeats.outputs_of(signature, args, kwargs, self.values)
         if again is not None:
+            self._is_by_values = False
             self._note(func, signature, args, again)
             return again
+        self._is_by_values = False
         out = self._run(func, args, kwargs)
-        real = self._real(func, args, kwargs, out)
-        if signature is not None and real is None and func not in NEVER_REPEATED:
-            self.repeats.learn(signature, func, args, kwargs, out)
-        if real is not None:
-            for fake, value in zip(_tensors(out), _tensors(real), strict=True):
-                self.values.learn(fake, value)
-        elif func._schema.name == "aten::all":
-            self._checks[id(out)] = out
+        self._learn(func, signature, args, kwargs, out)
         if func is aten.add.Tensor and out is args[0]:
             func = aten.add_.Tensor
             signature = signature_of(func, args, kwargs)
         self._note(func, signature, args, out)
         return out
 
-    def _real(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        """Return what the operator gives on values, None if they are not known or many."""
-        if any(tensor.numel() > MOST_ELEMENTS for tensor in _tensors(out)):
-            self.values.forget_written(func, args, kwargs)
-            return None
-        return self.values.run(func, args, kwargs)
+    def _learn(
+        self, func: Any, signature: Signature | None, args: Any, kwargs: Any, out: Any
+    ) -> None:
+        """Remember what is known, or assumed, of the outputs' values; else their shapes alone."""
+        real = self.values.run(func, args, kwargs, out)
+        if real is not None:
+            is_assumed = self.values.are_assumed(args)
+            for fake, value in zip(tensors_in(out), tensors_in(real), strict=True):
+                self.values.learn(fake, value, is_assumed=is_assumed)
+            return
+        assumed = self.values.assumed(func, args, out)
+        for place, value in assumed.items():
+            self.values.learn(tensors_in(out)[place], value, is_assumed=func in PICKS)
+        self.unknown.note_check(func, out)
+        if signature is not None and not assumed and func not in NEVER_REPEATED:
+            self.repeats.learn(signature, func, args, kwargs, out)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's fake output."""
         try:
             if func is aten.add.Tensor and accumulates_in_place(args):
                 return aten.add_.Tensor(*args)
-            if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
-                return self._select(args)
+            if func is aten.index.Tensor and any(is_mask(index) for index in args[1]):
+                return self._by_values(self.unknown.select(args))
             if func in fake_kernels.OWN:
                 return fake_kernels.OWN[func](*args, **kwargs)
             if func is aten._to_copy.default and kwargs.get("device") is not None:
                 args[0].constant = None  # a real value cannot follow to a fake device
             return func(*args, **kwargs)
-        except DataDependentOutputException as error:
-            return self._value(func, args, self.values.run(func, args, kwargs), error)
+        except DataDependentOutputException:
+            return self.unknown.value(func, args, self.values.run(func, args, kwargs))
         except DynamicOutputShapeException:
             real = self.values.run(func, args, kwargs)
-            if isinstance(real, torch.Tensor):
-                return args[0].new_empty(real.shape, dtype=real.dtype)
-            return self._largest(func, args)
+            if real is None:
+                return self._by_values(self.unknown.largest(func, args))
+            return self._by_values(self.unknown.shaped(args, real))
         except UnsupportedOperatorException as error:
             raise UnsupportedError(
                 f"{self.place()}: operator {func} has no fake kernel, so that its outputs cannot "
@@ -192,14 +209,15 @@ class Tracker(TorchDispatchMode):
         interval = len(recording.intervals) - 1
         module, forward = self._origin(number)
         operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
+        operator.by_values = self._is_by_values
         recording.operators.append(operator)
         if signature is None and func is not aten.lift_fresh.default:  # what torch.tensor makes
             return
         if self._notes_arguments:
             operator.reads = self._blocks_in(args)
             operator.writes = self._blocks_in([args[i] for i in _written(func) if i < len(args)])
-        tensors = _tensors(out)
-        operator.crosses = func in COPIES and len({t.device for t in _tensors([out, *args])}) > 1
+        tensors = tensors_in(out)
+        operator.crosses = func in COPIES and len({t.device for t in tensors_in([out, *args])}) > 1
         operator.beside = operator.crosses and _is_called_by(copy_on)
         operator.outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
         for index, tensor in enumerate(tensors):
@@ -229,7 +247,7 @@ class Tracker(TorchDispatchMode):
         )
 
     def _blocks_in(self, args: Any) -> tuple[int, ...]:
-        blocks = (self.block_of(tensor) for tensor in _tensors(args))
+        blocks = (self.block_of(tensor) for tensor in tensors_in(args))
         return tuple([block for block in blocks if block is not None])
 
     def _origin(self, number: int) -> tuple[int, int]:
@@ -249,89 +267,18 @@ class Tracker(TorchDispatchMode):
             here = self.recording.operators[forward].module
         return here, forward
 
-    def _value(self, func: Any, args: Any, real: Any, error: Exception) -> Any:
-        """Return the value that the run reads, an assumed one where it is not known."""
-        if real is not None:
-            return real
-        if func in (aten.allclose.default, aten.equal.default):
-            return True
-        if func is not aten._local_scalar_dense.default:
-            raise self._unknown(func, "depends on values") from error
-        origin, line = _caller()
-        dtype = args[0].dtype
-        is_flag = dtype is torch.bool
-        # a check that all is well, and else no special case; no overflow
-        value: Any = id(args[0]) in self._checks if is_flag else int(origin[:9] != "torch.amp")
-        value = float(value) if dtype.is_floating_point else value
-        if not origin.startswith(("torch.", "memlab.")):  # their own: a loss, a scale, a NaN check
-            self._assume(f"{line} reads a value", f"assumed {value!r}")
-            self.recording.branched |= not dtype.is_floating_point
-        return value
+    def _by_values(self, out: Any) -> Any:
+        """Remember that the operator at work returns as much as values say."""
+        self._is_by_values = True
+        return out
 
-    def _largest(self, func: Any, args: Any) -> Any:
-        """Return the largest output that an operator whose shape depends on values can have."""
-        does = f"{_caller()[1]} calls {func}, whose shape depends on values"
-        if func is aten.nonzero.default:
-            self._assume(does, "assumed that no element is zero")
-            self.recording.branched = True
-            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
-        if func is aten.masked_select.default:
-            self._assume(does, "assumed that the mask is full")
-            self.recording.branched = True
-            return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
-        if func is aten._pack_padded_sequence.default:
-            data, lengths, batch_first = args
-            steps, samples = data.shape[int(batch_first)], data.shape[1 - int(batch_first)]
-            counts = self.values.of(lengths)
-            with for_real():  # an RNN's kernel reads how many sequences each time step has
-                if counts is None:
-                    counts = torch.full((samples,), steps)
-                    self._assume(does, "assumed that every sequence is of full length")
-                batch_sizes = (counts[:, None] > torch.arange(int(counts.max()))).sum(0)
-                rows = int(counts.sum())
-            return data.new_empty((rows, *data.shape[2:])), batch_sizes
-        raise self._unknown(func, "has a shape that depends on values")
-
-    def _select(self, args: Any) -> Any:
-        """Return what a mask selects, all where the mask is not known."""
-        if any(_is_mask(index) and self.values.of(index) is None for index in args[1]):
-            self._assume(f"{_caller()[1]} selects by a mask", "assumed that the mask is full")
-            self.recording.branched = True
-        return aten.index.Tensor(args[0], [t for index in args[1] for t in self._as_indices(index)])
-
-    def _as_indices(self, index: Any) -> list[Any]:
-        if not _is_mask(index):
-            return [index]
-        known = self.values.sum_of(index)
-        count = index.numel() if known is None else known
-        return [index.new_empty(count, dtype=torch.int64)] * index.dim()
-
-    def _unknown(self, func: Any, why: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self.place()}: {func} {why}, which a prediction does not have; use memlab.measure"
-        )
-
-    def _assume(self, what: str, assumed: str) -> None:
+    def _assume(self, what: str, assumed: str, doubt: str) -> None:
+        self.recording.branched |= doubt == "branch"
+        self.recording.spread |= doubt == "spread"
         module = self.place().module
         said = f"{module or self.recording.intervals[-1].phase}: {what}; {assumed}."
         if said not in self.recording.assumptions:
             self.recording.assumptions.append(said)
-
-
-def _is_mask(index: Any) -> bool:
-    return index is not None and index.dtype is torch.bool
-
-
-def _caller() -> tuple[str, str]:
-    """Return the module and the line of code that asked for a value, outside of torch's core."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        core = ("torch._", "torch.utils", __name__)
-        if not name.startswith(core) or name.startswith("torch.optim"):
-            return name, f"line {frame.f_lineno} of {name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "", "a line"
 
 
 def _is_called_by(function: Callable[..., Any]) -> bool:
@@ -339,14 +286,6 @@ def _is_called_by(function: Callable[..., Any]) -> bool:
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
-
-
-def _tensors(out: Any) -> list[Any]:
-    if isinstance(out, torch.Tensor):
-        return [out]
-    if isinstance(out, tuple | list):
-        return [t for item in out for t in _tensors(item)]
-    return []
 
 
 @functools.cache
@@ -374,12 +313,34 @@ def _profiler_name(func: Any) -> str:
 
 
 def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
-    """Call `run` over fake tensors and return what it would do; `run` drops everything it makes."""
+    """Call `run` over fake tensors and return what it would do; `run` drops everything it makes.
+
+    Where a check of the model's own fails by a value that was assumed, it is called again, with
+    another value.
+    """
+    first_error: Exception | None = None
+    while True:
+        try:
+            return _attempt(run, tracker)
+        except MemlabError:
+            raise
+        except Exception as error:  # whatever a check raises
+            first_error = first_error or error
+            if not tracker.guesses.turn(len(tracker.recording.operators)):
+                raise first_error from None
+        tracker.restart()
+
+
+def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
     mode = OneMode(allow_non_fake_inputs=True)
     uses_of_own_gradient()
     gc.freeze()  # what stands need not be walked through again to free what the run leaves behind
     try:
-        with unnoticed(), copied_as_fakes(), replaced_parameters(mode), mode, tracker:
+        written = written_as(tracker.unknown.text)
+        missing = fake_kernels.missing_ones_run_on_cpu()
+        replaced = replaced_parameters(mode)
+        known = lengths_known(tracker.values)
+        with unnoticed(), copied_as_fakes(), replaced, written, missing, known, mode, tracker:
             run(mode)
             gc.collect()
     finally:

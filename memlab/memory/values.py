@@ -3,20 +3,26 @@
 Models branch on them: on whether a mask is full, on positions made by `arange`. Small tensors that
 no parameter had a part in are computed for real beside the fake ones, outside of the model; where
 anything unknown had a part in one, it is unknown.
+
+Two things are assumed of what is not known. Numbers are finite, in any amount of them. And what a
+model picks by scores, such as the experts of a token, is spread evenly: those values, and all that
+follows from them, are marked as assumed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 MOST_ELEMENTS = 65536
+MOST_PICKED = 2**20  # of what follows from picks: a one-hot tensor of every token and expert
 aten = torch.ops.aten
 CONSTANTS = frozenset(
     getattr(aten, packet).__getattr__(overload)
@@ -26,6 +32,38 @@ CONSTANTS = frozenset(
         ("eye", "default"), ("eye", "m"), ("scalar_tensor", "default"),
     )
 )  # fmt: skip
+REDUCTIONS = frozenset(
+    (aten.all.default, aten.any.default, aten._is_all_true.default, aten._is_any_true.default)
+)
+# what these say of finite numbers, from the arguments; None where they say nothing
+FINITE: dict[Any, Callable[[Sequence[Any]], bool | None]] = {
+    aten.isnan.default: lambda _: False,
+    aten.isinf.default: lambda _: False,
+    aten.isposinf.default: lambda _: False,
+    aten.isneginf.default: lambda _: False,
+    aten.eq.Tensor: lambda args: True if args[0] is args[1] else None,  # x == x unless it is NaN
+    aten.ne.Tensor: lambda args: False if args[0] is args[1] else None,
+    aten.eq.Scalar: lambda args: False if math.isinf(args[1]) else None,
+    aten.ne.Scalar: lambda args: True if math.isinf(args[1]) else None,
+}
+# what a comparison with a number drawn from 0 (included) to 1 gives, whatever was drawn
+CHANCES: dict[Any, Callable[[float], bool | None]] = {
+    aten.lt.Scalar: lambda p: False if p <= 0 else True if p >= 1 else None,
+    aten.le.Scalar: lambda p: False if p < 0 else True if p >= 1 else None,
+    aten.gt.Scalar: lambda p: True if p < 0 else False if p >= 1 else None,
+    aten.ge.Scalar: lambda p: True if p <= 0 else False if p >= 1 else None,
+}
+# which of their outputs are indices that the scores decide
+PICKS = {
+    aten.topk.default: 1,
+    aten.sort.default: 1,
+    aten.sort.stable: 1,
+    aten.argmax.default: 0,
+    aten.argmin.default: 0,
+    aten.max.dim: 1,
+    aten.min.dim: 1,
+    aten.multinomial.default: 0,
+}
 
 
 @contextlib.contextmanager
@@ -39,14 +77,17 @@ class Values:
     """What is known of fake tensors, by identity; it keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor, bool]] = {}
+        # numbers drawn from 0 to 1, by which a model skips layers
+        self._chances: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def learn(self, fake: Any, real: torch.Tensor) -> None:
-        """Remember what a fake tensor holds, if it is small."""
-        if real.numel() <= MOST_ELEMENTS:
+    def learn(self, fake: Any, real: torch.Tensor, *, is_assumed: bool = False) -> None:
+        """Remember what a fake tensor holds, if it is small or the same everywhere."""
+        most = MOST_PICKED if is_assumed else MOST_ELEMENTS
+        if real.numel() <= most or _is_uniform(real):
             key = id(fake)
             forget = functools.partial(self._forget, key)
-            self._known[key] = (weakref.ref(fake, forget), real)
+            self._known[key] = (weakref.ref(fake, forget), real, is_assumed)
 
     def knows(self, fake: Any) -> bool:
         """Return whether the values of a fake tensor are known."""
@@ -59,23 +100,83 @@ class Values:
         known = self._known.get(id(fake))
         return None if known is None else known[1]
 
-    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what an operator gives on known values, None if they are not known.
+    def are_assumed(self, tree: Any) -> bool:
+        """Return whether the values of any of these tensors follow from assumed ones."""
+        if isinstance(tree, list | tuple):
+            return any(self.are_assumed(item) for item in tree)
+        known = self._known.get(id(tree)) if isinstance(tree, FakeTensor) else None
+        return known is not None and known[2]
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any = ()) -> Any:
+        """Return what an operator gives on known values, None if they are not known or many.
 
         An operator in place changes what is known of its argument.
+
+        Args:
+            func: the operator.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            out: the fake tensors that it returned, if it has.
         """
         if not self._known and func not in CONSTANTS:
             return None
+        most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
+        if any(tensor.numel() > most for tensor in tensors_in([out, args])):
+            self.forget_written(func, args, kwargs)
+            return self._on_uniform(func, args, kwargs, out)
         real_args = self._real(args)
         real_kwargs = None if real_args is None else self._real(list(kwargs.values()))
         if real_args is None or real_kwargs is None or _is_random(func):
             if func._schema.is_mutable:
                 self.forget_written(func, args, kwargs)
             return None
-        if func not in CONSTANTS and not _has_tensor(real_args):
+        if func not in CONSTANTS and not tensors_in(real_args):
             return None
         with for_real():
             return func(*real_args, **dict(zip(kwargs, real_kwargs, strict=True)))
+
+    def _on_uniform(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> Any:
+        """Return what an operator gives on many elements that are all the same."""
+        is_known = torch.Tag.pointwise in func.tags or func in REDUCTIONS
+        if not is_known or func._schema.is_mutable or kwargs or not isinstance(out, torch.Tensor):
+            return None
+        real_args = self._real(args)
+        tensors = [] if real_args is None else tensors_in(real_args)
+        if real_args is None or not tensors or not all(_is_uniform(t) for t in tensors):
+            return None
+        with for_real():
+            one = [t.as_strided((), ()) if isinstance(t, torch.Tensor) else t for t in real_args]
+            return func(*one).expand(out.shape)
+
+    def assumed(self, func: Any, args: Sequence[Any], out: Any) -> dict[int, torch.Tensor]:
+        """Return by position what is assumed of the outputs of an operator on unknown values.
+
+        Of numbers that they are finite, and of picks that they are spread evenly.
+        """
+        if func in FINITE:
+            is_float = args[0].is_floating_point()
+            says = FINITE[func](args) if is_float else None
+            if says is None:
+                return {}
+            with for_real():
+                return {0: torch.tensor(says).expand(out.shape)}
+        if func is aten.rand.default and not out.dim():
+            self._chances[id(out)] = out
+        if func in CHANCES and self._chances.get(id(args[0])) is args[0]:
+            says = CHANCES[func](args[1])
+            if says is None:
+                return {}
+            with for_real():
+                return {0: torch.tensor(says)}
+        if func not in PICKS:
+            return {}
+        place = PICKS[func]
+        picked = out if isinstance(out, torch.Tensor) else out[place]
+        if picked.numel() > MOST_PICKED:
+            return {}
+        return {place: _evenly(func, args, picked)}
 
     def sum_of(self, fake: Any) -> int | None:
         """Return the sum of what a fake tensor holds, None if that is not known."""
@@ -116,9 +217,9 @@ class Values:
                     continue
                 storage = real.untyped_storage()._cdata
                 self._known = {
-                    key: (ref, other)
-                    for key, (ref, other) in self._known.items()
-                    if other.untyped_storage()._cdata != storage
+                    key: known
+                    for key, known in self._known.items()
+                    if known[1].untyped_storage()._cdata != storage
                 }
 
     def _forget(self, key: int, ref: object) -> None:
@@ -127,11 +228,43 @@ class Values:
             del self._known[key]
 
 
-def _has_tensor(values: Sequence[Any]) -> bool:
-    return any(
-        isinstance(v, torch.Tensor) or (isinstance(v, list | tuple) and _has_tensor(v))
-        for v in values
-    )
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in an operator's arguments or outputs, lists of them too."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in tensors_in(value)]
+    return []
+
+
+def _is_uniform(real: torch.Tensor) -> bool:
+    """Return whether a tensor is one element that is seen everywhere."""
+    return real.numel() > 0 and not any(real.stride())
+
+
+def _evenly(func: Any, args: Sequence[Any], picked: torch.Tensor) -> torch.Tensor:
+    """Return indices of the shape of `picked`: each as often as any other, none twice in a row."""
+    scores: torch.Tensor = args[0]
+    if picked.dim() == 0 or picked.dim() < scores.dim():  # one of each row, or of all
+        with for_real():
+            count = max(1, scores.numel() // max(1, picked.numel()))
+            return torch.arange(picked.numel()).remainder(count).view(picked.shape)
+    dim = _dim_of(func, args)
+    most, count = scores.shape[dim] if scores.dim() else 1, picked.shape[dim]
+    rows = picked.numel() // max(1, count)
+    with for_real():
+        step = count if count < most else 1
+        row, column = torch.arange(rows)[:, None], torch.arange(count)
+        index = (row * step + column).remainder(max(1, most))
+        others = [size for at, size in enumerate(picked.shape) if at != dim % picked.dim()]
+        return index.view(*others, count).movedim(-1, dim)
+
+
+def _dim_of(func: Any, args: Sequence[Any]) -> int:
+    """Return the dimension that an operator picks along."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index("dim") if "dim" in names else len(args)
+    return int(args[at]) if at < len(args) else -1
 
 
 @functools.cache
