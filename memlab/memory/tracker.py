@@ -138,6 +138,12 @@ class Tracker(TorchDispatchMode):
             self._note(func, signature, args, again)
             return again
         out = self._run(func, args, kwargs)
+        if any(tensor.layout is not torch.strided for tensor in _tensors(out)):
+            raise UnsupportedError(
+                f"{self.place()}: {func} returns a sparse tensor, whose bytes a prediction does "
+                "not know: how many elements it has depends on values; use dense gradients "
+                "(nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
+            )
         real = self._real(func, args, kwargs, out)
         if signature is not None and real is None and func not in NEVER_REPEATED:
             self.repeats.learn(signature, func, args, kwargs, out)
