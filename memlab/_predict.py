@@ -279,8 +279,9 @@ def recorded(
 ) -> Program:
     """Return the program of a step: recorded over this config's micro-batches and others.
 
-    Where single samples stand beside larger micro-batches, or the two sizes run other operators,
-    this very config is recorded alone.
+    This very config is recorded alone where single samples stand beside larger micro-batches, where
+    the two sizes run other operators, and where the model keeps something of the first batch: a
+    hidden state, a cache, its last outputs.
     """
     sizes = config.micro_batch_sizes
     size, least = sizes[0], sizes[-1]
@@ -291,10 +292,34 @@ def recorded(
     count = min(len(sizes), MOST_RECORDED)
     this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
     that = dataclasses.replace(this, batch_size=other * count)
-    program = record(this, tracker=tracker, first=that)
-    if program.differs and (other != size or count != len(sizes)):
-        return record(config, tracker=Tracker(tracker.device_type), first=config)
+    is_whole = other == size and count == len(sizes)
+    alone = partial(record, config, tracker=Tracker(tracker.device_type), first=config)
+    try:
+        program = record(this, tracker=tracker, first=that)
+    except Exception as error:  # of any kind: a state of another batch fails in many ways
+        if is_whole:
+            raise
+        try:
+            return alone()
+        except Exception:
+            raise error from None  # the tracker knows the place of this one
+    if not is_whole and (program.differs or _keeps_of_batch(program.recording)):
+        return alone()
     return program
+
+
+def _keeps_of_batch(recording: Recording) -> bool:
+    """Return whether what outlives a step is as large as its batch: another for each size."""
+    kept: list[list[int]] = [[], []]
+    for event in recording.events:
+        born = recording.intervals[
+            recording.operators[recording.blocks[event.block].operator].interval
+        ]
+        died = recording.intervals[event.interval].step
+        computed = born.phase in (Phase.FORWARD, Phase.BACKWARD)
+        if not event.is_birth and computed and born.step >= 0 and died != born.step:
+            kept[born.step].append(recording.blocks[event.block].nbytes)
+    return sorted(kept[0]) != sorted(kept[1])
 
 
 def _recorded(

@@ -264,3 +264,77 @@ def test_reading_values_as_numpy_is_unsupported_with_a_remedy():
     result = memlab.predict(with_model(ToNumpy), StepConfig(), "cpu")
     assert result.outcome == Outcome.UNSUPPORTED
     assert "make_batch" in result.message
+
+
+class KeepsState(torch.nn.Module):
+    """Goes on with the hidden state of the step before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.state = torch.nn.LSTM(32, 32, batch_first=True), None
+
+    def forward(self, x):
+        out, state = self.rnn(x[:, None].expand(-1, 5, -1), self.state)
+        self.state = tuple(each.detach() for each in state)
+        return out[:, -1]
+
+
+class KeepsOutputs(torch.nn.Module):
+    """Holds what it computed last, and does nothing with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(32, 256), torch.nn.GELU(), torch.nn.Linear(256, 32)
+        )
+        self.last = None
+
+    def forward(self, x):
+        self.last = [x]
+        for layer in self.layers:
+            self.last.append(layer(self.last[-1]))
+        out = self.last[-1]
+        self.last = [each.detach() for each in self.last]
+        return out
+
+
+class KeepsQueue(torch.nn.Module):
+    """A queue of past outputs in a buffer of its own size, as contrastive learning has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+        self.register_buffer("queue", torch.randn(64, 32))
+
+    def forward(self, x):
+        y = self.layer(x)
+        scores = y @ self.queue.clone().T
+        with torch.no_grad():
+            self.queue = torch.cat([y, self.queue])[:64].clone()
+        return torch.cat([y, scores], dim=1)
+
+
+@pytest.mark.parametrize("kind", [KeepsState, KeepsOutputs, KeepsQueue])
+@pytest.mark.parametrize("size", [6, 8])
+def test_what_a_model_keeps_of_its_last_batch_is_as_large_as_the_batch(kind, size):
+    workload = dataclasses.replace(
+        with_model(kind), compute_loss=lambda model, batch: model(batch[0]).square().mean()
+    )
+    config = StepConfig(batch_size=size)
+    measured = memlab.measure(workload, config, "cpu", repeats=1, warmup=0)
+    predicted = memlab.predict(workload, config, "cpu")
+    assert measured.outcome == predicted.outcome == Outcome.OK, (measured, predicted)
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200", "rtx-4060"])
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_by_name(kind, device):
+    workload = with_model(
+        lambda: torch.nn.Sequential(kind(20, 8, sparse=True), torch.nn.Flatten()),
+        make_batch=lambda n: torch.randint(20, (n, 6)),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+    result = memlab.predict(workload, StepConfig(optimizer="sgd"), device)
+    assert result.outcome == Outcome.UNSUPPORTED, result.message
+    assert "sparse=False" in result.message

@@ -152,6 +152,12 @@ class Tracker(TorchDispatchMode):
             return again
         self._is_by_values = False
         out = self._run(func, args, kwargs)
+        if any(tensor.layout is not torch.strided for tensor in tensors_in(out)):
+            raise UnsupportedError(
+                f"{self.place()}: {func} returns a sparse tensor, whose bytes a prediction does "
+                "not know: how many elements it has depends on values; use dense gradients "
+                "(nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
+            )
         self._learn(func, signature, args, kwargs, out)
         if func is aten.add.Tensor and out is args[0]:
             func = aten.add_.Tensor
