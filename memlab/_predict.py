@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from memlab.memory.targets import Kernels, kernels_of, recording_for, seconds_of
 from memlab.memory.tracker import Tracker, record_fake
 from memlab.memory.values import for_real
 from memlab.plan import Plan
-from memlab.result import Outcome, Source, StepResult
+from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.step import build_step, check_together, notes, set_seed
 from memlab.techniques import offload
 from memlab.techniques.accumulation import has_samples_first
@@ -59,6 +59,7 @@ CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
+MOST_UNKNOWN = 0.1  # of a step's work without a known time, for the step to have one
 BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
 
 
@@ -120,6 +121,9 @@ def predict_in_process(
         )
         forecast = _forecast(program, kernels, config, target)
         facts |= _facts(forecast, config, target, kernels, memory_limit)
+        if kernels.unknown_share > MOST_UNKNOWN:
+            facts |= _without_time(facts, kernels.unknown_share)
+            forecast = replace(forecast, seconds=None)
         held = offload.notes(config, program.recording.host_bytes)
         facts["parameter_formats"] = program.recording.parameter_formats
         of_step = (*notes(config, device, plan), *program.recording.notes)
@@ -229,6 +233,22 @@ def _facts(
     }
 
 
+def _without_time(facts: dict[str, Any], unknown: float) -> dict[str, Any]:
+    """Return the facts of a step of whose work too much has no known time: a bound, no number."""
+    rest = format_seconds(facts["step_seconds"])
+    note = (
+        f"{format_percent(unknown)} of the work of the operators has no known time, so the step "
+        f"has none: it takes longer than {rest}, which is the rest."
+    )
+    without = {name: width for name, width in facts["uncertainty"].items() if "second" not in name}
+    return {
+        "step_seconds": None,
+        "samples_per_second": None,
+        "uncertainty": without,
+        "notes": (*facts["notes"], note),
+    }
+
+
 def _uncertainty(
     allocated: int, kernels: Kernels, recording: Recording, target: Target
 ) -> dict[str, float]:
@@ -238,7 +258,9 @@ def _uncertainty(
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread
     if target.kind == "cpu":
-        return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": CPU_TIME}
+        missing = min(kernels.unknown_share, MOST_UNKNOWN)
+        seconds = CPU_TIME + missing / (1.0 - missing)
+        return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
     return {
         "peak_allocated_bytes": CUDA_MEMORY + unsure,
         "peak_reserved_bytes": CUDA_RESERVED + unsure,

@@ -21,11 +21,12 @@ from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
-from memlab.memory.cost_store import KnownCosts, OperatorCost
+from memlab.memory.cost_store import KnownCosts, OperatorCost, is_time
 from memlab.memory.operators import Signature
 from memlab.quoting import shown
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Phase
+from memlab.units import parse_bytes
 from memlab.workload import Workload
 
 FOLDER = Path(__file__).parent / "recorded_data"
@@ -275,19 +276,32 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
     for line in record.lines.of(Kind.OPERATORS):
         if "packed" not in line:
             continue  # it ended otherwise than ok
-        if line["tf32"] == tf32:
-            operators |= costs_from_line(line)
-        overheads |= {Phase(name): value for name, value in line["overheads"].items()}
+        with contextlib.suppress(*DAMAGE):  # what is not known is said by the prediction
+            here = {Phase(name): _time(value) for name, value in line["overheads"].items()}
+            if line["tf32"] == tf32:
+                operators |= costs_from_line(line)
+            overheads |= here
     card = cards.find(record.name) if record.is_card else None
     if card is not None:
-        memory_bytes = record.lines.of(Kind.VISIT)[0]["memory_bytes"]
-        card = dataclasses.replace(card, memory_bytes=memory_bytes)
+        size = record.lines.of(Kind.VISIT)[0].get("memory_bytes", 0)
+        card = dataclasses.replace(card, memory_bytes=parse_bytes(size, "memory_bytes"))
     return Target(
         kind="cuda" if record.is_card else "cpu",
         card=card,
         name=record.label,
         costs=KnownCosts(operators=operators, overheads=overheads),
     )
+
+
+def _time(value: Any) -> float:
+    """Return a recorded time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not is_time(value) or value is None:
+        raise ValueError("a time is none")
+    return float(value)
 
 
 def device_name(device: torch.device, title: str) -> str:

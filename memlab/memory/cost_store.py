@@ -207,7 +207,7 @@ def cost_from_row(row: Any) -> OperatorCost:
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
             raise ValueError("a size is none")
-    if not _is_time(seconds):
+    if not is_time(seconds):
         raise ValueError("a time is none")
     return OperatorCost(
         output_bytes=tuple(outputs),
@@ -218,7 +218,7 @@ def cost_from_row(row: Any) -> OperatorCost:
     )
 
 
-def _is_time(seconds: Any) -> bool:
+def is_time(seconds: Any) -> bool:
     """Return whether a time can be that of one operator, or of what it takes besides; or is None.
 
     What an operator takes besides its kernel is a difference of times, and may come out below 0.

@@ -21,7 +21,7 @@ from memlab.memory.host import python_seconds
 from memlab.memory.operators import Signature
 from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording
-from memlab.memory.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time
+from memlab.memory.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time, work_of
 from memlab.trace import Phase
 from memlab.units import GIB
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 SCALARS_BYTES = 64  # what kernels make of numbers, whatever the size of tensors
+FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
 SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
 
 
@@ -40,12 +41,15 @@ class Kernels:
         effects: on memory, of each operator; None where fake tensors show all.
         seconds: float64, (operators,); None where no time is known.
         unsure_bytes: of the largest operator whose memory is not known from a run.
+        unknown_share: of the work of the step's operators, what lies in those whose time is not
+            known; their time is missing in `seconds`.
         notes: sentences on what is not known.
     """
 
     effects: list[Effect | None]
     seconds: npt.NDArray[np.float64] | None
     unsure_bytes: int = 0
+    unknown_share: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -161,6 +165,7 @@ def _on_cpu(
             [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
         ),
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
+        unknown_share=_unknown_share(run, found),
         notes=(*_notes(recording, found), *_store.notes),
     )
 
@@ -253,6 +258,24 @@ def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
     if operator.signature is None or (cost is not None and not cost.extrapolated):
         return 0
     return sum(output.nbytes for output in operator.outputs)
+
+
+def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
+    """Return the share of the operators' work whose time is not known, 0..1.
+
+    Work is counted from shapes, in seconds of a usual processor, so that large operators weigh
+    more than small ones.
+    """
+    every = unknown = 0.0
+    for operator in run:
+        assert operator.signature is not None
+        work = work_of(operator.signature, operator.outputs)
+        weight = work.flops / FLOPS_PER_SECOND + work.num_bytes / BYTES_PER_SECOND
+        every += weight
+        cost = found[operator.signature]
+        if cost is None or cost.seconds is None:
+            unknown += weight
+    return unknown / every if every else 0.0
 
 
 def _notes(recording: Recording, found: Calibration) -> list[str]:
