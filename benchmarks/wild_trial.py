@@ -116,7 +116,7 @@ def recomputed(given: Workload, fields: dict[str, Any], updates: list[list[str]]
         except MemlabError as error:
             return {"is": "refused", "message": str(error), "update": index}
         found = [loss.hex(), wild_plain.digest(step.model)]
-        if found != updates[index]:
+        if found != list(updates[index]):
             what = "loss" if found[0] != updates[index][0] else "weights"
             wrong = f"{what} of update {index + 1} are not those of the plain step"
             losses = f"loss {loss!r}, plain {float.fromhex(updates[index][0])!r}"

@@ -115,7 +115,7 @@ def unit_factors(tree: ast.AST) -> list[int]:
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=900
     )
 
 

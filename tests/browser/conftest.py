@@ -112,7 +112,7 @@ def page(
     )
     context.tracing.start(screenshots=True, snapshots=True)
     made = context.new_page()
-    made.set_default_timeout(30_000)
+    made.set_default_timeout(1000 * lab_browser.PATIENCE_SECONDS)
     made.blocked, made.errors = [], []
     lab_browser.loopback_only(context, lab, made.blocked)
     made.on("pageerror", lambda error: made.errors.append(str(error)))
