@@ -138,11 +138,12 @@ def _request(url: str, method: str = "GET", seconds: float = 60) -> bytes:
         return bytes(r.read())
 
 
-def shut_down_sessions(url: str) -> None:
-    """End every kernel of the server."""
+def shut_down_sessions(url: str, but: str | None = None) -> None:
+    """End every kernel of the server, save that of this notebook."""
     with contextlib.suppress(OSError, ValueError):
         for session in json.loads(_request(f"{url}/api/sessions")):
-            _request(f"{url}/api/sessions/{session['id']}", "DELETE")
+            if session["path"] != but:
+                _request(f"{url}/api/sessions/{session['id']}", "DELETE")
 
 
 def open_notebook(page: Any, url: str, name: str) -> None:
