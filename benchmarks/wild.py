@@ -33,7 +33,7 @@ from benchmarks import report, wild_report, wild_trial
 from benchmarks.wild_models import SOURCES
 
 PACKAGES = Path("build/wild")
-PLAIN_SECONDS, TRIAL_SECONDS = 120, 420
+PLAIN_SECONDS = 120  # a process that takes longer hangs; --patience multiplies it
 METER_EVERY = 6
 QUICK = 2  # models of a package
 
@@ -52,13 +52,13 @@ def in_python(code: str, *arguments: str, seconds: float) -> tuple[str, str]:
     return "".join(last), ""
 
 
-def drawn(package: str, seed: int) -> list[str]:
+def drawn(package: str, seed: int, patience: float) -> list[str]:
     """Return a package's models in the order of trial; without the package none, and say why."""
     code = (
         "import json, sys; from benchmarks.wild_models import draw; "
         "print(json.dumps(draw(sys.argv[1], int(sys.argv[2]))))"
     )
-    output, wrong = in_python(code, package, str(seed), seconds=PLAIN_SECONDS)
+    output, wrong = in_python(code, package, str(seed), seconds=patience * PLAIN_SECONDS)
     if not output:
         print(f"{package} is skipped: {wrong}", flush=True)
         return []
@@ -66,15 +66,15 @@ def drawn(package: str, seed: int) -> list[str]:
     return names
 
 
-def tried(package: str, name: str, with_meter: bool) -> dict[str, Any]:
+def tried(package: str, name: str, with_meter: bool, patience: float) -> dict[str, Any]:
     """Return the row of one model: what plain PyTorch does with it, and then memlab."""
     start = time.perf_counter()
     code = "from benchmarks.wild_plain import main; main()"
-    output, wrong = in_python(code, package, name, seconds=PLAIN_SECONDS)
+    output, wrong = in_python(code, package, name, seconds=patience * PLAIN_SECONDS)
     row: dict[str, Any] = json.loads(output) if output else {"plain": "fails", "why": wrong}
     if row["plain"] == "trains":
         row["stages"] = wild_trial.attempt(
-            package, name, row, with_meter=with_meter, seconds=TRIAL_SECONDS
+            package, name, row, with_meter=with_meter, patience=patience
         )
     return {"package": package, "name": name, **row, "seconds": time.perf_counter() - start}
 
@@ -83,12 +83,13 @@ def try_package(package: str, given: argparse.Namespace, done: dict[str, Any]) -
     """Try a package's models in order until as many as are wanted were trained by plain PyTorch."""
     wanted = given.limit or (QUICK if given.quick else SOURCES[package].wanted)
     trained = 0
-    for name in drawn(package, given.seed):
+    for name in drawn(package, given.seed, given.patience):
         if trained == wanted:
             return
         row = done.get(f"{package} {name}")
         if row is None:
-            row = tried(package, name, with_meter=trained % METER_EVERY == 0)
+            with_meter = trained % METER_EVERY == 0
+            row = tried(package, name, with_meter, given.patience)
             with given.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             done[f"{package} {name}"] = row
@@ -107,6 +108,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--package", action="append", choices=SOURCES, help="only this one")
     parser.add_argument("--packages", type=Path, default=PACKAGES, help="where they were put")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time")
+    parser.add_argument("--patience", type=float, default=1.0, help="times the time limits")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     given = parser.parse_args()
     given.rows = given.out.with_suffix(".jsonl")

@@ -7,6 +7,7 @@ the two runs differ in a bit, the model is random in itself and is compared no f
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 import traceback
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.wild_models import recipe, recipes
+from benchmarks.wild_models import nth_recipe
 from benchmarks.wild_models.recipe import Recipe
 
 SEED, NUM_UPDATES, LEARNING_RATE = 0, 3, 1e-3
@@ -65,7 +66,8 @@ def reference(package: str, name: str) -> dict[str, Any]:
     """Return what plain PyTorch says of a model: its updates, or why there are none."""
     said = "it has no recipe"
     try:
-        for variant, found in enumerate(recipes(package, name)):
+        for variant in itertools.count():
+            found = nth_recipe(package, name, variant)
             try:
                 size = num_parameters(found)
                 if size > MOST_PARAMETERS:
@@ -75,7 +77,7 @@ def reference(package: str, name: str) -> dict[str, Any]:
             except Exception as error:
                 said = one_line(error)
                 continue
-            again = updates(recipe(package, name, variant))
+            again = updates(nth_recipe(package, name, variant))
             return {
                 "plain": "trains",
                 "variant": variant,
@@ -83,6 +85,8 @@ def reference(package: str, name: str) -> dict[str, Any]:
                 "updates": first,
                 "repeats": first == again,
             }
+    except IndexError:
+        pass  # the last way has been tried
     except Exception as error:
         said = one_line(error)
     is_large = said.endswith("too many for this benchmark")

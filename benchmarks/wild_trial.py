@@ -22,7 +22,7 @@ from torch import nn
 import memlab
 from benchmarks import wild_plain
 from benchmarks.report import fresh_python
-from benchmarks.wild_models import recipe
+from benchmarks.wild_models import nth_recipe
 from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
 from memlab import Outcome, StepConfig, Workload, _isolation
 from memlab._plans import plan_for
@@ -39,7 +39,9 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 }
 STAGES = ("measure", "predict", *CARDS, *RECOMPUTE, "meter")
 SECONDS = 100
-"""For each run of memlab's, which then ends it by itself."""
+"""For each run of memlab's, which then ends it by itself; `--patience` multiplies it."""
+TRIAL_SECONDS = 420
+"""For all of its stages; a process that takes longer hangs."""
 
 PLAIN = StepConfig(batch_size=BATCH_SIZE)
 
@@ -57,24 +59,24 @@ def workload(package: str, name: str, variant: int) -> Workload:
 
 def build(package: str, name: str, variant: int) -> nn.Module:
     """Return a new model."""
-    return recipe(package, name, variant).build()
+    return nth_recipe(package, name, variant).build()
 
 
 def make_batch(package: str, name: str, variant: int, n: int) -> Any:
     """Return n samples."""
-    return recipe(package, name, variant).batch(n)
+    return nth_recipe(package, name, variant).batch(n)
 
 
 def compute_loss(
     package: str, name: str, variant: int, model: nn.Module, batch: Any
 ) -> torch.Tensor:
     """Return the loss of a batch."""
-    return recipe(package, name, variant).loss(model, batch)
+    return nth_recipe(package, name, variant).loss(model, batch)
 
 
-def measured(given: Workload) -> dict[str, Any]:
+def measured(given: Workload, seconds: float = SECONDS) -> dict[str, Any]:
     """Return how a measured run ended, and its peak."""
-    result = memlab.measure(given, PLAIN, "cpu", repeats=1, warmup=0, timeout_seconds=SECONDS)
+    result = memlab.measure(given, PLAIN, "cpu", repeats=1, warmup=0, timeout_seconds=seconds)
     return {
         "outcome": str(result.outcome),
         "message": result.message,
@@ -83,9 +85,9 @@ def measured(given: Workload) -> dict[str, Any]:
     }
 
 
-def predicted(given: Workload, device: str) -> dict[str, Any]:
+def predicted(given: Workload, device: str, seconds: float = SECONDS) -> dict[str, Any]:
     """Return how a prediction ended, its peak and what it claims of its own error."""
-    result = memlab.predict(given, PLAIN, device, timeout_seconds=SECONDS)
+    result = memlab.predict(given, PLAIN, device, timeout_seconds=seconds)
     return {
         "outcome": str(result.outcome),
         "message": result.message,
@@ -96,10 +98,15 @@ def predicted(given: Workload, device: str) -> dict[str, Any]:
     }
 
 
-def recomputed(given: Workload, fields: dict[str, Any], updates: list[list[str]]) -> dict[str, Any]:
+def recomputed(
+    given: Workload,
+    fields: dict[str, Any],
+    updates: list[list[str]],
+    seconds: float = SECONDS,
+) -> dict[str, Any]:
     """Return whether three updates with recompute are those of plain PyTorch, bit by bit."""
     config = dataclasses.replace(PLAIN, **fields)
-    run = functools.partial(_isolation.run, timeout_seconds=SECONDS)
+    run = functools.partial(_isolation.run, timeout_seconds=seconds)
     try:
         plan = plan_for(given, config, resolve(torch.device("cpu")), seed=SEED, run=run)
         step = build_step(given, config, "cpu", plan=plan, seed=SEED)
@@ -116,7 +123,7 @@ def recomputed(given: Workload, fields: dict[str, Any], updates: list[list[str]]
         except MemlabError as error:
             return {"is": "refused", "message": str(error), "update": index}
         found = [loss.hex(), wild_plain.digest(step.model)]
-        if found != updates[index]:
+        if found != list(updates[index]):
             what = "loss" if found[0] != updates[index][0] else "weights"
             wrong = f"{what} of update {index + 1} are not those of the plain step"
             losses = f"loss {loss!r}, plain {float.fromhex(updates[index][0])!r}"
@@ -134,17 +141,21 @@ def meter(given: Workload) -> dict[str, Any]:
     return {"bytes": json.loads(done.stdout.splitlines()[-1])["peak_2"]}
 
 
-def run(package: str, name: str, reference: dict[str, Any], with_meter: bool) -> None:
+def run(
+    package: str, name: str, reference: dict[str, Any], with_meter: bool, patience: float
+) -> None:
     """Run every stage and print what each found."""
-    given = workload(package, name, reference["variant"])
+    given, seconds = workload(package, name, reference["variant"]), patience * SECONDS
     stages: dict[str, Callable[[], dict[str, Any]]] = {
-        "measure": lambda: measured(given),
-        "predict": lambda: predicted(given, "cpu"),
-        **{card: functools.partial(predicted, given, card) for card in CARDS},
+        "measure": lambda: measured(given, seconds),
+        "predict": lambda: predicted(given, "cpu", seconds),
+        **{card: functools.partial(predicted, given, card, seconds) for card in CARDS},
     }
     if reference["repeats"]:
         for kind, fields in RECOMPUTE.items():
-            stages[kind] = functools.partial(recomputed, given, fields, reference["updates"])
+            stages[kind] = functools.partial(
+                recomputed, given, fields, reference["updates"], seconds
+            )
     if with_meter:
         stages["meter"] = lambda: meter(given)
 
@@ -158,14 +169,15 @@ def run(package: str, name: str, reference: dict[str, Any], with_meter: bool) ->
 
 
 def main() -> None:
-    """Read package, name, reference and whether to use the meter from stdin; print the stages."""
+    """Read the arguments of `run` from stdin and print the stages."""
     run(*pickle.load(sys.stdin.buffer))
 
 
 def attempt(
-    package: str, name: str, reference: dict[str, Any], *, with_meter: bool, seconds: float
+    package: str, name: str, reference: dict[str, Any], *, with_meter: bool, patience: float
 ) -> dict[str, Any]:
-    """Return what each stage found, in a process of its own that may not take longer than this."""
+    """Return what each stage found, in a process of its own with a time limit."""
+    seconds = patience * TRIAL_SECONDS
     code = "from benchmarks.wild_trial import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -173,7 +185,7 @@ def attempt(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    given = pickle.dumps((package, name, reference, with_meter))
+    given = pickle.dumps((package, name, reference, with_meter, patience))
     try:
         output, errors = process.communicate(given, timeout=seconds)
         ended = f"the process ended with status {process.returncode}"

@@ -10,6 +10,8 @@ from memlab._inspect import WorkloadFacts
 from memlab._panel import app, state
 from memlab.result import Source, StepResult
 
+PATIENCE_SECONDS = 300  # ends a hang; far above what a state takes on a busy machine
+
 
 def make_workload(name="tiny", seconds_per_loss=0.0):
     def compute_loss(model, batch):
@@ -68,7 +70,8 @@ def find(panel: app.Panel, css_class: str):
     return found
 
 
-def until(condition, seconds=30):
+def until(condition, seconds=PATIENCE_SECONDS):
+    """Wait for a state; a busy machine takes its time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not come true"

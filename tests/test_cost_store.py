@@ -112,7 +112,7 @@ for i in range(20):
     running = [
         subprocess.Popen([sys.executable, "-c", code, str(number)], cwd=ROOT) for number in range(3)
     ]
-    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+    assert [process.wait(timeout=900) for process in running] == [0, 0, 0]
     wanted = [operator(100 * number + i) for number in range(3) for i in range(20)]
     assert len(Store(tmp_path).read(wanted)) == 60
 

@@ -101,7 +101,7 @@ sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minu
         assert "batch_size=2: ok" in process.stdout.readline()
         process.kill()
     assert outcomes(tmp_path) == ["ok"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "batch_size=2" not in done.stdout
     assert "batch_size=4: ok" in done.stdout
@@ -221,7 +221,7 @@ suite.BEGUN, suite.LAST_SECONDS, suite.BELL_SECONDS = time.monotonic(), 0.0, 0.0
 sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minutes", "0.12"]))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "the run in flight is lost" in done.stdout
     assert "all lines good" in done.stdout

@@ -24,7 +24,7 @@ def write_notebook(path: Path, *sources: str, parameters: str = "device = 'cpu'\
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "notebooks" / "run.py", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=3600)
 
 
 def test_a_passing_notebook_is_one_line_and_leaves_its_source_alone(tmp_path):

@@ -164,7 +164,7 @@ def test_the_command_line_prints_the_table(monkeypatch, capsys, pair):
 def test_it_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "memlab.workloads.pairs", "--help"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "--batch-limit" in done.stdout

@@ -8,9 +8,11 @@ constructor argument more. The first recipe that plain PyTorch trains is the one
 
 import importlib
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
+
+import torch
 
 from benchmarks.wild_models.recipe import Recipe
 
@@ -71,19 +73,22 @@ def draw(package: str, seed: int) -> list[str]:
     return turns[: SOURCES[package].most_drawn]
 
 
-def recipes(package: str, name: str) -> Iterator[Recipe]:
-    """Yield the ways to make this model."""
-    found: Iterator[Recipe] = _module(package).recipes(name)
-    return found
+def nth_recipe(package: str, name: str, variant: int) -> Recipe:
+    """Return one of the ways to make this model, counted from 0.
+
+    It leaves the random numbers as they were, so that the model does not depend on when it is made.
+
+    Raises:
+        IndexError: there are fewer ways.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for index, found in enumerate(_module(package).recipes(name)):
+            if index == variant:
+                way: Recipe = found
+                return way
+    raise IndexError(f"variant={variant} of {package} {name}; there are fewer")
 
 
-def recipe(package: str, name: str, variant: int) -> Recipe:
-    """Return one of these ways, counted from 0."""
-    for index, found in enumerate(recipes(package, name)):
-        if index == variant:
-            return found
-    raise ValueError(f"variant={variant} of {package} {name}; there are fewer")
-
-
-def _module(package: str) -> "object":
+def _module(package: str) -> Any:
     return importlib.import_module(f"benchmarks.wild_models.{SOURCES[package].module}")

@@ -88,9 +88,10 @@ def _loss(optional: tuple[str, ...], model: nn.Module, batch: dict[str, torch.Te
     """Return how large the outputs are for the graphs of a batch, joined into one."""
     n = batch["x"].shape[0]
     joined = {name: value.flatten(0, 1) for name, value in batch.items()}
-    shift = (torch.arange(n) * NODES).view(n, 1, 1)
+    device = batch["x"].device
+    shift = (torch.arange(n, device=device) * NODES).view(n, 1, 1)
     joined["edges"] = (batch["edges"] + shift).flatten(0, 1).t().contiguous()
-    joined["graph"] = torch.arange(n).repeat_interleave(NODES)
+    joined["graph"] = torch.arange(n, device=device).repeat_interleave(NODES)
 
     parameters = inspect.signature(model.forward).parameters
     given = {

@@ -30,6 +30,15 @@ workload = memlab.Workload(
 )
 """
 
+QUICK = "panel.ipynb"
+"""Its kernel and worker go on from test to test; each test begins by running all cells."""
+
+SHOW = """
+if "panel" in globals():  # the test before left one
+    panel.close()
+panel = memlab.panel(workload, device="cpu")
+panel
+"""
 
 RECORDED = """
 import memlab
@@ -89,7 +98,7 @@ def lab(browser: Any, folder: pathlib.Path) -> Iterator[str]:
 def _write_notebooks(folder: pathlib.Path) -> None:
     """Write the quickstart, a notebook with a panel that is quick, and one with two panels."""
     nbformat.write(nbformat.read(QUICKSTART, as_version=4), folder / "quickstart.ipynb")
-    _write(folder / "panel.ipynb", TINY, "panel = memlab.panel(workload, device='cpu')\npanel")
+    _write(folder / QUICK, TINY, SHOW)
     _write(folder / "recorded.ipynb", RECORDED, "panel")
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
@@ -112,7 +121,7 @@ def page(
     )
     context.tracing.start(screenshots=True, snapshots=True)
     made = context.new_page()
-    made.set_default_timeout(30_000)
+    made.set_default_timeout(1000 * lab_browser.PATIENCE_SECONDS)
     made.blocked, made.errors = [], []
     lab_browser.loopback_only(context, lab, made.blocked)
     made.on("pageerror", lambda error: made.errors.append(str(error)))
@@ -125,7 +134,8 @@ def page(
     else:
         context.tracing.stop()
     context.close()
-    lab_browser.shut_down_sessions(lab)
+    passed = report is not None and report.passed
+    lab_browser.shut_down_sessions(lab, but=QUICK if passed else None)
     assert made.blocked == [], "a request left the machine"
     assert made.errors == [], "an error on the page"
 
@@ -133,7 +143,7 @@ def page(
 @pytest.fixture
 def panel(page: Any, lab: str) -> Any:
     """The panel of the quick notebook, all cells run."""
-    return panel_page.open_panel(page, lab, "panel.ipynb")
+    return panel_page.open_panel(page, lab, QUICK)
 
 
 @pytest.hookimpl(hookwrapper=True)

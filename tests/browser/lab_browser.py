@@ -21,6 +21,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+PATIENCE_SECONDS = 300
+"""For whatever is waited for. It ends a hang; a busy machine takes its time."""
+
 CHROMIUM = os.environ.get("MEMLAB_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -57,7 +60,7 @@ ALL_RUN = """() => { const w = window.jupyterapp.shell.currentWidget;
 
 
 @contextlib.contextmanager
-def jupyter_lab(root: pathlib.Path, start_seconds: float = 60) -> Iterator[str]:
+def jupyter_lab(root: pathlib.Path, start_seconds: float = PATIENCE_SECONDS) -> Iterator[str]:
     """Serve `root` with settings and data of its own on a free loopback port; yield the address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -124,36 +127,37 @@ def _wait_until_up(
         if process.poll() is not None or time.monotonic() - start > seconds:
             raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
         try:
-            _request(f"{url}/api/status", seconds=1)
+            _request(f"{url}/api/status", seconds=10)
             return
         except (OSError, urllib.error.URLError):
             time.sleep(0.1)
 
 
-def _request(url: str, method: str = "GET", seconds: float = 5) -> bytes:
+def _request(url: str, method: str = "GET", seconds: float = 60) -> bytes:
     with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=seconds) as r:
         return bytes(r.read())
 
 
-def shut_down_sessions(url: str) -> None:
-    """End every kernel of the server."""
+def shut_down_sessions(url: str, but: str | None = None) -> None:
+    """End every kernel of the server, save that of this notebook."""
     with contextlib.suppress(OSError, ValueError):
         for session in json.loads(_request(f"{url}/api/sessions")):
-            _request(f"{url}/api/sessions/{session['id']}", "DELETE", 10)
+            if session["path"] != but:
+                _request(f"{url}/api/sessions/{session['id']}", "DELETE")
 
 
-def open_notebook(page: Any, url: str, name: str, timeout: float = 60_000) -> None:
+def open_notebook(page: Any, url: str, name: str) -> None:
     """Open a notebook in a fresh workspace and wait for its kernel."""
     page.goto(f"{url}/lab/tree/{name}?reset", wait_until="domcontentloaded")
-    page.wait_for_function("() => window.jupyterapp", timeout=timeout)
+    page.wait_for_function("() => window.jupyterapp")
     page.evaluate("() => window.jupyterapp.restored.then(() => true)")
-    page.wait_for_function(KERNEL_IDLE, timeout=timeout)
+    page.wait_for_function(KERNEL_IDLE)
 
 
-def run_all(page: Any, timeout: float = 120_000) -> None:
+def run_all(page: Any) -> None:
     """Run every cell and wait for the last."""
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
-    ended = page.wait_for_function(ALL_RUN, timeout=timeout).json_value()
+    ended = page.wait_for_function(ALL_RUN).json_value()
     assert ended is True, f"a cell raised {ended}"
 
 
@@ -166,11 +170,20 @@ def lab_command(page: Any, name: str, arguments: dict[str, Any] | None = None) -
 
 
 def set_theme(page: Any, dark: bool) -> None:
-    """Change JupyterLab's theme and wait for it."""
+    """Change JupyterLab's theme and wait until the page is drawn in it."""
     theme = f"JupyterLab {'Dark' if dark else 'Light'}"
     lab_command(page, "apputils:change-theme", {"theme": theme})
     page.wait_for_function(
         "light => document.body.dataset.jpThemeLight === light", arg="false" if dark else "true"
+    )
+    wait_until_drawn(page)
+
+
+def wait_until_drawn(page: Any) -> None:
+    """Wait until the browser has drawn the page as it is now, with its fonts."""
+    page.evaluate(
+        "() => document.fonts.ready.then(() => new Promise("
+        "done => requestAnimationFrame(() => requestAnimationFrame(() => done(true)))))"
     )
 
 

@@ -10,8 +10,8 @@ def test_a_recorded_run_is_played_back_and_named_so(page, lab):
     panel = open_panel(page, lab, "recorded.ipynb")
     chosen = panel.get_by_label("On", exact=True)
     assert chosen.locator("option:checked").inner_text().endswith("recorded")
-    wait_for(lambda: costs(panel).startswith("predicted for"), 60)
-    assert "recorded elsewhere" in panel.locator("[role=status]").inner_text()
+    wait_for(lambda: costs(panel).startswith("predicted for"))
+    wait_for(lambda: "recorded elsewhere" in panel.locator("[role=status]").inner_text())
     advice = panel.locator(".memlab-advice")
     panel.get_by_label("Batch size", exact=True).fill("7")
     wait_for(lambda: "not recorded; the nearest run that is: batch_size=" in advice.inner_text())
@@ -20,7 +20,7 @@ def test_a_recorded_run_is_played_back_and_named_so(page, lab):
     result = press_run(panel)
     assert result["source"] == "recorded"
     assert result["outcome"] == "ok"
-    assert first_row(panel)["device"].endswith("recorded")
+    wait_for(lambda: first_row(panel)["device"].endswith("recorded"))
     wait_for(lambda: ": recorded " in costs(panel))
     timeline = panel.locator(".memlab-picture-timeline")
     wait_for(lambda: "recorded peak" in timeline.inner_html())
@@ -28,7 +28,6 @@ def test_a_recorded_run_is_played_back_and_named_so(page, lab):
     SHOTS.mkdir(parents=True, exist_ok=True)
     for dark in (False, True):
         lab_ui.set_theme(page, dark)
-        page.wait_for_timeout(300)
         panel.screenshot(path=SHOTS / f"recorded-{'dark' if dark else 'light'}.png")
     button(panel, "code").click()
     wait_for(lambda: "memlab.recorded(workload, config, device=" in panel.inner_text())
