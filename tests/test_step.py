@@ -152,7 +152,7 @@ def test_a_budget_of_one_is_the_plain_step_whatever_the_engine():
 def test_a_batch_that_ignores_n_is_named(make_batch, said):
     workload = dataclasses.replace(linear(), make_batch=make_batch)
     with pytest.raises(MemlabError) as caught:
-        build_step(workload, StepConfig(), "cpu")
+        build_step(workload, StepConfig(accumulation_steps=2), "cpu")
     assert said in str(caught.value)
 
 
