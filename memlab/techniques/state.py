@@ -10,7 +10,6 @@ what no walk can see, such as files and C extensions; `memlab.verify` finds it.
 import contextlib
 import contextvars
 import copy
-import ctypes
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -25,6 +24,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
+from memlab.techniques.generators import (
+    autocast_of,
+    marks_of_draws,
+    same_autocast,
+    set_random,
+    states_in_python,
+    states_of_random,
+)
 from memlab.techniques.model_cache import OFF
 from memlab.techniques.reachable import ATOMS, MISSING, OF_TORCH, Place, Reachable, is_same
 
@@ -33,8 +40,6 @@ BY_VALUE = (*OF_PYTHON, np.ndarray, random.Random, np.random.Generator, np.rando
 REGISTRIES = tuple(sorted(OF_TORCH))
 NO_CACHE = f", as a cache does; use {OFF} if the model's config has use_cache, or give it none"
 NUM_WALKS = 2  # what a first forward makes, a second one fills
-Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
-MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h
 
 
 class Changes:
@@ -103,7 +108,7 @@ class State:
         self.buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
         every = {torch.device("cpu"), *(t.device for t in tensors), *changes.own_devices}
         self.devices = [device for device in every if device.type != "meta"]
-        self.autocast = _autocast(self.devices)
+        self.autocast = autocast_of(self.devices)
         self.random: dict[torch.device, bytes] = {}
         self.in_python: tuple[Any, Any] | None = None
         self.context: dict[contextvars.ContextVar[Any], Any] = {}
@@ -126,19 +131,19 @@ class State:
             for attributes, name in changes.find_by_value()
         ]
         is_first = changes.buffers is None
-        in_python = _in_python() if changes.draws_in_python else None
-        marks = _marks()
+        in_python = states_in_python() if changes.draws_in_python else None
+        marks = marks_of_draws()
         context = contextvars.copy_context()
-        before = _random(self.devices)
+        before = states_of_random(self.devices)
         every = dict(_buffers(changes.parts))
         versions = [buffer._version for buffer in every.values()]
         wanted = every if is_first else changes.buffers or ()
         self.buffers = {place: every[place].detach().clone() for place in wanted}
         with self._places_noted():
             yield
-        after = _random(self.devices)
+        after = states_of_random(self.devices)
         self.random = {d: s for d, s in before.items() if s != after[d]}
-        self._judge_python(in_python, _marks() != marks, is_first)
+        self._judge_python(in_python, marks_of_draws() != marks, is_first)
         self._judge_modules()
         self._judge_buffers(every, versions, is_first)
         self._judge_context(context)
@@ -211,7 +216,7 @@ class State:
 
     def _judge_python(self, before: Any, has_drawn: bool, is_first: bool) -> None:
         if is_first:
-            self.changes.draws_in_python = has_drawn or repr(before) != repr(_in_python())
+            self.changes.draws_in_python = has_drawn or repr(before) != repr(states_in_python())
         elif has_drawn and not self.changes.draws_in_python:
             self.changes.check("draws random numbers of NumPy or Python")
         self.in_python = before if self.changes.draws_in_python else None
@@ -259,20 +264,20 @@ class State:
         values = [tuple(vars(part).values()) for part in parts]
         names = [tuple(vars(part)) for part in parts]
         registries = _registries(parts)
-        generators = _random(self.random)
-        in_python = _in_python() if self.in_python else None
+        generators = states_of_random(self.random)
+        in_python = states_in_python() if self.in_python else None
         _set_attributes(parts, self.names, self.values)
         _set_registries(parts, self.registries)
         for attributes, name, noted in self.copies:
             attributes[name] = _value(noted)  # a kept graph may need them once more
         for (module, name), before in self.buffers.items():
             module._buffers[name] = before.clone()
-        _set_random(self.random, self.in_python)
+        set_random(self.random, self.in_python)
         try:
-            with _same_autocast(self.autocast):
+            with same_autocast(self.autocast):
                 yield
         finally:
-            _set_random(generators, in_python)
+            set_random(generators, in_python)
             _set_registries(parts, registries)
             _set_attributes(parts, names, values)
 
@@ -413,62 +418,3 @@ def _detached(contents: Any) -> Any:
     return tuple(
         _detached(item) if type(item) is tuple else _without_graph(item) for item in contents
     )
-
-
-def _random(devices: Iterable[torch.device]) -> dict[torch.device, bytes]:
-    """Return the states of torch's generators: as bytes, which are no tensor that is held."""
-    return {device: _bytes(_of_device(device).get_rng_state()) for device in devices}
-
-
-def _of_device(device: torch.device) -> Any:
-    return torch.random if device.type == "cpu" else torch.get_device_module(device)
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    # by address: over fake tensors, where nothing is drawn, no operator takes a real one
-    return ctypes.string_at(state.data_ptr(), state.numel())
-
-
-def _in_python() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state(legacy=False)
-
-
-def _marks() -> tuple[Any, ...]:
-    """Return what moves with every draw of NumPy's or Python's own generator, in microseconds.
-
-    But for the second of two normal numbers of NumPy, which were drawn together.
-    """
-    _, words, gauss = random.getstate()
-    source = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if isinstance(source, np.random.MT19937):
-        numpy: Any = ctypes.string_at(source.ctypes.state_address, MT19937_BYTES)
-    else:
-        numpy = repr(source.state)
-    return words[0], words[-1], gauss, numpy
-
-
-def _set_random(states: dict[torch.device, bytes], in_python: Any) -> None:
-    for device, state in states.items():
-        _of_device(device).set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    if in_python is not None:
-        random.setstate(in_python[0])
-        np.random.set_state(in_python[1])
-
-
-def _autocast(devices: Iterable[torch.device]) -> list[Autocast]:
-    """Return for each type of device its format of autocast, and whether that is on."""
-    has_cache = torch.is_autocast_cache_enabled()
-    return [
-        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), has_cache)
-        for kind in sorted({device.type for device in devices})
-        if torch.amp.is_autocast_available(kind)
-    ]
-
-
-@contextlib.contextmanager
-def _same_autocast(noted: list[Autocast]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for kind, dtype, enabled, has_cache in noted:
-            if enabled or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, dtype, enabled, has_cache))
-        yield
