@@ -183,6 +183,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},
         "measure_loading": step | {"dataset": torch.utils.data.TensorDataset(*batch)},
         "panel": {}, "recorded": step | {"device": record.name}, "recordings": {},
+        "forget_costs": {},
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},

@@ -11,6 +11,7 @@ from memlab.api import measure, predict, to_frame, verify
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
 from memlab.loading import LoadingConfig, LoadingResult
+from memlab.memory.cost_store import forget_costs
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
-    "VerifyReport", "Workload", "__version__", "explain", "ladder", "measure", "measure_loading",
-    "panel", "predict", "recorded", "recordings", "to_frame", "verify", "workloads",
+    "VerifyReport", "Workload", "__version__", "explain", "forget_costs", "ladder",
+    "measure", "measure_loading", "panel", "predict", "recorded", "recordings", "to_frame",
+    "verify", "workloads",
 ]  # fmt: skip
 
 

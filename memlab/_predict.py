@@ -59,6 +59,7 @@ CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
+NOISY_TIME = 0.7  # more where all operators were timed on a busy machine: the half, or a tenth
 MOST_UNKNOWN = 0.1  # of a step's work without a known time, for the step to have one
 BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
 
@@ -259,7 +260,7 @@ def _uncertainty(
         unsure += ASSUMED_BRANCH if recording.branched else spread
     if target.kind == "cpu":
         missing = min(kernels.unknown_share, MOST_UNKNOWN)
-        seconds = CPU_TIME + missing / (1.0 - missing)
+        seconds = CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
         return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
     return {
         "peak_allocated_bytes": CUDA_MEMORY + unsure,

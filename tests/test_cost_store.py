@@ -128,15 +128,21 @@ def test_the_folder_follows_the_environment(monkeypatch):
     assert Path.home() in cache_folder().parents
 
 
-def test_reading_asks_the_file_once(tmp_path):
+def test_reading_asks_the_file_once(tmp_path, monkeypatch):
     Store(tmp_path).write({operator(1): COST})
     store = Store(tmp_path)
     store.read([operator(1)])
-    store.path.unlink()
+    monkeypatch.setattr(cost_store.sqlite3, "connect", None)  # calling it would raise
     assert store.read([operator(1)]) == {operator(1): COST}
 
 
-GOOD_ROW = "[[28, 0], 64, 0, 1.25e-06, false]"
+def test_a_file_that_was_deleted_is_forgotten(tmp_path):
+    store = Store(tmp_path)
+    store.write({operator(1): COST})
+    store.path.unlink()
+    assert store.read([operator(1)]) == {}
+
+
 BAD_ROWS = [
     "", "null", "3", "{}", "[]", "nonsense", "[[28], 64]", '[["28"], 64, 0, 0.1, false]',
     "[[28], -1, 0, 0.1, false]", "[[true], 64, 0, 0.1, false]", "[[28], 1e3, 0, 0.1, false]",

@@ -9,7 +9,7 @@ take behind the allocator, and what an operator that cannot run alone costs (the
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.memory.cost_store import OperatorCost, Store
+from memlab.memory.cost_store import STEADY, OperatorCost, Store
+from memlab.memory.load import Watch, is_quiet
 from memlab.memory.meter import Meter, record
 from memlab.memory.operators import Signature, signature_of
 from memlab.memory.standalone import (
@@ -38,7 +39,8 @@ MAX_OPERATIONS = 10**11  # of one run; about two seconds on two cores
 SHARES = (0.5, 0.25)  # of what can be run, for an operator that is too large: a line needs two
 MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would be half the mean
 BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
-STEADY = 1.5  # times the least: more than an idle machine spreads
+AGAIN_SECONDS = 2.0  # of a prediction, for operators that were timed on a busy machine
+AGAIN_AFTER_SECONDS = 60.0  # since then: a load that has just been seen is probably still there
 # In a step a tensor of this size or more has left the second-level cache before it is used again,
 # and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
 # models best with 256 and 512 KiB (AMD EPYC, 1 MiB of L2 a core).
@@ -75,23 +77,57 @@ def calibrate(
     wanted = list(dict.fromkeys(signatures))
     known = {} if store is None else store.read(wanted)
     missing = [s for s in wanted if s not in known or (timed and known[s].seconds is None)]
+    if timed:
+        missing += _to_take_again(known)
     # what was too large when less memory was free
     missing += [s for s in known if known[s].extrapolated and _plan(s, max_bytes) == [(s, 1.0)]]
     plans = {signature: _plan(signature, max_bytes) for signature in missing}
     parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
+    watch = Watch()
     with as_in_training():
         ran = _run(parts, timed, on_progress)
+    conditions: dict[str, Any] = {"others_share": watch.others_share(), "taken_at": time.time()}
     result = Calibration()
     for signature, plan in plans.items():
         outcome = _outcome(signature, plan, ran, max_bytes)
         if isinstance(outcome, OperatorCost):
-            known[signature] = outcome
+            outcome = replace(outcome, **conditions)
+            known[signature] = _better(outcome, known.get(signature))
         else:
             result.reasons[signature] = outcome
     if store is not None:
         store.write({signature: known[signature] for signature in missing if signature in known})
     result.update({signature: known.get(signature) for signature in wanted})
     return result
+
+
+def _to_take_again(known: Mapping[Signature, OperatorCost]) -> list[Signature]:
+    """Return the operators that were timed on a busy machine, if it is quiet now.
+
+    As many as take two seconds; the others are left to later predictions.
+    """
+    noisy = {s: cost for s, cost in known.items() if _is_due(cost)}
+    if not noisy or not is_quiet():
+        return []
+    found, spent = list[Signature](), 0.0
+    for signature, cost in noisy.items():
+        spent += (cost.seconds or 0.0) * MAX_RUNS
+        if found and spent > AGAIN_SECONDS:
+            break
+        found.append(signature)
+    return found
+
+
+def _is_due(cost: OperatorCost) -> bool:
+    """Return whether a time was taken on a busy machine, long enough ago for that to have ended."""
+    return cost.is_noisy and time.time() - (cost.taken_at or 0.0) > AGAIN_AFTER_SECONDS
+
+
+def _better(new: OperatorCost, old: OperatorCost | None) -> OperatorCost:
+    """Return the new cost; of two noisy times the smaller, since noise only adds."""
+    if old is None or old.seconds is None or new.seconds is None or not new.is_noisy:
+        return new
+    return replace(old, taken_at=new.taken_at) if old.seconds < new.seconds else new
 
 
 def _plan(signature: Signature, max_bytes: int) -> list[tuple[Signature, float]]:
@@ -142,15 +178,13 @@ def _run(
 ) -> dict[Signature, OperatorCost | str]:
     """Return what each operator cost or why it did not run."""
     makers: dict[Signature, Callable[[], Call]] = {}
-    seconds: dict[Signature, float | None] = {}
+    times: dict[Signature, list[float]] = {}
     found: dict[Signature, OperatorCost | str] = {}
     evict = torch.zeros(EVICT_BYTES // 4) if timed else None
     for index, signature in enumerate(signatures):
         try:
             makers[signature] = prepare(signature)
-            seconds[signature] = (
-                None if evict is None else _typical(_times(makers[signature], evict))
-            )
+            times[signature] = [] if evict is None else _times(makers[signature], evict)
         except Exception as error:  # of any operator there is, so that no kind can be named
             makers.pop(signature, None)
             found[signature] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -158,8 +192,20 @@ def _run(
             report((index + 1) / len(signatures))
     del evict
     for signature, cost in _meter(makers).items():
-        found[signature] = replace(cost, seconds=seconds[signature])
+        found[signature] = replace(cost, **_timing(times[signature]))
     return found
+
+
+def _timing(seconds: list[float]) -> dict[str, Any]:
+    """Return the fields of a cost that these times fill; none of an operator that was not timed."""
+    if not seconds:
+        return {}
+    return {
+        "seconds": _typical(seconds),
+        "num_repeats": len(seconds),
+        "median_seconds": statistics.median(seconds),
+        "least_seconds": min(seconds),
+    }
 
 
 def _meter(makers: dict[Signature, Callable[[], Call]]) -> dict[Signature, OperatorCost]:
@@ -236,6 +282,7 @@ def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCos
     def at_whole(large: float, little: float) -> float:
         return max(large, large + (large - little) / (x - y) * (1.0 - x))
 
+    noisier = max(costs, key=lambda cost: cost.spread)
     seconds = None
     if big.seconds is not None and small.seconds is not None:
         seconds = at_whole(big.seconds, small.seconds)
@@ -248,6 +295,9 @@ def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCos
         kept_bytes=round(at_whole(big.kept_bytes, small.kept_bytes)),
         seconds=seconds,
         extrapolated=True,
+        num_repeats=noisier.num_repeats,
+        median_seconds=noisier.median_seconds,
+        least_seconds=noisier.least_seconds,
     )
 
 
@@ -263,8 +313,11 @@ def overhead_seconds(store: Store | None) -> dict[Phase, float]:
     """
     known = {} if store is None else store.read(list(OVERHEADS.values()))
     found = {phase: known.get(signature) for phase, signature in OVERHEADS.items()}
-    if all(cost is not None and cost.seconds is not None for cost in found.values()):
+    is_known = all(cost is not None and cost.seconds is not None for cost in found.values())
+    is_due = any(_is_due(cost) for cost in known.values())
+    if is_known and not (is_due and is_quiet()):
         return {phase: cost.seconds for phase, cost in found.items() if cost and cost.seconds}
+    watch = Watch()
     with torch.random.fork_rng(devices=[]):
         model = torch.nn.Sequential(*(_Tiny() for _ in range(TINY_LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -281,7 +334,8 @@ def overhead_seconds(store: Store | None) -> dict[Phase, float]:
             alone = sum(min(_times(prepare(s), unused)) * n for s, n in kernels.items())
         seconds[phase] = (min(each[phase] for each in times) - alone) / len(signatures)
     if store is not None:
-        store.write({OVERHEADS[p]: replace(NOTHING, seconds=s) for p, s in seconds.items()})
+        taken = replace(NOTHING, others_share=watch.others_share(), taken_at=time.time())
+        store.write({OVERHEADS[p]: replace(taken, seconds=s) for p, s in seconds.items()})
     return seconds
 
 

@@ -18,13 +18,17 @@ from typing import Any
 
 import torch
 
+from memlab.errors import MemlabError
 from memlab.memory.devices import describe
 from memlab.memory.operators import Signature, to_text
 from memlab.trace import Phase
 
-FILE = "operators-1.sqlite3"  # the number changes with what a row means
+FILE = "operators-2.sqlite3"  # the number changes with what a row means
+OLD_FILES = ("operators-1.sqlite3",)  # which did not say what times were taken under
 WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
 MOST_BYTES, MOST_SECONDS = 2**62, 1e6  # of one operator: what is beyond is damage
+STEADY = 1.5  # times the least: more than an idle machine spreads
+BUSY_SHARE = 0.15  # of all processors
 NUM_REQUIRED = 5  # fields that a row has had from the beginning
 BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
 
@@ -40,6 +44,11 @@ class OperatorCost:
         kept_bytes: allocated inside, alive afterwards and in no output, such as a library's cache.
         seconds: median time of one call, without autograd and Python around it; None if not timed.
         extrapolated: from the same operator at smaller sizes.
+        num_repeats: calls that were timed.
+        median_seconds: of these calls.
+        least_seconds: of these calls.
+        others_share: of all processors, what other programs used meanwhile; None if not known.
+        taken_at: when it was timed, in seconds since 1970.
     """
 
     output_bytes: tuple[int, ...]
@@ -47,6 +56,25 @@ class OperatorCost:
     kept_bytes: int = 0
     seconds: float | None = None
     extrapolated: bool = False
+    num_repeats: int | None = None
+    median_seconds: float | None = None
+    least_seconds: float | None = None
+    others_share: float | None = None
+    taken_at: float | None = None
+
+    @property
+    def spread(self) -> float:
+        """How many times the fastest call the median took; 1 where that is not known."""
+        if not self.median_seconds or not self.least_seconds:
+            return 1.0
+        return self.median_seconds / self.least_seconds
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether its time was taken while others used the processor, as far as that is known."""
+        if self.seconds is None:
+            return False
+        return self.spread > STEADY or (self.others_share or 0.0) > BUSY_SHARE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,6 +125,29 @@ def _processor() -> str:
     return f"{platform.machine()} {describe(torch.device('cpu'))} x{os.cpu_count()}"
 
 
+CONDITIONS = tuple(field.name for field in fields(OperatorCost))[NUM_REQUIRED:]
+
+
+def forget_costs() -> None:
+    """Delete what memlab has learned of the operators of this machine.
+
+    The next prediction for a CPU runs them again. Times that were taken while the machine was busy
+    are taken again by themselves, once it is quiet.
+
+    Raises:
+        MemlabError: the file cannot be deleted.
+    """
+    for name in (FILE, *OLD_FILES):
+        path = cache_folder() / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise MemlabError(
+                f"{path} cannot be deleted ({error}); delete it by hand, or set MEMLAB_CACHE to "
+                "another folder"
+            ) from None
+
+
 class Store:
     """Costs by signature, for the circumstances of each call.
 
@@ -123,6 +174,8 @@ class Store:
 
     def read(self, signatures: Iterable[Signature]) -> dict[Signature, OperatorCost]:
         """Return the costs that are known under the present circumstances."""
+        if self._memory and self.problem is None and not self.path.exists():
+            self._memory.clear()  # somebody forgot them
         here = circumstances()
         by_text = {to_text(signature): signature for signature in signatures}
         missing = [text for text in by_text if (here, text) not in self._memory]
@@ -199,7 +252,7 @@ def cost_from_row(row: Any) -> OperatorCost:
     Raises:
         ValueError: it is no such row, or holds a number that no operator can cost.
     """
-    if not isinstance(row, list) or not NUM_REQUIRED <= len(row) <= len(fields(OperatorCost)):
+    if not isinstance(row, list) or len(row) not in (NUM_REQUIRED, len(fields(OperatorCost))):
         raise ValueError("it is no row of a cost")
     outputs, peak, kept, seconds, extrapolated = row[:NUM_REQUIRED]
     if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
@@ -207,7 +260,8 @@ def cost_from_row(row: Any) -> OperatorCost:
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
             raise ValueError("a size is none")
-    if not is_time(seconds):
+    conditions = row[NUM_REQUIRED:]
+    if not all(map(is_time, (seconds, *conditions[:-1]))) or not _is_date(conditions[-1:]):
         raise ValueError("a time is none")
     return OperatorCost(
         output_bytes=tuple(outputs),
@@ -215,7 +269,12 @@ def cost_from_row(row: Any) -> OperatorCost:
         kept_bytes=kept,
         seconds=seconds,
         extrapolated=extrapolated,
+        **dict(zip(CONDITIONS, conditions, strict=False)),
     )
+
+
+def _is_date(values: list[Any]) -> bool:
+    return all(value is None or (type(value) is float and value >= 0) for value in values)
 
 
 def is_time(seconds: Any) -> bool:

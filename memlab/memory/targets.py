@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SCALARS_BYTES = 64  # what kernels make of numbers, whatever the size of tensors
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
+LEAST_NOISE = 0.05  # of a step's time, to be told
 SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
 
 
@@ -41,6 +42,8 @@ class Kernels:
         effects: on memory, of each operator; None where fake tensors show all.
         seconds: float64, (operators,); None where no time is known.
         unsure_bytes: of the largest operator whose memory is not known from a run.
+        noisy_share: of the step's time, what comes of operators that were timed while other
+            programs used the processor.
         unknown_share: of the work of the step's operators, what lies in those whose time is not
             known; their time is missing in `seconds`.
         notes: sentences on what is not known.
@@ -49,6 +52,7 @@ class Kernels:
     effects: list[Effect | None]
     seconds: npt.NDArray[np.float64] | None
     unsure_bytes: int = 0
+    noisy_share: float = 0.0
     unknown_share: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -156,6 +160,7 @@ def _on_cpu(
         overhead[first] += seconds
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
+    noisy = _noisy_share(run, found)
     return Kernels(
         effects=[
             None if cost is None else _effect(cost, operator)
@@ -165,8 +170,13 @@ def _on_cpu(
             [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
         ),
         unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
+        noisy_share=noisy,
         unknown_share=_unknown_share(run, found),
-        notes=(*_notes(recording, found), *_store.notes),
+        notes=(
+            *_notes(recording, found),
+            *(_noise_note(noisy) if known is None else ()),
+            *_store.notes,
+        ),
     )
 
 
@@ -258,6 +268,23 @@ def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
     if operator.signature is None or (cost is not None and not cost.extrapolated):
         return 0
     return sum(output.nbytes for output in operator.outputs)
+
+
+def _noisy_share(run: Sequence[Operator], found: Calibration) -> float:
+    """Return the share of the operators' time that was taken on a busy machine, 0..1."""
+    costs = [cost for o in run if o.signature and (cost := found[o.signature]) is not None]
+    every = sum(map(_seconds, costs))
+    return sum(_seconds(cost) for cost in costs if cost.is_noisy) / every if every > 0 else 0.0
+
+
+def _noise_note(share: float) -> list[str]:
+    if share < LEAST_NOISE:
+        return []
+    return [
+        f"{share:.0%} of the time comes of operators that were timed while other programs used the "
+        "processor, and may be too long; they are timed again by a later prediction, once the "
+        "machine is quiet, or all at once after memlab.forget_costs()."
+    ]
 
 
 def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
