@@ -28,6 +28,8 @@ FLOORS = [
     ["_sources", "_running", "_measure", "_loading", "_verify", "_predict", "_plan", "_inspect"],
     ["_operator_costs", "_records"],
     [
+        "_own_values",
+        "_environment",
         "_usual_changes",
         "_fingerprint",
         "_process_state",
