@@ -6,7 +6,8 @@ has to be sent. All plain values of these modules are: the worker sets those tha
 
 A file that was edited after it was imported here is another case: there the newest file counts, and
 the values of the old one are not sent. What is known of it is the bytecode that Python keeps, which
-is of the present file if the module was imported, or reloaded, since.
+is of the present file if the module was imported, or reloaded, since. Where it keeps none, the file
+is taken to be what was imported as long as it is as memlab first saw it.
 
 Not sent are values of other kinds (a tokenizer, a lock), what holds more than `MOST_BYTES`, and
 what was deleted.
@@ -39,22 +40,34 @@ def own_values(own_files: Mapping[str, str]) -> dict[str, dict[tuple[str, ...], 
     for name, file in own_files.items():
         module = sys.modules.get(name)
         is_memlab = name.partition(".")[0] == "memlab"
-        if is_memlab or not isinstance(module, types.ModuleType) or not _is_of_present_file(file):
+        if is_memlab or not isinstance(module, types.ModuleType):
+            continue
+        if not _is_of_present_file(module, file):
             continue
         if values := _values_of(module):
             found[name] = values
     return found
 
 
-def _is_of_present_file(file: str) -> bool:
-    """Return whether Python's bytecode of a file was written for what the file holds now."""
+_first_seen: dict[str, tuple[int, int, int]] = {}  # module and file, as they were first met
+
+
+def _is_of_present_file(module: types.ModuleType, file: str) -> bool:
+    """Return whether a module was imported from what its file holds now, as far as is known."""
     try:
         source, cache = os.stat(file), importlib.util.cache_from_source(file)
+    except (OSError, NotImplementedError):
+        return False
+    seen = id(module), source.st_mtime_ns, source.st_ctime_ns
+    try:
         with open(cache, "rb") as stream:
             header = stream.read(16)
         written_ns = os.stat(cache).st_mtime_ns
-    except (OSError, NotImplementedError):
-        return False
+    except OSError:  # none is kept
+        first = _first_seen.get(file)
+        if first is None or first[0] != id(module):
+            _first_seen[file] = seen
+        return _first_seen[file] == seen
     stamp = (int(source.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
     size = (source.st_size & 0xFFFFFFFF).to_bytes(4, "little")
     is_same = header[8:16] == stamp + size
@@ -103,7 +116,7 @@ def _is_sent(module: str, key: str, value: Any) -> bool:
 
 def _is_config(value: Any) -> bool:
     """Return whether a value is an object that only holds attributes."""
-    if isinstance(value, types.ModuleType | torch.nn.Module | FUNCTIONS):
+    if isinstance(value, (types.ModuleType, torch.nn.Module, *FUNCTIONS)):
         return False
     return type(getattr(value, "__dict__", None)) is dict
 
