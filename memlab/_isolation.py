@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memlab._own_values import own_values
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
 from memlab._sources import own_files
@@ -133,12 +134,15 @@ def run(
     """
     cancel = cancel or threading.Event()
     tell = on_progress or (lambda progress: None)
+    files = own_files()
     job = Job(
         function=function,
         arguments=_pickled(arguments),
         path=list(sys.path),
         folder=_folder(),
-        own_files=own_files(),
+        own_files=files,
+        own_values=own_values(files),
+        environment=dict(os.environ),
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )

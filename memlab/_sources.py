@@ -4,14 +4,19 @@ So that stale code is never measured. Bytecode caches are not read for them, sin
 from a newer source only by whole seconds and size.
 """
 
+import builtins
+import contextlib
 import functools
+import importlib
+import io
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Mapping
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder, SourceFileLoader
 from types import CodeType
+from typing import Any
 
 LIBRARY_FOLDERS = tuple(
     os.path.realpath(folder) + os.sep
@@ -62,26 +67,71 @@ def read_no_bytecode() -> None:
 
 
 class Sources:
-    """The files of a person's own modules, as they were when each was imported."""
+    """The files of a person's own modules, and those they read, as they were at the import."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self.stamps: dict[str, Stamp | None] = {}
+        self.found_on: tuple[list[str], str] | None = None  # sys.path and folder of the last job
 
-    def note(self, job_started_ns: int) -> None:
+    def note(self, job_started_ns: int, path: list[str], folder: str) -> None:
         """Remember the files of modules that were imported since the last call."""
         self.files = own_files()
+        self.found_on = (path, folder)
         for file in self.files.values():
             stamp = _stamp(file) if file not in self.stamps else None
             if stamp is not None:
                 # changed after the job began: it may have been imported before that
                 self.stamps[file] = stamp if stamp[1] <= job_started_ns else None
 
-    def changed(self, callers: Mapping[str, str]) -> bool:
-        """Return whether a file is not what was imported, or the caller has another by its name."""
-        return any(s is None or _stamp(file) != s for file, s in self.stamps.items()) or any(
-            self.files[name] != file for name, file in callers.items() if name in self.files
-        )
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Remember the files that Python opens to read, while a person's module is imported."""
+        opens = io.open
+
+        @functools.wraps(opens)
+        def noted(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+            if isinstance(file, str | bytes | os.PathLike) and not set(mode) & set("wax+"):
+                path = os.path.realpath(os.fsdecode(file))
+                if not is_library(path) and os.path.isfile(path):
+                    self.stamps.setdefault(path, _stamp(path))
+            return opens(file, mode, *rest, **named)
+
+        io.open = builtins.open = noted
+        try:
+            yield
+        finally:
+            if io.open is noted and builtins.open is noted:
+                io.open = builtins.open = opens
+
+    def changed(self, callers: Mapping[str, str], path: list[str], folder: str) -> bool:
+        """Return whether a file is not what was imported or read, or another would be now.
+
+        Args:
+            callers: files of the caller's own modules, by name.
+            path: the caller's `sys.path`.
+            folder: the caller's working folder, which "" stands for.
+        """
+        importlib.invalidate_caches()
+        if any(s is None or _stamp(file) != s for file, s in self.stamps.items()):
+            return True
+        if any(self.files[name] != file for name, file in callers.items() if name in self.files):
+            return True
+        if self.found_on is None or self.found_on == (path, folder):
+            return False
+        folders = [os.path.join(folder, entry) for entry in path]
+        return any(_is_elsewhere(name, folders) for name in sys.modules.copy())
+
+
+def _is_elsewhere(name: str, folders: list[str]) -> bool:
+    """Return whether a module would be found in another file than it was imported from."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if "." in name or name in sys.stdlib_module_names or name in ("__main__", "memlab"):
+        return False
+    found = PathFinder.find_spec(name, folders) if isinstance(file, str) else None
+    if found is None or not isinstance(file, str) or found.origin is None:
+        return False
+    return os.path.realpath(found.origin) != os.path.realpath(file)
 
 
 def _stamp(file: str) -> Stamp | None:

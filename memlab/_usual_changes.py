@@ -9,12 +9,20 @@ from memlab._sources import is_library
 
 # what Python sets by itself as a module or a class is used
 IGNORED_NAMES = frozenset(
-    {"__annotations__", "__builtins__", "__cached__", "__doc__", "__spec__", "__warningregistry__"}
+    {
+        "__annotations__",
+        "__builtins__",
+        "__cached__",
+        "__doc__",
+        "__slotnames__",
+        "__spec__",
+        "__warningregistry__",
+    }
 )
 # data, never functions or classes, that earlier runs leave here: no later run depends on it
 CACHES = (
     # of Python
-    "_ctypes._", "_frozen_importlib._", "_weakrefset.", "abc.", "ctypes._", "encodings._cache",
+    "_ctypes._", "_frozen_importlib", "_weakrefset.", "abc.", "ctypes._", "encodings._cache",
     "gettext.", "inspect._filesbymodname", "inspect.modulesbyfile", "linecache.", "logging._",
     "logging.Logger.manager", "mimetypes.", "multiprocessing.context._default_context",
     "multiprocessing.util._", "pkgutil._", "platform.", "re._", "re.RegexFlag",

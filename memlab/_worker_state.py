@@ -6,6 +6,7 @@ import does is told from what a person's code did before; a person's own modules
 are imported, so that whatever a run does to them is found.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -15,8 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from memlab._fingerprint import Fingerprint
+from memlab._own_values import OwnValues
 from memlab._process_state import OF_IMPORTS, differences, kept_tensor_bytes, process_state
-from memlab._sources import is_library
+from memlab._sources import Sources, is_library
 from memlab.result import StepResult
 from memlab.units import MIB
 
@@ -30,9 +32,12 @@ class WorkerState:
     Attributes:
         has_begun: that is known.
         is_changed: it is no longer so, or cannot be known to be.
+        own_values: what the job under way sets on a person's modules.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.own_values = OwnValues({})
         self.fingerprint = Fingerprint()
         self.state: dict[str, Any] = {}
         self.is_watching = False
@@ -75,6 +80,7 @@ class WorkerState:
         """Look for what a job has changed and left so; return its answer with a note of that."""
         self.is_watching = False
         try:
+            self.own_values.put_back()
             found = [*self.fingerprint.changes(), *differences(self.state, process_state())]
             self.fingerprint.note_new_modules(is_own_module)
         except BaseException as error:  # what a job has done to Python itself
@@ -99,11 +105,14 @@ class WorkerState:
             self._packages.add(loader.name.partition(".")[0])
         self._importing.append(is_own)
         try:
-            execute(loader, module)
+            with self.sources.reading() if is_own else contextlib.nullcontext():
+                execute(loader, module)
         finally:
             self._importing.pop()
             if is_own:
                 self.fingerprint.note(loader.name, module, is_own=True)
+                if self.own_values.is_set:
+                    self.own_values.set(loader.name)
             elif is_outermost:
                 self.fingerprint.after_import(self._packages, changed)
                 self.fingerprint.note_new_modules(is_own_module)

@@ -54,6 +54,9 @@ def measure(
 
     Memory and time are taken in separate passes over the same step: memory by every allocation of
     the real allocator, in the first step that begins with optimizer state; time with no meter on.
+    The worker imports your own modules from their files, newest first, and sets on them the plain
+    values, functions and classes that differ here; other objects that you changed in them by hand
+    stay as their file makes them.
 
     Args:
         workload: what is trained.

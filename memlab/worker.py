@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from memlab import _inspect, _loading, _measure, _verify
+from memlab._environment import Environment
+from memlab._own_values import OwnValues, Values
 from memlab._rehearsal import import_late_modules, rehearse
 from memlab._running import Progress, Report
 from memlab._sources import Sources, read_no_bytecode
@@ -48,6 +50,8 @@ class Job:
         path: the caller's `sys.path`.
         folder: the caller's working folder.
         own_files: of the caller's own modules, by name.
+        own_values: what is set on those, see `_own_values.py`.
+        environment: the caller's variables.
         threads: the caller's number of threads for one operator.
         guard_bytes: most memory that the job may take before allocations fail; None: a share of
             what is available.
@@ -58,6 +62,8 @@ class Job:
     path: list[str]
     folder: str
     own_files: dict[str, str]
+    own_values: Values
+    environment: dict[str, str]
     threads: int
     guard_bytes: int | None = None
 
@@ -104,7 +110,9 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     channel = Channel(socket.socket(fileno=descriptor), blocks=True)
     os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
     os.register_at_fork(after_in_child=channel.close)
-    sources, state = Sources(), WorkerState()
+    sources, environment = Sources(), Environment()
+    environment.watch()
+    state = WorkerState(sources)
     state.watch_imports()
     limit_memory(sys.maxsize)
     import_late_modules()
@@ -117,7 +125,8 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         except (EOFError, OSError, Garbage):
             return
         job: Job = pickle.loads(content)
-        if state.is_changed or sources.changed(job.own_files):
+        is_stale = sources.changed(job.own_files, job.path, job.folder)
+        if state.is_changed or is_stale or not environment.takes(job.environment):
             channel.send(number, _pickled(("stale", None)))
             return
         os.write(log, beginning(number).encode())
@@ -127,7 +136,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
             rehearse(is_predicting=job.function in PREDICTING)
             state.begin()
         answer = _serve(job, _reporter(channel, number), state)
-        sources.note(started_ns)
+        sources.note(started_ns, job.path, job.folder)
         _send(channel, number, state.noted(answer))
         del job, content, answer
         _give_memory_back(state)
@@ -165,7 +174,9 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
     try:
         os.chdir(job.folder)
         state.expect()
+        state.own_values = OwnValues(job.own_values)
         arguments = pickle.loads(job.arguments)
+        state.own_values.set_all()
     except BaseException as error:  # whatever a person's own module raises while it is imported
         return "unloadable", f"{type(error).__name__}: {error}"
     limit_memory(job.guard_bytes)

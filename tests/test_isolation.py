@@ -1,6 +1,7 @@
 """The worker: whatever a step does to its process is an outcome, and the caller lives on."""
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -701,3 +702,91 @@ def test_files_named_as_pythons_own_modules_beside_memlab_do_no_harm(tmp_path):
     )
     outcomes = [line.split()[0] for line in done.stdout.splitlines()]
     assert outcomes == ["ok", "ok"], done.stdout + done.stderr
+
+
+def own_module(folder, monkeypatch, source, name):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
+def test_what_a_notebook_sets_on_an_own_module_is_measured(tmp_path, monkeypatch):
+    source = """
+        from types import SimpleNamespace
+        from torch import nn
+        WIDTH = 3
+        SIZES = {"more": 0}
+        CONFIG = SimpleNamespace(width=0)
+        def more():
+            return 0
+        class Model(nn.Linear):
+            width = 0
+        def build():
+            width = WIDTH + SIZES["more"] + CONFIG.width + more() + Model.width
+            return Model(3, width)
+    """
+    module = own_module(tmp_path, monkeypatch, source, "set_from_outside")
+    found = [parameters_of(module.build)]
+    module.WIDTH = 4
+    found.append(parameters_of(module.build))
+    module.Model.width = 1
+    found.append(parameters_of(module.build))
+    module.SIZES["more"] = 1
+    found.append(parameters_of(module.build))
+    module.CONFIG.width = 1
+    found.append(parameters_of(module.build))
+    module.more = eval("lambda: 1", {"__name__": "__main__"})
+    found.append(parameters_of(module.build))
+    module.WIDTH = 3
+    found.append(parameters_of(module.build))
+    assert found == [4 * (3 * out + out) for out in (3, 4, 5, 6, 7, 8, 7)]
+
+
+def test_data_that_an_own_module_read_as_it_was_imported_is_read_anew(tmp_path, monkeypatch):
+    data = tmp_path / "width.json"
+    data.write_text("3")
+    source = f"""
+        import json
+        from pathlib import Path
+        from torch import nn
+        WIDTHS = [nn.Identity(), json.loads(Path({str(data)!r}).read_text())]
+        def build():
+            return nn.Linear(3, WIDTHS[1])
+    """
+    module = own_module(tmp_path, monkeypatch, source, "reads_data")
+    found = [parameters_of(module.build)]
+    data.write_text("5")
+    found.append(parameters_of(module.build))
+    assert found == [4 * (3 * out + out) for out in (3, 5)]
+
+
+def test_another_path_finds_another_module(tmp_path, monkeypatch):
+    def build():
+        import found_on_the_path
+
+        return found_on_the_path.build()
+
+    build.__module__ = "__main__"  # sent by value, as what a notebook defines
+    found = []
+    for name, out in (("one", 3), ("other", 5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        source = f"from torch import nn\ndef build():\n    return nn.Linear(3, {out})\n"
+        (folder / "found_on_the_path.py").write_text(source)
+        monkeypatch.syspath_prepend(folder)
+        found.append(parameters_of(build))
+    assert found == [4 * (3 * out + out) for out in (3, 5)]
+
+
+def test_the_environment_is_the_callers(monkeypatch):
+    def build():
+        return nn.Linear(3, int(os.environ["MODEL_WIDTH"]))
+
+    build.__module__ = "__main__"
+    found = []
+    for out in ("3", "5"):
+        monkeypatch.setenv("MODEL_WIDTH", out)
+        found.append(parameters_of(build))
+    assert found == [4 * (3 * out + out) for out in (3, 5)]

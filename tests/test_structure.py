@@ -40,6 +40,8 @@ FLOORS = [
     ],
     ["_operator_costs", "_records"],
     [
+        "_own_values",
+        "_environment",
         "_usual_changes",
         "_fingerprint",
         "_process_state",
