@@ -371,7 +371,11 @@ def _recorded(
             set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)
+            before = step.micro_batches
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
+            tracker.mark(-1, Phase.BUILD, 0)
+            _leave_gradients(before, step.micro_batches)
+            del before
             set_seed(seed)
             step(partial(tracker.mark, 1))
             tracker.recording.host_bytes = step.host_bytes
@@ -379,6 +383,18 @@ def _recorded(
 
     recording = record_fake(run, tracker)
     return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
+
+
+def _leave_gradients(before: list[Any], after: list[Any]) -> None:
+    """Give the second step's batch the gradients that the first step has left with its own.
+
+    A batch that a model has asked gradients of, for a penalty on them, keeps them from step to
+    step where the step works on the batch itself: for real it is the same one.
+    """
+    for old, new in zip(_tensors(before), _tensors(after), strict=False):
+        if old.is_leaf and old.grad is not None:
+            new.requires_grad_()
+            new.grad = torch.empty_like(new)
 
 
 def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Workload:

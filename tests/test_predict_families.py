@@ -1,11 +1,16 @@
 """Families of models that predict has to know by structure, each held against `measure`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
+from memlab.errors import UnsupportedError
+from memlab.memory.faking import made_fake
 
 CONFIG = StepConfig(batch_size=4)
 
@@ -127,3 +132,69 @@ def test_a_check_that_no_value_passes_fails_as_it_does_for_real():
     workload = on_features("failing", lambda: Failing(16, 1))
     predicted = predict(workload, CONFIG, "cpu")
     assert (predicted.outcome, "ValueError: always" in predicted.message) == ("failed", True)
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of different lengths, and a text aligned to each."""
+
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.out = layer(16, 24, batch_first=True), nn.Linear(24, 11)
+
+    def forward(self, batch) -> torch.Tensor:
+        x, lengths, text, letters = batch
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        scores = self.out(padded).log_softmax(-1).transpose(0, 1)
+        from_tensors = functional.ctc_loss(scores, text, lengths, letters)
+        return from_tensors + functional.ctc_loss(scores, text, lengths.tolist(), letters.tolist())
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_lengths_that_come_with_the_batch_are_known(layer):
+    def make_batch(n):
+        number = torch.arange(n)
+        return torch.randn(n, 20, 16), 20 - number % 4, torch.randint(1, 10, (n, 5)), 5 - number % 3
+
+    workload = Workload(
+        name="packed",
+        build_model=lambda: Packed(layer),
+        make_batch=make_batch,
+        compute_loss=lambda model, batch: model(batch),
+    )
+    assert not assert_predicted(workload).notes
+
+
+class Penalized(nn.Module):
+    """The penalty on gradients with respect to the batch, which then keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = self.inner(x.requires_grad_())
+        (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+        return score.mean() + (slope.norm(dim=-1) - 1).square().mean()
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_a_batch_keeps_the_gradients_that_a_penalty_leaves(num_micro_batches):
+    config = StepConfig(batch_size=4, accumulation_steps=num_micro_batches)
+    predicted = assert_predicted(on_features("penalized", Penalized), config)
+    assert predicted.peak_by_category["buffers"] >= 4 * 4 * 8 * 16  # fp32, four samples of 8 x 16
+
+
+def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
+    def build():
+        inner = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+        return nn.Sequential(torch.jit.script(inner), nn.Flatten(0))
+
+    workload = on_features("script", build)
+    workload = replace(workload, compute_loss=lambda model, x: model(x).mean())
+    found = predict(workload, CONFIG, "cpu")
+    assert (found.outcome, found.uncertainty["peak_allocated_bytes"] > 0.1) == ("ok", True)
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        made_fake(build(), FakeTensorMode())

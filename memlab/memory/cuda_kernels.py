@@ -98,7 +98,7 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
         return None
     values = {0: 1, 1: 1, 2: 6, 3: 4}[mode]
     directions = 2 if str(getattr(both, "text", both)) == "True" else 1
-    steps = x.shape[0] * x.shape[1]
+    steps = x.shape[0] if args[14] else x.shape[0] * x.shape[1]  # packed, or padded
     size = steps * layers * directions * hidden * values * x.dtype.itemsize
     outputs = tuple(_numel(spec) * spec.dtype.itemsize for spec in operator.outputs[:3])
     return Effect(output_bytes=(*outputs, size, 0))

@@ -18,6 +18,8 @@ from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memlab.errors import UnsupportedError
+
 aten = torch.ops.aten
 
 
@@ -131,6 +133,11 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
             made[id(real)] = torch.nn.Parameter(copy, real.requires_grad) if is_parameter else copy
         return made[id(real)]
 
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UnsupportedError(
+            "a model with TorchScript modules that cannot be built of fake tensors (a traced one, "
+            "for instance) cannot be predicted; use memlab.measure, or the module before tracing"
+        )
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             tensors.update({k: None if t is None else fake(t) for k, t in tensors.items()})

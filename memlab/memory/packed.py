@@ -1,7 +1,7 @@
-"""Sequences of different lengths, packed: what PyTorch does with their lengths, over fake tensors.
+"""Sequences of different lengths: what PyTorch does with their lengths, over fake tensors.
 
-Its kernels read lengths from memory that a fake tensor does not have. Those that come from the
-batch are known, so that they are read here.
+Its kernels read lengths from, or write them to, memory that a fake tensor does not have. Lengths
+that come from the batch are known, so that this is done here.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def packed(
 
 @contextlib.contextmanager
 def lengths_known(values: Values) -> Iterator[None]:
-    """Let packed sequences be padded, and run through recurrent layers, by lengths that are known.
+    """Let packed sequences be padded and run through recurrent layers, and texts be aligned.
 
     Lengths that are not known fail as they would without this.
     """
     functions: Any = sys.modules["torch._VF"]
+    torch_module: Any = torch
     pad = functions._pad_packed_sequence
+    ctc_loss = torch_module.ctc_loss
     layers = {name: getattr(functions, name) for name in LAYERS}
 
     def padded(
@@ -64,12 +66,22 @@ def lengths_known(values: Values) -> Iterator[None]:
 
         return layer
 
+    def aligned(scores: Any, targets: Any, steps: Any, letters: Any, *rest: Any) -> Any:
+        # of lists, PyTorch makes a tensor past its dispatcher
+        both = [
+            given if isinstance(given, torch.Tensor) else torch.tensor(given, device=scores.device)
+            for given in (steps, letters)
+        ]
+        return ctc_loss(scores, targets, *both, *rest)
+
     functions._pad_packed_sequence = padded
+    torch_module.ctc_loss = aligned
     for name in LAYERS:
         setattr(functions, name, run(name))
     try:
         yield
     finally:
+        torch_module.ctc_loss = ctc_loss
         for name in ("_pad_packed_sequence", *LAYERS):
             delattr(functions, name)
 

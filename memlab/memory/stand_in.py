@@ -111,6 +111,9 @@ def device() -> torch.device:
         kernel = stand_in_kernels.recurrent(name)
         library.impl(f"{name}.input", kernel, "AutogradPrivateUse1")
         library.impl(f"{name}.input", kernel, stand_in_autocast.KEY)
+        on_packed = stand_in_kernels.recurrent_on_packed(name)
+        library.impl(f"{name}.data", on_packed, "AutogradPrivateUse1")
+        library.impl(f"{name}.data", on_packed, stand_in_autocast.KEY)
     library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
         library.impl(

@@ -118,20 +118,57 @@ def recurrent(name: str) -> Callable[..., tuple[torch.Tensor, ...]]:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[torch.Tensor, ...]:
-        hidden, cell = hx if name == "lstm" else (hx, None)
-        size = (hidden if cell is None else cell).size(2)
-        projected = hidden.size(2) if hidden.size(2) != size else 0
-        stride = (4 if has_biases else 2) + (1 if projected else 0)
-        dtype = lower_dtype(x.device.type)
-        with without_autocast():
-            given = (x, params, hidden, cell)
-            x, weights, hx, cx = given if dtype is None else [cast(v, dtype) for v in given]
-            no_buffer = torch.empty(0, dtype=x.dtype, device=x.device)
-            out, hy, cy, _, _ = aten._cudnn_rnn(
-                x, weights, stride, no_buffer, hx, cx, MODES[name], size, projected, num_layers,
-                batch_first, dropout, train, bidirectional, [], None,
-            )  # fmt: skip
-        return (out, hy) if cell is None else (out, hy, cy)
+        rest = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return _cudnn_rnn(name, x, hx, params, *rest, [])
+
+    return kernel
+
+
+def _cudnn_rnn(
+    name: str,
+    x: torch.Tensor,
+    hx: Any,
+    params: list[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    batch_sizes: list[int],
+) -> tuple[torch.Tensor, ...]:
+    hidden, cell = hx if name == "lstm" else (hx, None)
+    size = (hidden if cell is None else cell).size(2)
+    projected = hidden.size(2) if hidden.size(2) != size else 0
+    stride = (4 if has_biases else 2) + (1 if projected else 0)
+    dtype = lower_dtype(x.device.type)
+    with without_autocast():
+        given = (x, params, hidden, cell)
+        x, weights, hx, cx = given if dtype is None else [cast(v, dtype) for v in given]
+        no_buffer = torch.empty(0, dtype=x.dtype, device=x.device)
+        out, hy, cy, _, _ = aten._cudnn_rnn(
+            x, weights, stride, no_buffer, hx, cx, MODES[name], size, projected, num_layers,
+            batch_first, dropout, train, bidirectional, batch_sizes, None,
+        )  # fmt: skip
+    return (out, hy) if cell is None else (out, hy, cy)
+
+
+def recurrent_on_packed(name: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return cuDNN's kernel of a whole RNN over packed sequences, (elements, features)."""
+
+    def kernel(
+        x: torch.Tensor,
+        batch_sizes: torch.Tensor,
+        hx: Any,
+        params: list[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        rest = (has_biases, num_layers, dropout, train, bidirectional, False)
+        return _cudnn_rnn(name, x, hx, params, *rest, batch_sizes.tolist())
 
     return kernel
 

@@ -101,6 +101,11 @@ class Tracker(TorchDispatchMode):
         self.recording.root = type(model).__name__
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            self.recording.assumptions.append(
+                "The model has TorchScript modules, whose executor frees tensors earlier and fuses "
+                "operators after its first calls; predicted as if they were plain modules."
+            )
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
                 self.recording.parameters.setdefault(block, path)
