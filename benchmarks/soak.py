@@ -213,7 +213,7 @@ def soak(count: int) -> tuple[list[dict[str, Any]], list[int]]:
         result = memlab.predict(workload, config, device)
         rows.append(_row(workload, config, device, result, time.perf_counter() - start))
         held.append(_worker_bytes())
-        if result.outcome == "crashed" or number % 100 == 99:
+        if result.outcome == "crashed" or number % 20 == 19:
             print(
                 f"{number + 1} of {count}: {result.outcome}, {held[-1] / MIB:.0f} MiB", flush=True
             )

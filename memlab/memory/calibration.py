@@ -38,6 +38,7 @@ MAX_OPERATIONS = 10**11  # of one run; about two seconds on two cores
 SHARES = (0.5, 0.25)  # of what can be run, for an operator that is too large: a line needs two
 MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would be half the mean
 BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
+LONG_SECONDS = 2.0  # of a first run, after which an operator is not run for its time again
 STEADY = 1.5  # times the least: more than an idle machine spreads
 # In a step a tensor of this size or more has left the second-level cache before it is used again,
 # and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
@@ -147,10 +148,16 @@ def _run(
     evict = torch.zeros(EVICT_BYTES // 4) if timed else None
     for index, signature in enumerate(signatures):
         try:
+            start = time.perf_counter()
             makers[signature] = prepare(signature)
-            seconds[signature] = (
-                None if evict is None else _typical(_times(makers[signature], evict))
-            )
+            first = time.perf_counter() - start
+
+            if evict is None:
+                seconds[signature] = None
+            elif first > LONG_SECONDS:
+                seconds[signature] = first
+            else:
+                seconds[signature] = _typical(_times(makers[signature], evict))
         except Exception as error:  # of any operator there is, so that no kind can be named
             makers.pop(signature, None)
             found[signature] = f"{type(error).__name__}: {error}".splitlines()[0]
