@@ -30,7 +30,7 @@ from memlab import StepConfig, StepResult, Workload
 from memlab.units import MIB
 
 NUM_PREDICTIONS, NUM_QUICK = 2_000, 60
-DEVICES = ("cpu", "cpu", "h200", "rtx-4060", "t4")
+DEVICES = ("cpu", "cpu", "h200", "rtx-4060", "rtx-3060")
 PRECISIONS = ("fp32", "fp32", "bf16-mixed", "fp16-mixed")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 LARGE = ("densenet121", "vnet", "unet-3d")  # seconds each
