@@ -30,7 +30,7 @@ from memlab import StepConfig, StepResult, Workload
 from memlab.units import MIB
 
 NUM_PREDICTIONS, NUM_QUICK = 2_000, 60
-DEVICES = ("cpu", "cpu", "h200", "rtx-4060", "t4")
+DEVICES = ("cpu", "cpu", "h200", "rtx-4060", "rtx-3060")
 PRECISIONS = ("fp32", "fp32", "bf16-mixed", "fp16-mixed")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 LARGE = ("densenet121", "vnet", "unet-3d")  # seconds each
@@ -213,7 +213,7 @@ def soak(count: int) -> tuple[list[dict[str, Any]], list[int]]:
         result = memlab.predict(workload, config, device)
         rows.append(_row(workload, config, device, result, time.perf_counter() - start))
         held.append(_worker_bytes())
-        if result.outcome == "crashed" or number % 100 == 99:
+        if result.outcome == "crashed" or number % 20 == 19:
             print(
                 f"{number + 1} of {count}: {result.outcome}, {held[-1] / MIB:.0f} MiB", flush=True
             )

@@ -13,7 +13,7 @@ from memlab.memory.calibration import calibrate, overhead_seconds
 from memlab.memory.cost_store import Store
 from memlab.memory.meter import Meter, record
 from memlab.memory.operators import TensorSpec, signature_of, to_text
-from memlab.memory.standalone import RNN_BACKWARD, smaller
+from memlab.memory.standalone import RNN_BACKWARD, build, smaller
 from memlab.step import build_step, set_seed
 from memlab.trace import Phase
 from memlab.units import GIB, KIB, MIB
@@ -288,3 +288,8 @@ def test_what_goes_around_an_operator_is_measured_once(tmp_path):
     assert {str(phase) for phase in seconds} == {"forward", "backward", "optimizer"}
     assert all(abs(value) < 1.0 for value in seconds.values())
     assert overhead_seconds(Store(tmp_path)) == seconds
+
+
+def test_a_function_of_matrices_runs_alone_on_numbers_that_do_not_overflow():
+    signature = signature_of(torch.ops.aten.linalg_matrix_exp.default, (torch.empty(256, 256),), {})
+    assert build(signature)().isfinite().all()

@@ -41,6 +41,7 @@ MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would 
 BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
 AGAIN_SECONDS = 2.0  # of a prediction, for operators that were timed on a busy machine
 AGAIN_AFTER_SECONDS = 60.0  # since then: a load that has just been seen is probably still there
+LONG_SECONDS = 2.0  # of a first run, after which an operator is not run for its time again
 # In a step a tensor of this size or more has left the second-level cache before it is used again,
 # and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
 # models best with 256 and 512 KiB (AMD EPYC, 1 MiB of L2 a core).
@@ -183,8 +184,16 @@ def _run(
     evict = torch.zeros(EVICT_BYTES // 4) if timed else None
     for index, signature in enumerate(signatures):
         try:
+            start = time.perf_counter()
             makers[signature] = prepare(signature)
-            times[signature] = [] if evict is None else _times(makers[signature], evict)
+            first = time.perf_counter() - start
+
+            if evict is None:
+                times[signature] = []
+            elif first > LONG_SECONDS:
+                times[signature] = [first]
+            else:
+                times[signature] = _times(makers[signature], evict)
         except Exception as error:  # of any operator there is, so that no kind can be named
             makers.pop(signature, None)
             found[signature] = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -81,7 +81,8 @@ def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Ca
 
 def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> Call:
     """Return the call with its tensors made on a device; whole numbers are set to `whole`."""
-    call = Call(*call_of(signature, lambda spec: _make(spec, whole, device)))
+    is_small = signature[0].startswith("aten.linalg_")
+    call = Call(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
     if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
         return Call(call.func, call.args, call.kwargs | _device(call.func, device))
     special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
@@ -93,13 +94,22 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _make(spec: TensorSpec, whole: int, device: torch.device) -> torch.Tensor:
+def _make(
+    spec: TensorSpec, whole: int, device: torch.device, is_small: bool = False
+) -> torch.Tensor:
+    """Return a tensor of ones, or one whose rows sum to 1 at most.
+
+    Functions of matrices iterate, the more often the larger their argument is: the exponential of a
+    large matrix of ones is squared again and again, and overflows.
+    """
     if len(spec.stride) != len(spec.shape):
         raise ValueError(f"a tensor of shape {spec.shape} is not strided")
     # strides may overlap or leave gaps, so that the storage is filled before it is given a shape
     buffer = torch.empty(spec.nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=device)
     real = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
-    return buffer.fill_(1 if real else whole).as_strided(spec.shape, spec.stride)
+    is_small &= spec.dtype.is_floating_point
+    number = 1 / max(1, *spec.shape) if is_small else 1
+    return buffer.fill_(number if real else whole).as_strided(spec.shape, spec.stride)
 
 
 def _with_workspace(call: Call) -> Call:
