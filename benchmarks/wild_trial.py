@@ -23,6 +23,7 @@ import memlab
 from benchmarks import wild_plain
 from benchmarks.report import fresh_python
 from benchmarks.wild_models import nth_recipe
+from benchmarks.wild_models.recipe import Recipe
 from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
 from memlab import Outcome, StepConfig, Workload, _isolation
 from memlab._plans import plan_for
@@ -57,21 +58,27 @@ def workload(package: str, name: str, variant: int) -> Workload:
     )
 
 
+@functools.cache
+def way(package: str, name: str, variant: int) -> Recipe:
+    """Return the recipe; it is made once in a process, while the model is built, in no step."""
+    return nth_recipe(package, name, variant)
+
+
 def build(package: str, name: str, variant: int) -> nn.Module:
     """Return a new model."""
-    return nth_recipe(package, name, variant).build()
+    return way(package, name, variant).build()
 
 
 def make_batch(package: str, name: str, variant: int, n: int) -> Any:
     """Return n samples."""
-    return nth_recipe(package, name, variant).batch(n)
+    return way(package, name, variant).batch(n)
 
 
 def compute_loss(
     package: str, name: str, variant: int, model: nn.Module, batch: Any
 ) -> torch.Tensor:
     """Return the loss of a batch."""
-    return nth_recipe(package, name, variant).loss(model, batch)
+    return way(package, name, variant).loss(model, batch)
 
 
 def measured(given: Workload, seconds: float = SECONDS) -> dict[str, Any]:
