@@ -391,7 +391,7 @@ def _leave_gradients(before: list[Any], after: list[Any]) -> None:
     A batch that a model has asked gradients of, for a penalty on them, keeps them from step to
     step where the step works on the batch itself: for real it is the same one.
     """
-    for old, new in zip(_tensors(before), _tensors(after), strict=False):
+    for old, new in zip(tensors_of(before), tensors_of(after), strict=False):
         if old.is_leaf and old.grad is not None:
             new.requires_grad_()
             new.grad = torch.empty_like(new)

@@ -44,7 +44,6 @@ AGAIN_AFTER_SECONDS = 60.0  # since then: a load that has just been seen is prob
 LONG_SECONDS = 2.0  # of a first run, after which an operator is not run for its time again
 # In a step a tensor of this size or more has left the second-level cache before it is used again,
 # and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
-# models best with 256 and 512 KiB (AMD EPYC, 1 MiB of L2 a core).
 COLD_BYTES = 512 * KIB
 EVICT_BYTES = 64 * MIB  # larger than last-level caches of most processors, a core's share of all
 
