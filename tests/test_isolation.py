@@ -601,7 +601,7 @@ class Unreadable:
     [
         b"",
         b"no!",
-        os.urandom(100),
+        bytes(range(100, 200)),
         pickle.dumps(Unreadable()),
         pickle.dumps(("result", 1, 2)),
         pickle.dumps(("unheard of", 1)),
@@ -610,6 +610,7 @@ class Unreadable:
         pickle.dumps(Progress(text="x", fraction=0)),
         pickle.dumps(None),
     ],
+    ids=range(10),
 )
 def test_what_cannot_be_read_is_a_crash_with_a_sentence(line, content):
     worker, end = line
