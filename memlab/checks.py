@@ -118,10 +118,15 @@ def of_type(name: str, value: Any, annotation: Any) -> Any:
 def check_fields(record: Any) -> None:
     """Raise MemlabError if a field of a dataclass does not hold what its annotation says.
 
-    Unlike an argument a number may be of any size and sign, NaN included, and stays as it is.
+    Unlike an argument a number may be of any size and sign, NaN included, and stays as it is. The
+    text of a choice becomes that choice.
     """
     for field in dataclasses.fields(record):
-        _check_field(field.name, getattr(record, field.name), field.type)
+        value = getattr(record, field.name)
+        if inspect.isclass(field.type) and issubclass(field.type, StrEnum):
+            object.__setattr__(record, field.name, choice(*field.type)(field.name, value))
+        else:
+            _check_field(field.name, value, field.type)
 
 
 def _check_field(name: str, value: Any, annotation: Any) -> None:
