@@ -118,7 +118,10 @@ def _is_config(value: Any) -> bool:
     """Return whether a value is an object that only holds attributes."""
     if isinstance(value, (types.ModuleType, torch.nn.Module, *FUNCTIONS)):
         return False
-    return type(getattr(value, "__dict__", None)) is dict
+    try:
+        return type(getattr(value, "__dict__", None)) is dict
+    except Exception:  # an attribute of a person's class may raise anything
+        return False
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -168,8 +171,13 @@ class OwnValues:
                 owner = vars(owner).get(step)
             if not hasattr(owner, "__dict__"):
                 continue
-            old, new = vars(owner).get(key, MISSING), pickle.loads(pickled)
-            if not is_equal(old, new):
+            old = vars(owner).get(key, MISSING)
+            try:
+                new = pickle.loads(pickled)
+                is_same = is_equal(old, new)
+            except Exception:  # whatever the class of a value does: it is one of another kind
+                continue
+            if not is_same:
                 self._undo.append(functools.partial(_put, owner, key, old))
                 _put(owner, key, new)
 

@@ -26,13 +26,16 @@ LIBRARY_FOLDERS = tuple(
         site.getusersitepackages(),
     }
 )
+# where installers put packages; those of another environment can be on the path as well
+PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 Stamp = tuple[int, int, int, int]
 
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Return whether a file is part of Python or of an installed package."""
-    return os.path.realpath(file).startswith(LIBRARY_FOLDERS)
+    """Return whether a file is part of Python or of an installed package, of any environment."""
+    path = os.path.realpath(file)
+    return path.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(path.split(os.sep))
 
 
 def own_files() -> dict[str, str]:
