@@ -168,7 +168,11 @@ class OwnValues:
                 owner = vars(owner).get(step)
             if not hasattr(owner, "__dict__"):
                 continue
-            old, new = vars(owner).get(key, MISSING), pickle.loads(pickled)
+            old = vars(owner).get(key, MISSING)
+            try:
+                new = pickle.loads(pickled)
+            except Exception:  # it refers to what this process does not have
+                continue
             if not is_equal(old, new):
                 self._undo.append(functools.partial(_put, owner, key, old))
                 _put(owner, key, new)

@@ -26,13 +26,16 @@ LIBRARY_FOLDERS = tuple(
         site.getusersitepackages(),
     }
 )
+PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 Stamp = tuple[int, int, int, int]
 
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Return whether a file is part of Python or of an installed package."""
-    return os.path.realpath(file).startswith(LIBRARY_FOLDERS)
+    """Return whether a file is part of Python or of an installed package, of any environment."""
+    path = os.path.realpath(file)
+    # one environment may see another's packages, by a .pth file or by PYTHONPATH
+    return path.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(path.split(os.sep))
 
 
 def own_files() -> dict[str, str]:
