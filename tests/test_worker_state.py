@@ -157,8 +157,8 @@ def test_a_spare_worker_takes_the_place_of_a_changed_one():
 def test_a_changed_worker_is_replaced_while_nothing_runs():
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
     changed = _isolation.measuring.worker
-    while _isolation.measuring.worker is changed:
+    while not changed.is_spent():
         time.sleep(0.05)
-    idle = worker_of(_isolation.measuring)
-    measure(linear(), StepConfig(), "cpu", repeats=1)
-    assert worker_of(_isolation.measuring) == idle
+    _isolation.spare.before_start()
+    assert _isolation.measuring.worker is not changed
+    assert not _isolation.measuring.worker.is_spent()
