@@ -24,7 +24,7 @@ from memlab._wire import POLL_SECONDS, Check
 from memlab.errors import MemlabError, WorkloadError
 from memlab.result import Outcome
 from memlab.units import format_seconds
-from memlab.worker import FUNCTIONS, Job
+from memlab.worker import FUNCTIONS, PREDICTING, Job
 
 START_SECONDS = 120.0
 OnProgress = Callable[[Progress], None]
@@ -34,12 +34,14 @@ class Lane:
     """A worker, and whose turn it is to use it.
 
     Attributes:
+        is_predicting: the jobs are predictions; else they run real steps.
         lock: held while a job runs, here or in the worker.
         owner: the thread that holds it.
         worker: None until it is first needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_predicting: bool) -> None:
+        self.is_predicting = is_predicting
         self.lock = threading.Lock()
         self.owner: int | None = None
         self.worker: WorkerProcess | None = None
@@ -70,8 +72,8 @@ class Lane:
             self.lock.release()
 
     def ensure(self) -> WorkerProcess:
-        """Return the worker, a new one if there is none or it has ended."""
-        if self.worker is None or self.worker.has_ended():
+        """Return the worker, a new one if there is none or it serves no other job."""
+        if self.worker is None or self.worker.is_spent():
             self.replace()
         assert self.worker is not None
         return self.worker
@@ -81,6 +83,7 @@ class Lane:
         if self.worker is not None:
             self.worker.kill()
         self.worker = spare.take() or WorkerProcess()
+        self.worker.assign(is_predicting=self.is_predicting)
 
     def forget(self) -> None:
         """In a forked child: the worker and the lock are the parent's."""
@@ -91,22 +94,33 @@ class Lane:
 
 # predictions have a worker of their own: they go on while a measurement runs, and what they turn
 # in torch for good (a device that stands in for CUDA) is seen by no measurement
-measuring, predicting = Lane(), Lane()
-spare = Spare()
+measuring, predicting = Lane(is_predicting=False), Lane(is_predicting=True)
 
 
 def _lane_of(function: str) -> Lane:
-    return predicting if function in ("predict", "plan", "operators") else measuring
+    return predicting if function in PREDICTING else measuring
 
 
 def prewarm() -> None:
     """Start the workers where there are none, without waiting for them."""
-    for lane in (measuring, predicting):
+    _ensure([measuring, predicting])
+
+
+def _replace_spent() -> None:
+    """Replace the workers that serve no other job, so that the next job need not wait for it."""
+    _ensure([lane for lane in (measuring, predicting) if lane.worker is not None])
+
+
+def _ensure(lanes: list[Lane]) -> None:
+    for lane in lanes:
         if lane.lock.acquire(blocking=False):
             try:
                 lane.ensure()
             finally:
                 lane.lock.release()
+
+
+spare = Spare(before_start=_replace_spent)
 
 
 def run(
@@ -221,10 +235,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @atexit.register
 def _stop() -> None:
+    spare.end()
     for lane in (measuring, predicting):
         if lane.worker is not None:
             lane.worker.kill()
-    spare.end()
 
 
 def _folder() -> str:

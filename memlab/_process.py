@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import re
-import select
 import signal
 import socket
 import sys
@@ -69,6 +68,11 @@ class WorkerProcess:
         self.doing = STARTING
         self.number = 0
 
+    def assign(self, *, is_predicting: bool) -> None:
+        """Say which jobs will come, so that it prepares for them before the first one."""
+        with contextlib.suppress(OSError):  # as in `send`
+            self.channel.send(0, pickle.dumps(is_predicting))
+
     def send(self, job: Job, check: Check) -> None:
         """Hand the job over; `check` is called again and again meanwhile, and may raise."""
         self.number += 1
@@ -104,8 +108,11 @@ class WorkerProcess:
 
     def is_ready(self) -> bool:
         """Return whether it has said that it waits for a job, which nobody has heard yet."""
-        ready, _, _ = select.select([self.channel.socket], [], [], 0)
-        return bool(ready)
+        return self.channel.has_unread()
+
+    def is_spent(self) -> bool:
+        """Return whether it has ended, or has said after a job that it serves no other one."""
+        return self.has_ended() or (self.doing != STARTING and self.channel.has_unread())
 
     def has_ended(self) -> bool:
         """Return whether the process is gone."""

@@ -2,13 +2,14 @@
 
 It is started once nothing has run for a moment, so that it costs no run its time: starting takes a
 core for some two seconds. A run that begins meanwhile and is timed stops it until that run is over.
+Just before, workers that have to be replaced are, so that the next run finds a new one prepared.
 """
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from memlab._process import WorkerProcess
 from memlab.errors import MemlabError
@@ -20,10 +21,12 @@ class Spare:
     """The spare worker of this process, and when it is started.
 
     Attributes:
+        before_start: replaces the workers that have to be; called while nothing runs.
         worker: None while there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_start: Callable[[], None]) -> None:
+        self.before_start = before_start
         self._lock = threading.RLock()
         self.worker: WorkerProcess | None = None
         self._timer: threading.Timer | None = None
@@ -56,15 +59,18 @@ class Spare:
                 self._timed_runs -= is_timed
                 if self.worker is not None and not self._timed_runs:
                     _signal(self.worker, "SIGCONT")
-                if self.worker is None and not self._runs:
+                if not self._runs:
                     self._timer = threading.Timer(IDLE_SECONDS, self._start)
                     self._timer.daemon = True
                     self._timer.start()
 
     def _start(self) -> None:
-        with self._lock:
-            if self.worker is None and not self._runs:
-                with contextlib.suppress(OSError, MemlabError):  # then the next job waits for one
+        if self._runs:
+            return
+        with contextlib.suppress(OSError, MemlabError):  # then the next job waits for one
+            self.before_start()
+            with self._lock:
+                if self.worker is None and not self._runs:
                     self.worker = WorkerProcess()
 
     def end(self) -> None:
@@ -79,7 +85,7 @@ class Spare:
         """In a forked child: the spare worker is the parent's."""
         if self.worker is not None:
             self.worker.forget()
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self.before_start)  # type: ignore[misc]
 
     def _forget_timer(self) -> None:
         if self._timer is not None:

@@ -123,10 +123,14 @@ class Channel:
             elif ended() and not self._is_ready(select.POLLIN):  # it may have answered just before
                 raise EOFError
 
-    def _is_ready(self, event: int) -> bool:
+    def has_unread(self) -> bool:
+        """Return whether something has come, or nothing more can; this does not wait."""
+        return bool(self.read) or self._is_ready(select.POLLIN, wait_milliseconds=0)
+
+    def _is_ready(self, event: int, wait_milliseconds: int = POLL_MILLISECONDS) -> bool:
         poll = select.poll()  # select() itself knows no descriptor above 1023
         poll.register(self.socket, event)
-        return bool(poll.poll(POLL_MILLISECONDS))
+        return bool(poll.poll(wait_milliseconds))
 
     def _take(self) -> None:
         piece = self.socket.recv(PIECE_BYTES)

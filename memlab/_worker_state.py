@@ -1,6 +1,6 @@
 """Whether a worker is still as it was before its jobs: what `worker.py` asks after each of them.
 
-`_fingerprint.py` looks at the modules, `_process_state.py` at the switches. Here stands what is
+`_fingerprint.py` looks at the modules, `_process_state.py` at the switches. This file says what is
 looked at when. Libraries are looked at before and after each of their imports, so that what their
 import does is told from what a person's code did before; a person's own modules as soon as they
 are imported, so that whatever a run does to them is found.
@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import sys
-from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
@@ -19,10 +18,8 @@ from memlab._fingerprint import Fingerprint
 from memlab._own_values import OwnValues
 from memlab._process_state import OF_IMPORTS, differences, kept_tensor_bytes, process_state
 from memlab._sources import Sources, is_library
-from memlab.result import StepResult
 from memlab.units import MIB
 
-MOST_NAMES = 3
 MOST_KEPT_BYTES = 16 * MIB  # of tensors that stand after a run: tables that a library keeps
 
 
@@ -30,8 +27,7 @@ class WorkerState:
     """What this process was like when it began to serve.
 
     Attributes:
-        has_begun: that is known.
-        is_changed: it is no longer so, or cannot be known to be.
+        found: the names of what is no longer so.
         own_values: what the job under way sets on a person's modules.
     """
 
@@ -40,8 +36,8 @@ class WorkerState:
         self.own_values = OwnValues({})
         self.fingerprint = Fingerprint()
         self.state: dict[str, Any] = {}
+        self.found: list[str] = []
         self.is_watching = False
-        self.is_changed = self.has_begun = False
         self._importing: list[bool] = []  # for each import under way: is the module a person's own
         self._packages: set[str] = set()  # of libraries, by the outermost import under way
 
@@ -70,30 +66,32 @@ class WorkerState:
         self.fingerprint.begin()
         process_state()  # the first call makes what is made once
         self.state = process_state()
-        self.is_watching = self.has_begun = True
+        self.is_watching = True
 
     def expect(self) -> None:
         """Take the switches as they are, just before a person's code is run."""
         self.state = process_state()
 
-    def noted(self, answer: tuple[str, Any]) -> tuple[str, Any]:
-        """Look for what a job has changed and left so; return its answer with a note of that."""
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything is no longer so."""
+        return bool(self.found)
+
+    def look(self) -> None:
+        """Look for what a job has changed and left so."""
         self.is_watching = False
         try:
             self.own_values.put_back()
-            found = [*self.fingerprint.changes(), *differences(self.state, process_state())]
+            self.found += [*self.fingerprint.changes(), *differences(self.state, process_state())]
             self.fingerprint.note_new_modules(is_own_module)
         except BaseException as error:  # what a job has done to Python itself
-            found = [f"{type(error).__name__}: {error}"]
+            self.found.append(f"{type(error).__name__}: {error}")
         self.is_watching = True
-
-        kind, value = answer
-        self.is_changed = bool(found) or kind != "result"
-        return kind, with_note(value, _note(found)) if found and kind == "result" else value
 
     def look_at_kept_tensors(self) -> None:
         """Look for tensors that stand once a job is gone: a cache of a library or of a person."""
-        self.is_changed = self.is_changed or kept_tensor_bytes() > MOST_KEPT_BYTES
+        if kept_tensor_bytes() > MOST_KEPT_BYTES:
+            self.found.append("tensors are kept")
 
     def _import(self, loader: SourceFileLoader, module: ModuleType, execute: Any) -> None:
         is_own = not is_librarys(loader.name, loader.path)
@@ -120,24 +118,6 @@ class WorkerState:
                 for name in OF_IMPORTS:
                     if self.state[name] == switches[name]:  # and not by a person, before that
                         self.state[name] = now[name]
-
-
-def with_note(value: Any, note: str) -> Any:
-    """Return a result, or a prediction that holds one, with one more note; others as they are."""
-    if isinstance(value, StepResult):
-        return replace(value, notes=(*value.notes, note))
-    if isinstance(getattr(value, "result", None), StepResult):
-        return replace(value, result=with_note(value.result, note))
-    return value
-
-
-def _note(found: list[str]) -> str:
-    names = ", ".join(found[:MOST_NAMES])
-    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-    return (
-        f"The workload changed {names}{more} for the whole process and left it so; the next run "
-        "gets a new worker."
-    )
 
 
 def is_librarys(name: str, file: str | None) -> bool:

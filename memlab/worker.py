@@ -4,7 +4,8 @@ It ends when its socket closes, and is killed with its keeper at the latest. A j
 memlab with its arguments, a person's own modules among them. Before the next one it asks to be
 replaced if a job has changed anything of this process (`_worker_state.py`), so that no job has to
 do with an earlier one; or if one of a person's files has changed since it was imported, so that
-stale code is never measured.
+stale code is never measured. It looks for such changes once the result is sent: nobody waits for
+that but a job that comes at once.
 """
 
 import ctypes
@@ -124,6 +125,10 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
             number, content = channel.receive()
         except (EOFError, OSError, Garbage):
             return
+        if number == 0:  # no job yet, but which jobs will come
+            rehearse(is_predicting=pickle.loads(content))
+            state.begin()
+            continue
         job: Job = pickle.loads(content)
         is_stale = sources.changed(job.own_files, job.path, job.folder)
         if state.is_changed or is_stale or not environment.takes(job.environment):
@@ -132,14 +137,14 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         os.write(log, beginning(number).encode())
         standard_library.shadowed = frozenset(job.own_files)
         started_ns = time.time_ns()
-        if not state.has_begun:
-            rehearse(is_predicting=job.function in PREDICTING)
-            state.begin()
         answer = _serve(job, _reporter(channel, number), state)
         sources.note(started_ns, job.path, job.folder)
-        _send(channel, number, state.noted(answer))
+        _send(channel, number, answer)
         del job, content, answer
+        state.look()
         _give_memory_back(state)
+        if state.is_changed:
+            _send(channel, number, ("stale", state.found))
 
 
 def beginning(number: int) -> str:
