@@ -7,10 +7,13 @@ what has once ended a process: copied modules, frozen weights, gradients that ar
 backward.
 Goal: no crash in 2,000 predictions over 40 models. What is not ok is listed with its sentence.
 
-Memory is what the worker holds resident after its answer. It grows while models are seen for the
-first time (libraries are imported, operators learned), so that growth is told from halfway on.
+Memory is what the worker, the largest process, holds resident after its answer. It grows while
+models are seen for the first time (libraries are imported, operators learned), so that growth is
+told from halfway on. Workers are replaced where one model leaves something behind, so that each row
+has the processes by their ids.
 """
 
+import contextlib
 import copy
 import random
 import statistics
@@ -209,10 +212,10 @@ def setting(generator: random.Random, device: str) -> StepConfig:
     )
 
 
-def soak(count: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return a row for each prediction, and the bytes that the worker held after it."""
+def soak(count: int) -> list[dict[str, Any]]:
+    """Return a row for each prediction, with what the worker and its helpers held after it."""
     generator = random.Random(0)
-    tried, rows, held = workloads(), [], []
+    tried, rows = workloads(), list[dict[str, Any]]()
     for number in range(count):
         device = generator.choice(DEVICES)
         workload = tried[number] if number < len(tried) else generator.choice(tried)
@@ -220,12 +223,13 @@ def soak(count: int) -> tuple[list[dict[str, Any]], list[int]]:
         start = time.perf_counter()
         result = memlab.predict(workload, config, device)
         rows.append(_row(workload, config, device, result, time.perf_counter() - start))
-        held.append(_worker_bytes())
+        rows[-1]["processes"] = _held_bytes()
         if result.outcome == "crashed" or number % 20 == 19:
             print(
-                f"{number + 1} of {count}: {result.outcome}, {held[-1] / MIB:.0f} MiB", flush=True
+                f"{number + 1} of {count}: {result.outcome}, {_largest(rows[-1]) / MIB:.0f} MiB",
+                flush=True,
             )
-    return rows, held
+    return rows
 
 
 def _row(
@@ -241,9 +245,23 @@ def _row(
     }
 
 
-def _worker_bytes() -> int:
-    """Return what the processes that this one started hold resident."""
-    return sum(child.memory_info().rss for child in psutil.Process().children())
+def _held_bytes() -> dict[int, int]:
+    """Return by process id what the processes below this one hold resident."""
+    found = dict[int, int]()
+    for child in psutil.Process().children(recursive=True):  # a worker is a child of its keeper
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[child.pid] = child.memory_info().rss
+    return found
+
+
+def _largest(row: dict[str, Any]) -> int:
+    """Return what the largest of the processes held: the worker that predicted."""
+    return max(row["processes"].values(), default=0)
+
+
+def _num_processes(rows: list[dict[str, Any]]) -> int:
+    """Return how many processes there were in all."""
+    return len({pid for row in rows for pid in row["processes"]})
 
 
 def summary(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
@@ -266,7 +284,7 @@ def main() -> None:
     """Predict, and tell what ended how."""
     given, before = report.options(__file__, __doc__), report.environment()
     start = time.perf_counter()
-    rows, held = soak(NUM_QUICK if given.quick else NUM_PREDICTIONS)
+    rows = soak(NUM_QUICK if given.quick else NUM_PREDICTIONS)
     seconds = time.perf_counter() - start
 
     report.show("predictions", [summary(rows, device) for device in dict.fromkeys(DEVICES)])
@@ -281,12 +299,13 @@ def main() -> None:
             "not ok",
             [{**dict(zip(names, k, strict=True)), "times": n} for k, n in unfinished.items()],
         )
+    held = [_largest(row) for row in rows]
     growth = held[-1] - held[len(held) // 2]
     crashes = sum(row["outcome"] == "crashed" for row in rows)
     print(
         f"\n{len(rows)} predictions over {len({row['model'] for row in rows})} models in "
         f"{seconds:.0f} s: {crashes} crashes ({report.verdict(not crashes)}); the worker grew by "
-        f"{growth / MIB:.1f} MiB from halfway on"
+        f"{growth / MIB:.1f} MiB from halfway on; {_num_processes(rows)} processes in all"
     )
     results = {"rows": rows, "held_bytes": held, "seconds": seconds, "crashes": crashes}
     report.write(given, before, results)

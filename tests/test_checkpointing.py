@@ -570,3 +570,60 @@ def test_verify_sees_random_numbers_that_a_policy_draws():
     report = memlab.verify(make_workload(BLOCKS["linear"]), config, "cpu", isolate=False)
     assert not report.ok
     assert "leaves other random numbers" in report.why
+
+
+class Transformed(nn.Module):
+    """Adds what a transform of torch.func makes of a layer."""
+
+    def __init__(self, transform):
+        super().__init__()
+        self.transform = transform
+        self.layer = nn.Linear(8, 8)
+
+    def of_row(self, row):
+        return torch.tanh(self.layer(row))
+
+    def forward(self, x):
+        return x + self.transform(self.of_row)(x)
+
+
+def rows_of_jacobians(function):
+    return lambda x: torch.func.vmap(torch.func.jacrev(function))(x).sum(-1)
+
+
+def gradient(function):
+    return torch.func.grad(lambda x: function(x).square().sum())
+
+
+def three_updates(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        torch.manual_seed(step)
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_a_block_that_calls_vmap_is_recomputed_bit_by_bit():
+    plain, recomputing = (nn.Sequential(Transformed(torch.func.vmap)) for _ in range(2))
+    recomputing.load_state_dict(plain.state_dict())
+    recompute.wrap("0", recomputing[0], None, lambda *_: None)
+    pairs = zip(three_updates(plain), three_updates(recomputing), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("transform", [rows_of_jacobians, gradient])
+def test_a_block_that_calls_a_gradient_of_torch_func_is_refused_by_name(transform):
+    model = nn.Sequential(Transformed(transform))
+    recompute.wrap("0", model[0], None, lambda *_: None)
+    with pytest.raises(UnsupportedError, match="0 cannot be recomputed: it calls grad, vjp, jac"):
+        three_updates(model)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, gradient])
+def test_a_block_inside_a_transform_of_torch_func_is_refused_by_name(transform):
+    model = Transformed(transform)
+    recompute.wrap("layer", model.layer, None, lambda *_: None)
+    with pytest.raises(UnsupportedError, match="layer cannot be recomputed: it is called inside"):
+        three_updates(model)

@@ -32,6 +32,7 @@ from memlab.techniques.model_cache import OFF
 from memlab.techniques.policies import Keeps
 from memlab.techniques.state import Changes, State
 
+REFUSED_HOOKS = "don't yet support saved tensor hooks"  # torch/_functorch/vmap.py
 Told = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
 """Told of a forward: the module's path, what was kept, which operators ran."""
 
@@ -64,6 +65,8 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
             return method(own, *args, **kwargs)
         if not torch.is_grad_enabled():
             return region.forward(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            region.refuse_transform("is called inside a transform of torch.func (vmap, grad, ...)")
         return _Call(region, args, kwargs).run(args, kwargs)
 
     made: Any = MethodType(forward, module) if method else functools.partial(forward, module)
@@ -126,6 +129,12 @@ class _Region:
             "depends on something that is not part of it: leave it out by checkpoint_modules"
         )
 
+    def refuse_transform(self, why: str) -> None:
+        """Raise UnsupportedError for a transform of torch.func, where autograd takes no hooks."""
+        raise UnsupportedError(
+            f"{self.path} cannot be recomputed: it {why}; leave it out by checkpoint_modules"
+        )
+
 
 class _Dropped:
     """What autograd holds in place of a tensor; the tensor is here from recompute to its use."""
@@ -169,7 +178,15 @@ class _Call:
             self.state.noted(),
             keep or contextlib.nullcontext(),
         ):
-            out = region.forward(*args, **kwargs)
+            try:
+                out = region.forward(*args, **kwargs)
+            except RuntimeError as error:
+                if REFUSED_HOOKS in str(error):
+                    region.refuse_transform(
+                        "calls grad, vjp, jacrev or hessian of torch.func, inside of which PyTorch "
+                        "lets no tensors be dropped"
+                    )
+                raise
         if inspect.isgenerator(out):
             raise UnsupportedError(
                 f"{region.path} cannot be recomputed: its forward is a generator, whose operators "
