@@ -13,6 +13,7 @@ from memlab.plan import Plan
 from memlab.quoting import in_docstring, shown
 from memlab.techniques import (
     accumulation,
+    batches,
     checkpointing,
     checkpointing_source,
     chunked_loss,
@@ -27,20 +28,30 @@ from memlab.techniques import (
     segments,
 )
 from memlab.techniques.source import Source, together
+from memlab.workload import Workload
 
-IMPORTS = ("import torch", "from torch.utils._pytree import tree_map_only")
+TREE_MAP = "from torch.utils._pytree import tree_map_only"
 
 
 @checked()
-def script(config: StepConfig, device: torch.device | str, plan: Plan | None = None) -> str:
+def script(
+    config: StepConfig,
+    device: torch.device | str,
+    plan: Plan | None = None,
+    *,
+    workload: Workload | None = None,
+) -> str:
     """Return a script that defines `train(build_model, batches, compute_loss, device)`.
 
-    Its losses and weights are those of `build_step`, bit by bit.
+    Its losses and weights are those of `build_step`, bit by bit. For a workload with a
+    `split_batch`, `train` takes that function as its last argument.
 
     Args:
         config: how to train.
         device: where; the script is written for this kind of device.
         plan: what to recompute, for a memory budget below 1 with the eager engine.
+        workload: what is trained. One with a `split_batch` gets a script that splits by that
+            function, and finds tensors in objects too; of any other the script is the same.
 
     Raises:
         UnsupportedError: the config cannot be, or has no short form in plain PyTorch.
@@ -62,12 +73,14 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
     inplace.check(config)
     offload.check(config, device)
     segments.check(config, device)
+    own_kind = workload is not None and batches.is_own_kind(workload)
     whole = together(
         [
+            *([batches.source()] if own_kind else []),
             segments.source(config),
             meta_init.source(config),
             model_cache.source(config),
-            precision.source(config),
+            precision.source(config, in_objects=own_kind),
             layout.source(config),
             chunked_loss.source(config),
             checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
@@ -77,9 +90,10 @@ def script(config: StepConfig, device: torch.device | str, plan: Plan | None = N
             compilation.source(config, device),
         ]
     )
-    imports = sorted({*IMPORTS, *whole.imports}, key=lambda line: (line.split()[1], line))
+    always = {"import torch"} if own_kind else {"import torch", TREE_MAP}
+    imports = sorted({*always, *whole.imports}, key=lambda line: (line.split()[1], line))
     definitions = ["\n".join([_docstring(config), "", *imports]), *whole.functions]
-    return "\n\n\n".join([*definitions, "\n".join(_train(config, device, whole))]) + "\n"
+    return "\n\n\n".join([*definitions, "\n".join(_train(config, device, whole, workload))]) + "\n"
 
 
 def _docstring(config: StepConfig) -> str:
@@ -87,13 +101,19 @@ def _docstring(config: StepConfig) -> str:
     return f'"""Plain PyTorch, written by memlab, for:\n\n    {settings}\n"""'
 
 
-def _train(config: StepConfig, device: torch.device, source: Source) -> list[str]:
+def _train(
+    config: StepConfig, device: torch.device, source: Source, workload: Workload | None
+) -> list[str]:
+    arguments = "build_model, batches, compute_loss, device"
+    said = f"structure of CPU tensors with its samples along dim 0, {config.batch_size} of them;"
+    if workload is not None and batches.is_own_kind(workload):
+        arguments += ", split_batch"
+        said = f"kind of {config.batch_size} samples that split_batch(batch, sizes) takes apart;"
     return [
-        "def train(build_model, batches, compute_loss, device):",
+        f"def train({arguments}):",
         '    """Train a new model, one update for each batch; return it and the losses.',
         "",
-        "    A batch is any structure of CPU tensors with its samples along dim 0, "
-        f"{config.batch_size} of them;",
+        f"    A batch is any {said}",
         "    compute_loss(model, batch) is the mean over the samples.",
         '    """',
         *_indented(
@@ -110,7 +130,7 @@ def _train(config: StepConfig, device: torch.device, source: Source) -> list[str
                 "losses = []",
                 "for batch in batches:",
                 *_indented(source.batch),
-                *_indented(_accumulate(config, device, source)),
+                *_indented(_accumulate(config, device, source, workload)),
                 *_indented(source.update),
                 "    optimizer.zero_grad(set_to_none=True)",
                 "    losses.append(float(total))",
@@ -121,7 +141,9 @@ def _train(config: StepConfig, device: torch.device, source: Source) -> list[str
     ]
 
 
-def _accumulate(config: StepConfig, device: torch.device, source: Source) -> list[str]:
+def _accumulate(
+    config: StepConfig, device: torch.device, source: Source, workload: Workload | None
+) -> list[str]:
     """Return the loop over the micro-batches of one update."""
     forward = ["loss = compute_loss(model, micro_batch)"]
     for context in reversed(source.contexts):
@@ -134,10 +156,10 @@ def _accumulate(config: StepConfig, device: torch.device, source: Source) -> lis
     if config.accumulation_steps == 1:
         backward = [line.replace("(loss * weight)", "loss") for line in backward]
         body = [*forward, f"total = {value}", *backward, "del loss, micro_batch"]
-        return [*accumulation.lines(config), *body]
+        return [*accumulation.lines(config, workload), *body]
     body = [*forward, f"total = total + weight * {value}", *backward]
     body += ["del loss, micro_batch"]
-    return ["total = 0.0", *accumulation.lines(config), *_indented(body)]
+    return ["total = 0.0", *accumulation.lines(config, workload), *_indented(body)]
 
 
 def _indented(lines: tuple[str, ...] | list[str]) -> list[str]:

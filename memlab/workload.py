@@ -41,6 +41,19 @@ class Workload:
     ...     make_batch=lambda n: (torch.randn(n, 3), torch.randn(n, 1)),
     ...     compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ... )
+
+    Graphs joined into one, of three nodes each: a batch of two samples has six rows.
+
+    >>> graphs = Workload(
+    ...     name="graphs",
+    ...     build_model=lambda: torch.nn.Linear(3, 1),
+    ...     make_batch=lambda n: torch.randn(3 * n, 3),
+    ...     compute_loss=lambda model, batch: model(batch).square().mean(),
+    ...     count_samples=lambda batch: len(batch) // 3,
+    ...     split_batch=lambda batch, sizes: batch.split([3 * size for size in sizes]),
+    ... )
+    >>> [graphs.count_samples(part) for part in graphs.split_batch(graphs.make_batch(3), [2, 1])]
+    [2, 1]
     """
 
     name: str

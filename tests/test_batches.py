@@ -11,7 +11,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import MemlabError, WorkloadError
-from memlab.step import build_step
+from memlab.memory.meter import Meter, record
+from memlab.script import script
+from memlab.step import build_step, set_seed
 from memlab.techniques.batches import map_tensors, moved, tensors_of
 from tests.test_optimizers import predicted
 
@@ -73,7 +75,7 @@ def of_graph_means(model, batch):
     """Return the mean over the graphs of the mean over each one's nodes."""
     out = model(batch).square().mean(dim=1)
     count = len(batch)
-    total = torch.zeros(count, device=out.device).index_add(0, batch.graph, out)
+    total = torch.zeros(count, dtype=out.dtype, device=out.device).index_add(0, batch.graph, out)
     return (total / torch.bincount(batch.graph, minlength=count)).mean()
 
 
@@ -263,3 +265,61 @@ def test_an_object_that_cannot_be_copied_is_named():
 
     with pytest.raises(WorkloadError, match=r"holds a Locked, which copy.deepcopy cannot copy"):
         map_tensors(torch.clone, [Locked()])
+
+
+def trained_by_script(workload, config):
+    """Return losses and the state of the model after two updates of the exported script."""
+    namespace = {}
+    exec(compile(script(config, "cpu", workload=workload), "script.py", "exec"), namespace)
+
+    def made(make, *args):
+        set_seed(0)
+        return make(*args)
+
+    batches = (made(workload.make_batch, config.batch_size) for _ in range(2))
+    model, losses = namespace["train"](
+        lambda: made(workload.build_model),
+        batches,
+        workload.compute_loss,
+        "cpu",
+        workload.split_batch,
+    )
+    return losses, model.state_dict()
+
+
+def trained_by_step(workload, config):
+    step = build_step(workload, config, torch.device("cpu"))
+    return [step() for _ in range(2)], step.model.state_dict()
+
+
+def peak_of(train, *args):
+    found = []
+    trace = record(lambda: found.append(train(*args)), Meter(), torch.device("cpu"))
+    return int(trace.nbytes.cumsum().max()), *found[0]
+
+
+def wide_graphs():
+    """Return the workload with wide layers, beside which the making of a batch is small."""
+    return dataclasses.replace(
+        graphs(), build_model=lambda: nn.Sequential(Convolution(), nn.Linear(FEATURES, 512))
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"accumulation_steps": 2}, {"accumulation_steps": 2, "precision": "bf16"}, {}],
+    ids=str,
+)
+def test_a_script_splits_casts_and_moves_graphs_as_the_step_does(fields):
+    config = StepConfig(batch_size=4, optimizer="sgd", **fields)
+    peak, losses, state = peak_of(trained_by_step, wide_graphs(), config)
+    script_peak, script_losses, script_state = peak_of(trained_by_script, wide_graphs(), config)
+    assert script_losses == losses
+    assert all(script_state[name].equal(tensor) for name, tensor in state.items())
+    assert script_peak == peak
+
+
+def test_a_script_of_plain_batches_is_the_same_with_and_without_its_workload():
+    config = StepConfig(batch_size=4, accumulation_steps=2)
+    plain = graphs(count_samples=None, split_batch=None)
+    assert script(config, "cpu", workload=plain) == script(config, "cpu")

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
+from memlab.techniques import batches
 from memlab.techniques.batches import is_object, leaves_of, tensors_of
 from memlab.workload import Workload
 
@@ -169,12 +170,14 @@ def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[in
     return [count / total for count in terms]
 
 
-def lines(config: StepConfig) -> list[str]:
+def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
     """Return what defines `micro_batch` in a script, and `weight` in a loop if there are several.
 
-    The loop's body is to follow.
+    The loop's body is to follow. A workload with a `split_batch` is split by that.
     """
     sizes = list(config.micro_batch_sizes)
+    if workload is not None and batches.is_own_kind(workload):
+        return _lines_of_own_kind(sizes)
     if len(sizes) == 1:
         return ["micro_batch = tree_map_only(torch.Tensor, lambda t: t.to(device), batch)"]
     return [
@@ -184,6 +187,20 @@ def lines(config: StepConfig) -> list[str]:
         "    micro_batch = tree_map_only(",
         "        torch.Tensor, lambda t: t.split(sizes)[index].to(device), batch",
         "    )",
+    ]
+
+
+def _lines_of_own_kind(sizes: list[int]) -> list[str]:
+    """Return the same for batches that the workload's own `split_batch` splits."""
+    if len(sizes) == 1:
+        return ["micro_batch = moved(batch, device)"]
+    return [
+        f"sizes = {sizes}",
+        "parts = split_batch(batch, sizes)",
+        "del batch",  # parts of their own need not stand beside the whole
+        "for part, size in zip(parts, sizes, strict=True):",
+        "    weight = size / sum(sizes)",
+        "    micro_batch = moved(part, device)",
     ]
 
 

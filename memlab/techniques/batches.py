@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from memlab.errors import WorkloadError
+from memlab.techniques.source import Source, text_of
+from memlab.workload import Workload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 CONSTANTS = (str, bytes, bool, int, float, complex, NoneType, torch.dtype, torch.device, torch.Size)
@@ -114,4 +116,34 @@ def _repacked(change: Change, packed: PackedSequence) -> PackedSequence:
     indices = (packed.sorted_indices, packed.unsorted_indices)
     return PackedSequence(
         change(packed.data), sizes, *(None if index is None else change(index) for index in indices)
+    )
+
+
+def is_own_kind(workload: Workload) -> bool:
+    """Return whether a workload splits batches itself, which may then be of any kind."""
+    return workload.split_batch is not None
+
+
+def source() -> Source:
+    """Return the functions with which a script moves and casts the tensors of objects."""
+    constants = ", ".join(
+        f"torch.{kind.__name__}" if kind.__module__ == "torch" else kind.__name__
+        for kind in CONSTANTS
+    )
+    names = (
+        "class WorkloadError(ValueError):\n    pass",
+        f"Change = Callable[[torch.Tensor], torch.Tensor]\nCONSTANTS = ({constants})",
+    )
+    functions = (_is_packed, is_object, _copied_by, _repacked, _changed, map_tensors, moved)
+    return Source(
+        imports=(
+            "import contextlib",
+            "import copy",
+            "from collections.abc import Callable, Iterator",
+            "from types import NoneType",
+            "from typing import Any, cast",
+            "from torch.nn.utils.rnn import PackedSequence",
+            "from torch.utils import _pytree as pytree",
+        ),
+        functions=(*names, *(text_of(function) for function in functions)),
     )

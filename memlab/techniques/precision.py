@@ -246,8 +246,11 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
 
 
-def source(config: StepConfig) -> Source:
-    """Return the casts, the autocast and the loss scaler of a script."""
+def source(config: StepConfig, *, in_objects: bool = False) -> Source:
+    """Return the casts, the autocast and the loss scaler of a script.
+
+    Batches are cast by `map_tensors` where their tensors may lie in objects.
+    """
     precision = config.precision
     dtype = weight_dtype(precision)
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
@@ -261,18 +264,20 @@ def source(config: StepConfig) -> Source:
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
         built=(f"cast_weights(model, {dtype})",) if dtype else (),
         model=(TO_FP8,) if is_fp8 else (),
-        batch=(
-            "batch = tree_map_only(",
-            f"    torch.Tensor, lambda t: t.to({dtype}) if t.is_floating_point() else t, batch",
-            ")",
-        )
-        if dtype
-        else (),
+        batch=_batch_lines(dtype, in_objects) if dtype else (),
         optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
         contexts=(context,) if precision in AUTOCAST_DTYPE else (),
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
+
+
+def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:
+    """Return the lines of a script that cast the floating-point tensors of `batch`."""
+    cast = f"lambda t: t.to({dtype}) if t.is_floating_point() else t"
+    if in_objects:
+        return (f"batch = map_tensors({cast}, batch)",)
+    return ("batch = tree_map_only(", f"    torch.Tensor, {cast}, batch", ")")
 
 
 def _cuda_has_bf16(device: torch.device) -> bool:
