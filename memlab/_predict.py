@@ -29,9 +29,9 @@ from memlab.errors import UnsupportedError
 from memlab.memory import stand_in
 from memlab.memory.allocator import AllocatorSettings
 from memlab.memory.assembly import sizes_of
+from memlab.memory.built import made_fake, own_formats
 from memlab.memory.cards import Target
 from memlab.memory.devices import describe
-from memlab.memory.faking import made_fake
 from memlab.memory.forecast import Forecast, forecast_of
 from memlab.memory.lifetimes import step_memory
 from memlab.memory.program import MOST_RECORDED, Program, program_of
@@ -363,7 +363,7 @@ def _recorded(
         step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
         tracker.know(step.model)
         tracker.recording.parameter_formats = step.parameter_formats
-        tracker.recording.notes = step.notes
+        tracker.recording.notes += step.notes
         if step.scaler is not None:  # it makes its scale at the first call: no part of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
@@ -462,11 +462,22 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
             torch.set_rng_state(state)
             with for_real():
                 model = workload.build_model()
-            tracker.recording.assumptions.append(
-                f"The model was built for real: its build raised {type(error).__name__} on fake "
-                "tensors."
-            )
-            return made_fake(model, mode) if isinstance(model, torch.nn.Module) else model
+                if not isinstance(model, torch.nn.Module):
+                    return model
+                formats = own_formats(model)
+                if formats:
+                    model.to("cpu")  # they quantize themselves, as they do in a step that is built
+            if formats:
+                tracker.recording.notes += (
+                    "The model was built for real, and its parameters were quantized, as "
+                    f"{' and '.join(formats)} does only where there is memory.",
+                )
+            else:
+                tracker.recording.assumptions.append(
+                    f"The model was built for real: its build raised {type(error).__name__} on "
+                    "fake tensors."
+                )
+            return made_fake(model, mode)
 
     # weights of micro-batches change no size, and counting loss terms would read values
     return dataclasses.replace(

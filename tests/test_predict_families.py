@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
 from memlab.errors import UnsupportedError
-from memlab.memory.faking import made_fake
+from memlab.memory.built import made_fake
 
 CONFIG = StepConfig(batch_size=4)
 

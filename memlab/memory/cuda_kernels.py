@@ -3,12 +3,15 @@
 Fake tensors show what an operator returns. Here is what its kernel asks of the caching allocator
 beside that, in torch 2.11 to 2.15: workspaces of cuBLAS, cuDNN's convolutions (`cudnn_workspace`),
 buffers of cuDNN's RNN, contiguous copies, partial sums. Left out: what is below 1 MiB, what
-libraries allocate behind the allocator's back, and operators that are not built into PyTorch.
+libraries allocate behind the allocator's back, and of operators that are not built into PyTorch all
+but the product of bitsandbytes' 4-bit weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import torch
 
 from memlab.memory.assembly import Effect
 from memlab.memory.cards import CUBLAS_WORKSPACE_BYTES, Card
@@ -26,6 +29,8 @@ CUBLAS = frozenset(
 ROWS_PER_THREAD = 10
 WARP = 32
 SORTED_FROM = 3073
+
+FUSED_ROWS = 4  # _GEMM_4BIT_CUSTOM_FLOOR_M of bitsandbytes
 
 
 def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
@@ -104,9 +109,28 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
     return Effect(output_bytes=(*outputs, size, 0))
 
 
+def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
+    """The weight that bitsandbytes dequantizes for a product of many rows, and its scales.
+
+    It does so for more than 1536 rows, and for fewer by a table of cards and shapes; the fused
+    kernel serves up to 4 rows always. In between the larger is taken.
+    Source: `gemm_4bit` in bitsandbytes/backends/cuda/ops.py.
+    """
+    assert operator.signature is not None
+    tensors = _arguments(operator)
+    rows, columns = operator.signature[1][2]
+    if _numel(tensors[0]) // columns <= FUSED_ROWS:
+        return None
+    size = rows * columns * tensors[0].dtype.itemsize
+    scales = [spec for spec in tensors[2:] if spec.dtype is torch.uint8]  # quantized themselves
+    return Effect(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
+
+
 def _arguments(operator: Operator) -> list[TensorSpec]:
     assert operator.signature is not None
-    return [key for key in operator.signature[1] if isinstance(key, TensorSpec)]
+    _, args, kwargs = operator.signature
+    keys = (*args, *(key for _, key in kwargs))
+    return [key for key in keys if isinstance(key, TensorSpec)]
 
 
 def _copied_bytes(spec: TensorSpec) -> int:
@@ -132,4 +156,5 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "aten::native_layer_norm_backward": _layer_norm,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_cudnn_rnn": _recurrent,
+    "bitsandbytes::gemm_4bit": _four_bit_product,
 }

@@ -18,7 +18,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.errors import UnsupportedError
+from memlab.memory.built import Changed, attributes_of, carried, follow
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def copied_as_fakes() -> Iterator[None]:
 def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
     """Let modules be converted by new parameters, since fake ones cannot be swapped in place."""
     apply = nn_module.Module._apply
-    replaced: dict[int, tuple[Any, Any]] = {}  # tied parameters stay tied
+    replaced: Changed = {}  # tied parameters stay tied
     depth = 0
 
     def new_apply(self: Any, fn: Any, recurse: bool = True) -> Any:
@@ -101,17 +101,15 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
             for child in self.children() if recurse else ():
                 child._apply(fn)
             for name, old in self._parameters.items():
-                if old is None:
-                    continue
-                if id(old) not in replaced:
-                    replaced[id(old)] = (old, _converted(old, fn, mode))
-                self._parameters[name] = replaced[id(old)][1]
+                if old is not None:
+                    self._parameters[name] = _converted(old, fn, mode, replaced)
             for name, buffer in self._buffers.items():
                 if buffer is not None:
                     self._buffers[name] = fn(buffer)
         finally:
             depth -= 1
             if not depth:
+                follow(self, replaced)
                 replaced.clear()
         return self
 
@@ -122,35 +120,25 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
         nn_module.Module._apply = apply  # type: ignore[method-assign]
 
 
-def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
-    """Return a model that was built for real with fake tensors, tied as the real ones were."""
-    made: dict[int, Any] = {}
+def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed) -> Any:
+    """Return the parameter itself if `fn` leaves it as it is, else a new one.
 
-    def fake(real: Any) -> Any:
-        if id(real) not in made:
-            copy = mode.from_tensor(real.detach()).clone()
-            is_parameter = isinstance(real, torch.nn.Parameter)
-            made[id(real)] = torch.nn.Parameter(copy, real.requires_grad) if is_parameter else copy
-        return made[id(real)]
+    What was set on it goes along, as it does where a parameter is converted in place; tensors in
+    that are moved by `fn`, as classes of parameters that hold some do.
+    """
+    if id(parameter) in replaced:
+        return replaced[id(parameter)][1]
 
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise UnsupportedError(
-            "a model with TorchScript modules that cannot be built of fake tensors (a traced one, "
-            "for instance) cannot be predicted; use memlab.measure, or the module before tracing"
-        )
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            tensors.update({k: None if t is None else fake(t) for k, t in tensors.items()})
-    return model
-
-
-def _converted(parameter: Any, fn: Any, mode: FakeTensorMode) -> Any:
-    """Return the parameter itself if `fn` leaves it as it is, else a new one."""
     is_fake = isinstance(parameter, FakeTensor)
     with torch.no_grad():
         data = parameter if is_fake else mode.from_tensor(parameter)
         new = fn(data)
-    return parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
+    result = parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
+    replaced[id(parameter)] = (parameter, result)
+    if result is not parameter and is_fake:
+        with torch.no_grad():
+            vars(result).update(carried(attributes_of(parameter), fn, replaced))
+    return result
 
 
 def accumulates_in_place(args: Any) -> bool:

@@ -33,6 +33,9 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
 LEAST_NOISE = 0.05  # of a step's time, to be told
 SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
 
+# it is a polynomial whose degree, and so its terms, the size of the matrix's values decides
+BY_VALUES = frozenset({"aten.linalg_matrix_exp.default"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernels:
@@ -264,8 +267,15 @@ def _effect(cost: OperatorCost, operator: Operator) -> Effect:
 
 
 def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
-    """Return what an operator may take beyond what is known of it: as much as it returns."""
-    if operator.signature is None or (cost is not None and not cost.extrapolated):
+    """Return what an operator may take beyond what is known of it: as much as it returns.
+
+    Where values decide how much a kernel takes, that may be as wrong as it is large.
+    """
+    if operator.signature is None:
+        return 0
+    if cost is not None and operator.signature[0] in BY_VALUES:
+        return max(0, cost.peak_bytes - sum(cost.output_bytes))
+    if cost is not None and not cost.extrapolated:
         return 0
     return sum(output.nbytes for output in operator.outputs)
 
@@ -318,5 +328,10 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     if smaller:
         notes.append(
             f"Too large to be run here, so extrapolated from smaller sizes: {', '.join(smaller)}."
+        )
+    by_values = sorted({names[signature] for signature in found if signature[0] in BY_VALUES})
+    if by_values:
+        notes.append(
+            f"Values that a prediction does not have decide the memory of {', '.join(by_values)}."
         )
     return notes

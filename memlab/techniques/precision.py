@@ -145,7 +145,7 @@ def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def can_be_cast(tensor: torch.Tensor) -> bool:
     """Return whether a tensor holds plain real numbers, which another format holds as well."""
-    kind = type(tensor)
+    kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows what it stands for
     # such as bitsandbytes' 4-bit weights, which may be packed into floats
     is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
     return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed

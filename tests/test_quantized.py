@@ -1,0 +1,132 @@
+"""Parameters of classes that quantize themselves when they are moved, held against `measure`."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parameter import Parameter
+
+from memlab import StepConfig, Workload, measure, predict
+
+WIDTH = 64
+CONFIG = StepConfig(batch_size=4)
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs memlab[optimizers]"
+)
+
+
+class Scales:
+    """Held by a parameter and by its module."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+
+class Bytes(Parameter):
+    """Numbers of one byte, once it is moved; the scale of each row is an attribute."""
+
+    scales = None
+
+    def to(self, *args, **kwargs):
+        """Quantize at the first call."""
+        if self.scales is not None:
+            return super().to(*args, **kwargs)
+        self.scales = Scales(self.data.abs().amax(1, keepdim=True) / 127)
+        self.data = (self.data / self.scales.values).round().to(torch.int8)
+        return self
+
+
+class OwnFormat(nn.Module):
+    """A frozen linear layer whose weight is a `Bytes`."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        weight = torch.randn(outer, inner)
+        self.weight = torch.Tensor._make_subclass(Bytes, weight, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight.to(x.dtype) * self.weight.scales.values)
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and two trained ones of low rank beside it."""
+
+    def __init__(self, base: nn.Module, inner: int, outer: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(inner, 4, bias=False), nn.Linear(4, outer, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def workload(make) -> Workload:
+    """Return blocks of two adapted layers each, over frozen ones that `make` makes."""
+
+    def block() -> nn.Module:
+        wide = Adapted(make(WIDTH, 2 * WIDTH), WIDTH, 2 * WIDTH)
+        narrow = Adapted(make(2 * WIDTH, WIDTH), 2 * WIDTH, WIDTH)
+        return nn.Sequential(wide, nn.GELU(), narrow)
+
+    return Workload(
+        name="quantized",
+        build_model=lambda: nn.Sequential(*(block() for _ in range(3))),
+        make_batch=lambda n: torch.randn(n, 16, WIDTH),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
+def four_bit(kind: str, is_double: bool, dtype: torch.dtype):
+    """Return what makes layers of bitsandbytes."""
+
+    def make(inner: int, outer: int) -> nn.Module:
+        from bitsandbytes.nn import Linear4bit
+
+        how = {"quant_type": kind, "compress_statistics": is_double, "compute_dtype": dtype}
+        return Linear4bit(inner, outer, **how)
+
+    return make
+
+
+def assert_exact(made: Workload, config: StepConfig = CONFIG) -> None:
+    predicted = predict(made, config, "cpu")
+    measured = measure(made, config, "cpu", repeats=1, warmup=0)
+    assert (predicted.outcome, measured.outcome) == ("ok", "ok"), predicted.message
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+    assert predicted.uncertainty["peak_allocated_bytes"] < 0.02
+
+
+@pytest.mark.parametrize("precision", ["as-built", "bf16-mixed"])
+def test_a_class_of_parameters_that_quantizes_itself_is_predicted(precision):
+    assert_exact(workload(OwnFormat), replace(CONFIG, precision=precision))
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(
+    ("kind", "is_double", "dtype"),
+    [("nf4", True, torch.bfloat16), ("fp4", False, torch.float32)],
+)
+def test_four_bit_layers_are_predicted(kind, is_double, dtype):
+    assert_exact(workload(four_bit(kind, is_double, dtype)))
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(
+    "change",
+    [{"checkpointing": "blocks"}, {"memory_budget": 0.5}, {"accumulation_steps": 2}],
+    ids=lambda change: next(iter(change)),
+)
+def test_four_bit_layers_go_with_techniques(change):
+    assert_exact(workload(four_bit("nf4", True, torch.float32)), replace(CONFIG, **change))
+
+
+@needs_bitsandbytes
+def test_four_bit_weights_stay_packed_on_a_card():
+    packed = predict(workload(four_bit("nf4", True, torch.float32)), CONFIG, "h200")
+    plain = predict(workload(nn.Linear), CONFIG, "h200")
+    assert packed.outcome == "ok", packed.message
+    parameters = [result.peak_by_category["parameters"] for result in (packed, plain)]
+    assert parameters[0] < parameters[1] / 3
