@@ -198,3 +198,25 @@ def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
     assert (found.outcome, found.uncertainty["peak_allocated_bytes"] > 0.1) == ("ok", True)
     with pytest.raises(UnsupportedError, match="TorchScript"):
         made_fake(build(), FakeTensorMode())
+
+
+def normed_in_the_middle() -> nn.Module:
+    """Return a module whose norm sees a transposed input, and then a reshape of what it returns."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.BatchNorm1d(16), nn.Linear(8 * 16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm((x * 2).transpose(1, 2)).transpose(1, 2)
+            return self.out(x.reshape(len(x), -1)).square().mean()
+
+    return Normed()
+
+
+def test_copies_that_the_strides_of_real_kernels_ask_for_are_predicted():
+    workload = on_features("normed", normed_in_the_middle)
+    predicted = predict(workload, CONFIG, "cpu")
+    measured = measure(workload, CONFIG, "cpu", repeats=1, warmup=0)
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes

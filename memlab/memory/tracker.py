@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import MemlabError, UnsupportedError
-from memlab.memory import fake_kernels, module_calls
+from memlab.memory import fake_kernels, module_calls, real_strides
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
@@ -163,6 +163,8 @@ class Tracker(TorchDispatchMode):
                 "not know: how many elements it has depends on values; use dense gradients "
                 "(nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
             )
+        if signature is not None and self.device_type == "cpu":
+            out = real_strides.as_on_cpu(func, signature, out)
         self._learn(func, signature, args, kwargs, out)
         if func is aten.add.Tensor and out is args[0]:
             func = aten.add_.Tensor
