@@ -105,7 +105,7 @@ def _readers(kind: str, holder: Any) -> tuple[Callable[[], Iterable[Any]], ...]:
         read = functools.partial(list.copy if kind == "list" else set.copy, holder)
         return tuple, read
     if kind == "cache":
-        return tuple, lambda: (holder.cache_info().currsize,)
+        return lambda: ("currsize",), lambda: (holder.cache_info().currsize,)
     if kind == "class":
         entries = type.__getattribute__(holder, "__dict__")
         return entries.keys, entries.values
@@ -277,7 +277,8 @@ class Fingerprint:
             elif is_cache(_name(place, key)) or key == "_cache":  # the latter of a logger
                 continue
             elif kind is LRU_CACHE:
-                if place.package in self._own_packages:
+                is_own = package_of(value) == place.package  # and not imported from a library
+                if is_own and place.package in self._own_packages:
                     self._walk(_name(place, key), place.package, value)
             elif issubclass(kind, dict | list | set) or (
                 place.kind == "module" and not issubclass(kind, types.ModuleType)

@@ -200,6 +200,23 @@ def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
         made_fake(build(), FakeTensorMode())
 
 
+def test_scripted_functions_inside_a_model_are_noticed():
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sigmoid()
+
+    class Scripted(nn.Linear):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, width)
+            self.gate = torch.jit.script(gated)
+
+        def forward(self, x):
+            return self.gate(super().forward(x)).mean()
+
+    found = predict(on_features("function", lambda: Scripted(16)), CONFIG, "cpu")
+    assert found.outcome == "ok", found.message
+    assert ["TorchScript" in note for note in found.notes if "Script" in note] == [True]
+
+
 def normed_in_the_middle() -> nn.Module:
     """Return a module whose norm sees a transposed input, and then a reshape of what it returns."""
 

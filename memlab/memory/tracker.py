@@ -31,6 +31,7 @@ from memlab.memory import fake_kernels, module_calls, real_strides
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
+    noticed_script_functions,
     replaced_parameters,
     unnoticed,
     uses_of_own_gradient,
@@ -58,6 +59,10 @@ NEVER_REPEATED = frozenset(
     )
 )  # fmt: skip
 COPIES = frozenset((aten.copy_.default, aten._to_copy.default))
+SCRIPTED = (
+    "The model has TorchScript parts, which an executor of their own runs; predicted as if they "
+    "were plain PyTorch."
+)
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
 
@@ -102,13 +107,15 @@ class Tracker(TorchDispatchMode):
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-            self.recording.assumptions.append(
-                "The model has TorchScript modules, whose executor frees tensors earlier and fuses "
-                "operators after its first calls; predicted as if they were plain modules."
-            )
+            self.know_of_script()
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
                 self.recording.parameters.setdefault(block, path)
+
+    def know_of_script(self) -> None:
+        """Remember that TorchScript runs a part of the model."""
+        if SCRIPTED not in self.recording.assumptions:
+            self.recording.assumptions.append(SCRIPTED)
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remember which blocks are the optimizer's state, and of which parameter."""
@@ -353,7 +360,11 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
         missing = fake_kernels.missing_ones_run_on_cpu()
         replaced = replaced_parameters(mode)
         known = lengths_known(tracker.values)
-        with unnoticed(), copied_as_fakes(), replaced, written, missing, known, mode, tracker:
+        scripted = noticed_script_functions(tracker.know_of_script)
+        fakes = unnoticed(), copied_as_fakes(), replaced, written, missing, known, scripted
+        with contextlib.ExitStack() as stack:
+            for context in (*fakes, mode, tracker):
+                stack.enter_context(context)
             run(mode)
             gc.collect()
     finally:
