@@ -23,7 +23,7 @@ from memlab._differences import (
     misplaced,
     relative_errors,
 )
-from memlab._full_batch import judge_full_batch
+from memlab._full_batch import MOST_ROUNDING, in_fp64, judge_full_batch
 from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._updates import NUM_UPDATES, Run, run_updates
@@ -70,6 +70,7 @@ ROUNDING = (
 """Fields that may round differently, or draw other random numbers: held against tolerances."""
 
 FP32_TOLERANCE = 1e-5
+FP64_TOLERANCE = 1e-8  # far above what fp64 rounds, far below what another computation gives
 COMPILED_TOLERANCE = 1e-4  # fused sums are taken in another order; a bias before BatchNorm shows it
 ROUNDING_TOLERANCE = {
     Precision.TF32: 1e-2,
@@ -207,6 +208,8 @@ def verify_in_process(
             is_reference = config == reference and not own
             found = expected if is_reference else run(config, plan, like=expected)
             compared = _compare(config, found, expected)
+            if not compared.ok:
+                compared = _judged_in_fp64(run, config, plan, expected, compared)
             if kept is not None:
                 place = first_difference(found, kept, device)
                 repeats = None
@@ -288,6 +291,36 @@ def _compare(config: StepConfig, found: Run, expected: Run) -> VerifyReport:
         tolerance=tolerance,
         buffers_equal=buffers_equal,
         first_different_update=first,
+    )
+
+
+def _judged_in_fp64(
+    run: _Runs, config: StepConfig, plan: Plan | None, expected: Run, compared: VerifyReport
+) -> VerifyReport:
+    """Return the comparison in fp64 if it shows a difference of fp32 to be rounding.
+
+    A unit at the very edge of its nonlinearity is on or off by the last digit, and with it a part
+    of the gradient. In fp64 both steps have it on the same side, unless they compute other things.
+    """
+    _, is_narrow = _tolerance(config, expected)
+    error = compared.global_relative_error
+    if is_narrow or is_compiled(config) or error is None or not error <= MOST_ROUNDING:
+        return compared
+    built = dataclasses.replace(config, precision=Precision.AS_BUILT)
+    exact = dataclasses.replace(run, workload=in_fp64(run.workload))
+    try:
+        with of_a_model_off():
+            reference = exact(reference_of(config))
+        in_fp64_too = _compare(built, exact(built, plan, like=reference), reference)
+    except Exception:  # a model may know one format alone: then fp32 has the last word
+        return compared
+    largest = in_fp64_too.max_relative_error
+    if not in_fp64_too.ok or largest is None or not largest <= FP64_TOLERANCE:
+        return compared
+    return dataclasses.replace(
+        in_fp64_too,
+        why=f"{compared.why}, which is rounding: in fp64 the largest is {largest:.1e}",
+        tolerance=compared.tolerance,
     )
 
 
