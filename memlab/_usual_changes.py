@@ -38,6 +38,7 @@ CACHES = (
     "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
     "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",
     # of others
+    "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
     "memlab.", "numpy._core.getlimits.", "sympy.", "tqdm.std.",
 )  # fmt: skip
 SET_BY_JOBS = frozenset({"sys.path"})
