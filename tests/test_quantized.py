@@ -13,6 +13,7 @@ from memlab import StepConfig, Workload, measure, predict
 
 WIDTH = 64
 CONFIG = StepConfig(batch_size=4)
+LIBRARY_BYTES = 2048  # tables that bitsandbytes makes at its first use in a process, and keeps
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs memlab[optimizers]"
 )
@@ -91,17 +92,17 @@ def four_bit(kind: str, is_double: bool, dtype: torch.dtype):
     return make
 
 
-def assert_exact(made: Workload, config: StepConfig = CONFIG) -> None:
+def assert_predicted(made: Workload, config: StepConfig = CONFIG, *, within: int = 0) -> None:
     predicted = predict(made, config, "cpu")
     measured = measure(made, config, "cpu", repeats=1, warmup=0)
     assert (predicted.outcome, measured.outcome) == ("ok", "ok"), predicted.message
-    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+    assert 0 <= measured.peak_allocated_bytes - predicted.peak_allocated_bytes <= within
     assert predicted.uncertainty["peak_allocated_bytes"] < 0.02
 
 
 @pytest.mark.parametrize("precision", ["as-built", "bf16-mixed"])
 def test_a_class_of_parameters_that_quantizes_itself_is_predicted(precision):
-    assert_exact(workload(OwnFormat), replace(CONFIG, precision=precision))
+    assert_predicted(workload(OwnFormat), replace(CONFIG, precision=precision))
 
 
 @needs_bitsandbytes
@@ -110,7 +111,7 @@ def test_a_class_of_parameters_that_quantizes_itself_is_predicted(precision):
     [("nf4", True, torch.bfloat16), ("fp4", False, torch.float32)],
 )
 def test_four_bit_layers_are_predicted(kind, is_double, dtype):
-    assert_exact(workload(four_bit(kind, is_double, dtype)))
+    assert_predicted(workload(four_bit(kind, is_double, dtype)), within=LIBRARY_BYTES)
 
 
 @needs_bitsandbytes
@@ -120,7 +121,8 @@ def test_four_bit_layers_are_predicted(kind, is_double, dtype):
     ids=lambda change: next(iter(change)),
 )
 def test_four_bit_layers_go_with_techniques(change):
-    assert_exact(workload(four_bit("nf4", True, torch.float32)), replace(CONFIG, **change))
+    layers = workload(four_bit("nf4", True, torch.float32))
+    assert_predicted(layers, replace(CONFIG, **change), within=LIBRARY_BYTES)
 
 
 @needs_bitsandbytes
