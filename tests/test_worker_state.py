@@ -131,8 +131,9 @@ def test_runs_that_change_nothing_share_a_worker(config):
     measure(linear(), StepConfig(), "cpu", repeats=1)
     worker = worker_of(_isolation.measuring)
     for workload in (blocks(), blocks(norm=True), linear()):
-        measure(workload, config if workload.name != "linear" else StepConfig(), "cpu")
-    assert worker_of(_isolation.measuring) == worker
+        found = measure(workload, config if workload.name != "linear" else StepConfig(), "cpu")
+        assert found.outcome == "ok", found.message
+        assert worker_of(_isolation.measuring) == worker, workload.name
 
 
 def test_predictions_share_a_worker_until_one_changes_it():
