@@ -19,6 +19,7 @@ Libraries change as they are used, and as they import more of themselves. Accept
 import functools
 import itertools
 import operator
+import os
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable
@@ -38,6 +39,7 @@ PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), tuple, fro
 FUNCTION = types.FunctionType
 LRU_CACHE = functools._lru_cache_wrapper
 UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, and what looks
+ENVIRONMENT = vars(os.environ).get("_data")  # which the module posix holds too
 TOGETHER = 64  # places that are compared at once
 MISSING = object()
 PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -260,6 +262,8 @@ class Fingerprint:
         for key, value in zip(place.keys, place.held, strict=True):
             kind = type(value)
             if kind in PLAIN or key in IGNORED_NAMES or value is sys.modules:
+                continue
+            if value is os.environ or value is ENVIRONMENT:  # a job comes with its own
                 continue
             if kind.__module__ == "torch._ops":  # operators look themselves up when they are used
                 continue

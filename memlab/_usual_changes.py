@@ -41,8 +41,7 @@ CACHES = (
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
     "memlab.", "numpy._core.getlimits.", "sympy.", "tqdm.std.",
 )  # fmt: skip
-# a job comes with these: `_environment.py` and `_process_state.py` look after them
-SET_BY_JOBS = frozenset({"sys.path", "posix.environ"})
+SET_BY_JOBS = frozenset({"sys.path"})
 COMPILER_FOLDER = os.path.join(os.sep, "torch", "_dynamo", "")
 # what torch.compile does to a process once and for all; no bytes or bits of a step depend on it
 COMPILING = (

@@ -36,7 +36,7 @@ def tiny(kind=Kind.RUN, **fields):
     return cases.Case(workload="gpt-small", options=TINY, config=config, **facts)
 
 
-def visited(monkeypatch, folder, wanted, minutes=1.0):
+def visited(monkeypatch, folder, wanted, minutes=10.0):
     """Run the suite over these cases and return its status."""
     monkeypatch.setenv("MEMLAB_CACHE", str(folder / "unused"))  # which the suite replaces
     monkeypatch.setattr(cases, "small", lambda: wanted)
