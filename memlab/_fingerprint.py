@@ -31,7 +31,7 @@ from memlab._usual_changes import (
     is_cache,
     is_definition,
     is_of_library,
-    is_wrapped_by_compiler,
+    is_wrapped_by_torch,
     package_of,
 )
 
@@ -231,10 +231,12 @@ class Fingerprint:
             return True
         if old is MISSING:
             return self._is_usual_addition(place, key, new)
+        if new is MISSING and package_of(old) == "memlab":
+            return True  # seen in the middle of a prediction, which has taken it away again
         is_private = isinstance(key, str) and key.startswith("_")
         if old is None and is_private and package_of(new) == place.package:
             return True  # made when it is first needed
-        return is_wrapped_by_compiler(old, new)
+        return is_wrapped_by_torch(old, new)
 
     def _is_usual_addition(self, place: Place, key: Any, new: Any) -> bool:
         is_late = place.package not in self._base_packages  # of a library that a job has imported
@@ -243,7 +245,7 @@ class Fingerprint:
         if place.kind == "class":
             hidden = [vars(base)[key] for base in place.holder.__mro__[1:] if key in vars(base)]
             if hidden:
-                return is_wrapped_by_compiler(hidden[0], new)
+                return is_wrapped_by_torch(hidden[0], new)
             is_cached = is_late and type(new) in PLAIN and key.startswith("_")
             return is_cached or (is_definition(new) and is_of_library(new))
         return place.kind in ("dict", "set") and is_late

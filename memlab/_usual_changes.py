@@ -39,12 +39,17 @@ CACHES = (
     "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",
     # of others
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
-    "memlab.", "numpy._core.getlimits.", "sympy.", "tqdm.std.",
+    "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
 )  # fmt: skip
 SET_BY_JOBS = frozenset({"sys.path"})
-COMPILER_FOLDER = os.path.join(os.sep, "torch", "_dynamo", "")
+# whose code wraps functions of others: the compiler, and every class of optimizers at its first use
+WRAPPERS = (
+    os.path.join(os.sep, "torch", "_dynamo", ""),
+    os.path.join(os.sep, "torch", "optim", "optimizer.py"),
+)
 # what torch.compile does to a process once and for all; no bytes or bits of a step depend on it
 COMPILING = (
+    "multiprocessing.synchronize.SemLock._make_name",  # joblib names semaphores its own way
     "networkx.", "torch.compiler._cache.",
     "torch.distributions.distribution.Distribution._validate_args",
     "torch.fx.graph_module._forward_from_src",
@@ -69,22 +74,22 @@ def is_cache(name: str) -> bool:
     return (name.startswith(CACHES) or name in SET_BY_JOBS) and not is_setting
 
 
-def is_wrapped_by_compiler(old: Any, new: Any) -> bool:
-    """Return whether torch.compile has wrapped a function: it calls the very one that was there."""
-    if not _is_compilers(new):
+def is_wrapped_by_torch(old: Any, new: Any) -> bool:
+    """Return whether torch itself has wrapped a function: it calls the very one that was there."""
+    if not _is_wrapper(new):
         return False
     cells = [cell.cell_contents for cell in new.__closure__ or ()]
     held = (*cells, getattr(new, "__wrapped__", None))
     return any(_innermost(each) is _innermost(old) for each in held if each is not None)
 
 
-def _is_compilers(function: Any) -> bool:
+def _is_wrapper(function: Any) -> bool:
     code = getattr(function, "__code__", None)
-    return isinstance(code, types.CodeType) and COMPILER_FOLDER in code.co_filename
+    return isinstance(code, types.CodeType) and any(each in code.co_filename for each in WRAPPERS)
 
 
 def _innermost(function: Any) -> Any:
-    while _is_compilers(function) and hasattr(function, "__wrapped__"):
+    while _is_wrapper(function) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
