@@ -164,7 +164,7 @@ class Fingerprint:
         found += [
             f"{function.__module__}.{function.__qualname__}"
             for function, old, new in zip(self._functions, self._parts, parts, strict=True)
-            if old != new and not str(function.__module__).startswith(COMPILING[0][:-1])
+            if old != new and not f"{function.__module__}.".startswith(COMPILING)
         ]
         return list(dict.fromkeys(found))
 
