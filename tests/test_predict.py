@@ -160,13 +160,13 @@ def test_a_branch_on_data_widens_the_uncertainty_and_says_what_was_assumed():
     class Branch(NeverReal):
         def forward(self, x):
             y = self.layer(x)
-            return y if y.isnan().any() else y * 2
+            return y if y.sum() > 0 else y * 2
 
     workload = dataclasses.replace(blocks(), build_model=Branch)
     result = memlab.predict(workload, StepConfig(), "cpu")
     plain = memlab.predict(blocks(), StepConfig(), "cpu")
     assert result.outcome == Outcome.OK
-    assert any("assumed False" in note for note in result.notes)
+    assert any("assumed" in note for note in result.notes)
     assert result.uncertainty["peak_allocated_bytes"] > plain.uncertainty["peak_allocated_bytes"]
 
 
