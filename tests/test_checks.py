@@ -144,7 +144,7 @@ def test_values_become_what_their_annotation_says():
 
 
 @pytest.mark.parametrize("change", [{"loss": "x"}, {"peak_allocated_bytes": True}, {"notes": (3,)},
-                                    {"config": {}}, {"outcome": "ok"}])  # fmt: skip
+                                    {"config": {}}, {"outcome": "fine"}])  # fmt: skip
 def test_a_result_holds_what_its_fields_say(change):
     fields = {"outcome": memlab.Outcome.OK, "message": "", "device": "cpu", "config": CONFIG,
               "workload_name": "x", "source": Source.MEASURED}  # fmt: skip

@@ -88,7 +88,7 @@ class RoutedExperts(nn.Module):
 
 def test_tokens_are_spread_evenly_over_experts_and_that_is_said():
     predicted = assert_predicted(on_features("routed", RoutedExperts), within=0.02)
-    assert ["spread evenly" in note for note in predicted.notes] == [True]
+    assert sum("spread evenly" in note for note in predicted.notes) == 1
     assert 0.1 < predicted.uncertainty["peak_allocated_bytes"] < 0.5
 
 
@@ -164,7 +164,7 @@ def test_lengths_that_come_with_the_batch_are_known(layer):
         make_batch=make_batch,
         compute_loss=lambda model, batch: model(batch),
     )
-    assert not assert_predicted(workload).notes
+    assert not any("assum" in note for note in assert_predicted(workload).notes)
 
 
 class Penalized(nn.Module):
