@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_BYTES = 2**20  # of one value
+from memlab.units import MIB
+
+MOST_BYTES = MIB  # of one value
 MOST_DEPTH = 4
 SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.generic)
 OF_TORCH = (torch.dtype, torch.device, torch.Size)

@@ -25,11 +25,11 @@ from memlab.memory.operators import Signature, from_text, to_text
 from memlab.plan import Plan, Region
 from memlab.result import Source, StepResult
 from memlab.trace import CATEGORIES, Timeline
-from memlab.units import format_bytes
+from memlab.units import GIB, format_bytes
 
 SCHEMA = 1
 SUFFIX = ".jsonl"
-MOST_BYTES = 2**30  # of a file
+MOST_BYTES = GIB  # of a file
 MOST_UNPACKED_BYTES = 2**28  # of one timeline or one list: a few bytes can unpack to gigabytes
 MOST_UNITS = 2**62  # bytes or seconds of a step
 # what reading a line that was written otherwise raises
