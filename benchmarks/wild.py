@@ -29,12 +29,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, wild_report, wild_trial
+from benchmarks import report, wild_plain, wild_report, wild_trial
 from benchmarks.wild_models import SOURCES
 
 PACKAGES = Path("build/wild")
 PLAIN_SECONDS = 120  # a process that takes longer hangs; --patience multiplies it
 METER_EVERY = 6
+SIZED_TOGETHER = 12  # models whose number of parameters one process counts
 QUICK = 2  # models of a package
 
 
@@ -66,6 +67,24 @@ def drawn(package: str, seed: int, patience: float) -> list[str]:
     return names
 
 
+def too_large(package: str, names: list[str], patience: float) -> dict[str, dict[str, Any]]:
+    """Return the rows of those that need not be tried, since they have too many parameters."""
+    code = (
+        "import json, sys; from benchmarks.wild_plain import sizes; "
+        "print(json.dumps(sizes(sys.argv[1], sys.argv[2:])))"
+    )
+    output, _ = in_python(code, package, *names, seconds=patience * PLAIN_SECONDS)
+    sizes = json.loads(output) if output else {}  # else each is counted where it is tried
+    return {
+        name: {
+            "package": package, "name": name, "plain": "too large",
+            "why": wild_plain.too_many(size), "seconds": 0.0,
+        }
+        for name, size in sizes.items()
+        if size > wild_plain.MOST_PARAMETERS
+    }  # fmt: skip
+
+
 def tried(package: str, name: str, with_meter: bool, patience: float) -> dict[str, Any]:
     """Return the row of one model: what plain PyTorch does with it, and then memlab."""
     start = time.perf_counter()
@@ -83,13 +102,19 @@ def try_package(package: str, given: argparse.Namespace, done: dict[str, Any]) -
     """Try a package's models in order until as many as are wanted were trained by plain PyTorch."""
     wanted = given.limit or (QUICK if given.quick else SOURCES[package].wanted)
     trained = 0
-    for name in drawn(package, given.seed, given.patience):
+    names = drawn(package, given.seed, given.patience)
+    large: dict[str, dict[str, Any]] = {}
+    for index, name in enumerate(names):
         if trained == wanted:
             return
+        if index % SIZED_TOGETHER == 0:
+            some = [n for n in names[index:][:SIZED_TOGETHER] if f"{package} {n}" not in done]
+            large |= too_large(package, some, given.patience) if some else {}
+
         row = done.get(f"{package} {name}")
         if row is None:
             with_meter = trained % METER_EVERY == 0
-            row = tried(package, name, with_meter, given.patience)
+            row = large.get(name) or tried(package, name, with_meter, given.patience)
             with given.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             done[f"{package} {name}"] = row

@@ -62,6 +62,19 @@ def num_parameters(found: Recipe) -> int:
     return sum(p.numel() for p in found.build().parameters())
 
 
+def sizes(package: str, names: list[str]) -> dict[str, int]:
+    """Return how many numbers are in the weights of the models that are known by their shapes.
+
+    One process asks this of many models, of which most of some registries are too large.
+    """
+    found: dict[str, int] = {}
+    for name in names:
+        with contextlib.suppress(Exception), torch.device("meta"):
+            model = nth_recipe(package, name, 0).build()
+            found[name] = sum(p.numel() for p in model.parameters())
+    return found
+
+
 def reference(package: str, name: str) -> dict[str, Any]:
     """Return what plain PyTorch says of a model: its updates, or why there are none."""
     said = "it has no recipe"
@@ -71,7 +84,7 @@ def reference(package: str, name: str) -> dict[str, Any]:
             try:
                 size = num_parameters(found)
                 if size > MOST_PARAMETERS:
-                    said = f"{size} parameters are too many for this benchmark"
+                    said = too_many(size)
                     continue
                 first = updates(found)
             except Exception as error:
@@ -91,6 +104,11 @@ def reference(package: str, name: str) -> dict[str, Any]:
         said = one_line(error)
     is_large = said.endswith("too many for this benchmark")
     return {"plain": "too large" if is_large else "fails", "why": said}
+
+
+def too_many(size: int) -> str:
+    """Return why a model of so many parameters is left out."""
+    return f"{size} parameters are too many for this benchmark"
 
 
 def one_line(error: BaseException) -> str:

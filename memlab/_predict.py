@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from memlab._fake_workload import over_fakes
 from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._version import __version__
@@ -29,7 +30,6 @@ from memlab.errors import UnsupportedError
 from memlab.memory import stand_in
 from memlab.memory.allocator import AllocatorSettings
 from memlab.memory.assembly import sizes_of
-from memlab.memory.built import made_fake, own_formats
 from memlab.memory.cards import Target
 from memlab.memory.devices import describe
 from memlab.memory.forecast import Forecast, forecast_of
@@ -38,17 +38,15 @@ from memlab.memory.program import MOST_RECORDED, Program, program_of
 from memlab.memory.recording import Recording
 from memlab.memory.targets import Kernels, kernels_of, recording_for, seconds_of_intervals
 from memlab.memory.tracker import Tracker, record_fake
-from memlab.memory.values import for_real
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.step import build_step, check_together, notes, set_seed
 from memlab.techniques import offload
-from memlab.techniques.accumulation import has_samples_first
-from memlab.techniques.batches import map_tensors, tensors_of
+from memlab.techniques.batches import tensors_of
 from memlab.techniques.compilation import is_compiled
 from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
-from memlab.units import MIB, format_bytes, format_seconds
+from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds, on
@@ -61,7 +59,6 @@ ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over p
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
 NOISY_TIME = 0.7  # more where all operators were timed on a busy machine: the half, or a tenth
 MOST_UNKNOWN = 0.1  # of a step's work without a known time, for the step to have one
-BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -395,96 +392,3 @@ def _leave_gradients(before: list[Any], after: list[Any]) -> None:
         if old.is_leaf and old.grad is not None:
             new.requires_grad_()
             new.grad = torch.empty_like(new)
-
-
-def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Workload:
-    """Return the workload with a model and batches of fake tensors.
-
-    A batch is data, which may come from anywhere, so it is made for real; a large one in two
-    samples, and given its number of samples afterwards. A model that cannot be built of fake
-    tensors is built for real, and its tensors are replaced.
-    """
-    made_before: list[list[torch.Size]] = []
-    real: Any = None
-    is_counted = workload.count_samples is not None or workload.split_batch is not None
-
-    def make_batch(n: int) -> Any:
-        nonlocal real
-        made = min(n, 2)
-        with for_real():
-            with preserved_random_state(torch.device("cpu")):
-                batch = workload.make_batch(made)
-            is_plain = not is_counted and has_samples_first(batch, made)
-            nbytes = sum(t.nbytes for t in tensors_of(batch))
-            if not is_plain or nbytes * n <= BATCH_BYTES * made:
-                batch, made = workload.make_batch(n), n
-        real = batch
-        parts.clear()
-        made_before.append([t.shape[1:] for t in tensors_of(batch)])
-        # of batches of another kind nothing is known to be affine in their number of samples
-        tracker.recording.is_ragged |= not is_plain or made_before[0] != made_before[-1]
-        return faked(batch, made, n)
-
-    def faked(batch: Any, made: int, n: int) -> Any:
-        def fake(tensor: torch.Tensor) -> torch.Tensor:
-            like = mode.from_tensor(tensor)
-            if made < n and tensor.ndim and tensor.shape[0] == made:
-                return like.new_empty((n, *tensor.shape[1:]))
-            if not tensor.is_floating_point():
-                tracker.values.learn(like, tensor)
-            return like
-
-        return map_tensors(fake, batch)
-
-    def count_samples(batch: Any) -> Any:
-        # values decide, which fake tensors do not have: of the batch itself, or of a part of it
-        counted = parts.get(id(batch), real)
-        with for_real():
-            return workload.count_samples(counted) if workload.count_samples else None
-
-    parts: dict[int, Any] = {}
-
-    def split_batch(_: Any, sizes: list[int]) -> Any:
-        assert workload.split_batch is not None
-        with for_real():
-            found = workload.split_batch(real, sizes)
-        if not isinstance(found, list | tuple):
-            return found
-        fakes = [faked(part, 0, 0) for part in found]
-        parts.update((id(fake), part) for fake, part in zip(fakes, found, strict=True))
-        return fakes
-
-    def build_model() -> torch.nn.Module:
-        state = torch.get_rng_state()
-        try:
-            return workload.build_model()
-        except Exception as error:  # of any kind: fake tensors refuse in many ways
-            torch.set_rng_state(state)
-            with for_real():
-                model = workload.build_model()
-                if not isinstance(model, torch.nn.Module):
-                    return model
-                formats = own_formats(model)
-                if formats:
-                    model.to("cpu")  # they quantize themselves, as they do in a step that is built
-            if formats:
-                tracker.recording.notes += (
-                    "The model was built for real, and its parameters were quantized, as "
-                    f"{' and '.join(formats)} does only where there is memory.",
-                )
-            else:
-                tracker.recording.assumptions.append(
-                    f"The model was built for real: its build raised {type(error).__name__} on "
-                    "fake tensors."
-                )
-            return made_fake(model, mode)
-
-    # weights of micro-batches change no size, and counting loss terms would read values
-    return dataclasses.replace(
-        workload,
-        build_model=build_model,
-        make_batch=make_batch,
-        num_loss_terms=None,
-        count_samples=workload.count_samples and count_samples,
-        split_batch=workload.split_batch and split_batch,
-    )

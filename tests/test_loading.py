@@ -1,5 +1,6 @@
 """Data loading: what is counted by hand, dead workers, and what is refused."""
 
+import mmap
 import os
 import signal
 import time
@@ -171,10 +172,12 @@ def test_a_jpeg_is_decoded_to_the_digit_that_it_shows():
 
 def test_resident_memory_grows_by_what_is_written():
     before = resident_bytes(), private_bytes()
-    held = bytearray(64 * MIB)
-    after = resident_bytes(), private_bytes()
     if before[0] is None:
         pytest.skip("needs Linux's /proc")
+    held = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # no old memory
+    for _ in range(64):
+        held.write(bytes(MIB))
+    after = resident_bytes(), private_bytes()
     for low, high in zip(before, after, strict=True):
         assert 60 * MIB < high - low < 80 * MIB
     assert len(held)

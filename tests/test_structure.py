@@ -34,6 +34,7 @@ FLOORS = [
         "_differences",
         "_full_batch",
         "_verify",
+        "_fake_workload",
         "_predict",
         "_plan",
         "_inspect",

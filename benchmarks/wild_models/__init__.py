@@ -33,8 +33,8 @@ class Source:
 
 
 SOURCES: dict[str, Source] = {
-    "transformers": Source(module="of_transformers", wanted=36, most_drawn=80),
-    "timm": Source(module="of_timm", wanted=14, most_drawn=50),
+    "transformers": Source(module="of_transformers", wanted=36, most_drawn=110),
+    "timm": Source(module="of_timm", wanted=14, most_drawn=120),
     "torchvision": Source(module="of_torchvision", wanted=9, most_drawn=30),
     "monai": Source(module="of_monai", wanted=11, most_drawn=30),
     "diffusers": Source(module="of_diffusers", wanted=9, most_drawn=40),
