@@ -33,13 +33,13 @@ class Source:
 
 
 SOURCES: dict[str, Source] = {
-    "transformers": Source(module="of_transformers", wanted=36, most_drawn=110),
-    "timm": Source(module="of_timm", wanted=14, most_drawn=120),
+    "transformers": Source(module="of_transformers", wanted=30, most_drawn=110),
+    "timm": Source(module="of_timm", wanted=12, most_drawn=120),
     "torchvision": Source(module="of_torchvision", wanted=9, most_drawn=30),
-    "monai": Source(module="of_monai", wanted=11, most_drawn=30),
+    "monai": Source(module="of_monai", wanted=10, most_drawn=30),
     "diffusers": Source(module="of_diffusers", wanted=9, most_drawn=40),
-    "peft": Source(module="of_peft", wanted=12, most_drawn=36),
-    "torch_geometric": Source(module="of_torch_geometric", wanted=12, most_drawn=30),
+    "peft": Source(module="of_peft", wanted=10, most_drawn=36),
+    "torch_geometric": Source(module="of_torch_geometric", wanted=10, most_drawn=30),
     "vit_pytorch": Source(module="of_vit_pytorch", wanted=9, most_drawn=24),
     "segmentation_models_pytorch": Source(module="of_segmentation", wanted=6, most_drawn=24),
     "x_transformers": Source(module="of_x_transformers", wanted=6, most_drawn=16),
