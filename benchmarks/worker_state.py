@@ -53,6 +53,7 @@ PYTHON = {  # name: what build_model executes
     "cudnn off": "torch.backends.cudnn.enabled = False",
     "pytree registration": "class P: pass\ntorch.utils._pytree.register_pytree_node(P, lambda p: ([], None), lambda c, x: P())",
     "operator overridden": "l = torch.library.Library('aten', 'IMPL'); KEEP.append(l); l.impl('relu', lambda x: x * 1.0, 'CPU')",
+    "validation of distributions off": "torch.distributions.Distribution.set_default_validate_args(False)",
     "dispatch mode": "from torch.utils._python_dispatch import TorchDispatchMode as M\nclass D(M):\n def __torch_dispatch__(s, f, t, a=(), k=None): return f(*a, **(k or {}))\nD().__enter__()",
     "function mode": "from torch.overrides import TorchFunctionMode as M\nclass D(M):\n def __torch_function__(s, f, t, a=(), k=None): return f(*a, **(k or {}))\nD().__enter__()",
     "tensors kept": "torch.kept = [torch.ones(2**23)]",

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from memlab._usual_changes import (
-    COMPILING,
+    CHANGED_ONCE,
     IGNORED_NAMES,
     is_cache,
     is_definition,
@@ -164,7 +164,7 @@ class Fingerprint:
         found += [
             f"{function.__module__}.{function.__qualname__}"
             for function, old, new in zip(self._functions, self._parts, parts, strict=True)
-            if old != new and not f"{function.__module__}.".startswith(COMPILING)
+            if old != new and not f"{function.__module__}.".startswith(CHANGED_ONCE)
         ]
         return list(dict.fromkeys(found))
 
@@ -223,7 +223,7 @@ class Fingerprint:
             return True
         if place.package in self._own_packages:
             return place.kind == "module" and isinstance(new, types.ModuleType)
-        if _name(place, key).startswith(COMPILING):
+        if _name(place, key).startswith(CHANGED_ONCE):
             return True
         is_entry = place.kind in ("dict", "list", "set")
         is_data = not (is_definition(old) or is_definition(new))

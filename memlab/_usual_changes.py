@@ -47,10 +47,9 @@ WRAPPERS = (
     os.path.join(os.sep, "torch", "_dynamo", ""),
     os.path.join(os.sep, "torch", "optim", "optimizer.py"),
 )
-# what is changed once and for all, by torch.compile mostly; no bytes or bits of a step depend on it
-COMPILING = (
+# what is changed for good by its first use; no bytes and no bits of a step depend on it
+CHANGED_ONCE = (
     "networkx.", "torch.compiler._cache.",
-    "torch.distributions.distribution.Distribution._validate_args",
     "torch.fx.graph_module._forward_from_src",
     "torch.nn.modules.module.Module.___needs_generation_tag_patch",
     "multiprocessing.synchronize.SemLock._make_name",  # joblib names semaphores its own way
