@@ -146,6 +146,7 @@ def main() -> None:
     # the interpreters that are started below find the packages, and the benchmarks, by this
     folders = [os.getcwd(), str(given.packages.resolve()), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # or threads keep the cores from one another
 
     given.rows.parent.mkdir(parents=True, exist_ok=True)
     if not given.resume:

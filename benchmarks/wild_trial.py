@@ -189,6 +189,7 @@ def run(
 
 def main() -> None:
     """Read the arguments of `run` from stdin and print the stages."""
+    _isolation.spare.end()  # a worker that stands ready costs seconds, and nobody waits here
     run(*pickle.load(sys.stdin.buffer))
 
 
