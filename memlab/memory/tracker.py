@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import MemlabError, UnsupportedError
 from memlab.memory import fake_kernels, module_calls, real_strides
+from memlab.memory.draws import Draws
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
@@ -81,6 +82,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
         self.guesses = Guesses()
+        self.draws = Draws()
         self.restart()
 
     def restart(self) -> None:
@@ -94,10 +96,14 @@ class Tracker(TorchDispatchMode):
         self.values = Values()
         self.unknown = Unknown(self.values, self.guesses, self._assume, self.place)
         self.repeats = Repeats(self.device_type)
+        self.draws.restart()
+        self.guesses.read = []
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
+        if not self.recording.intervals or self.recording.intervals[-1].step != step:
+            self.draws.begin_step()
         self.recording.intervals.append(interval)
         self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
 
@@ -184,6 +190,8 @@ class Tracker(TorchDispatchMode):
     ) -> None:
         """Remember what is known, or assumed, of the outputs' values; else their shapes alone."""
         real = self.values.run(func, args, kwargs, out)
+        if real is None and torch.Tag.nondeterministic_seeded in func.tags:
+            real = self._drawn(func, args, kwargs, out)
         if real is not None:
             is_assumed = self.values.are_assumed(args)
             for fake, value in zip(tensors_in(out), tensors_in(real), strict=True):
@@ -193,8 +201,19 @@ class Tracker(TorchDispatchMode):
         for place, value in assumed.items():
             self.values.learn(tensors_in(out)[place], value, is_assumed=func in PICKS)
         self.unknown.note_check(func, out)
-        if signature is not None and not assumed and func not in NEVER_REPEATED:
+        if signature is not None and not assumed and not self._is_special(func):
             self.repeats.learn(signature, func, args, kwargs, out)
+
+    def _is_special(self, func: Any) -> bool:
+        """Return whether each call of an operator has to be looked at, even if it is repeated."""
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        return func in NEVER_REPEATED or (is_random and self.draws.are_followed)
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """Return what a random operator drew, in a step: None if that is not known."""
+        if self.recording.intervals[-1].step < 0:
+            return None
+        return self.draws.drawn(func, args, kwargs, out, self.values)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's fake output."""
@@ -293,6 +312,8 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _assume(self, what: str, assumed: str, doubt: str) -> None:
+        if doubt != "spread":
+            self.draws.note_assumed()
         self.recording.branched |= doubt == "branch"
         self.recording.spread |= doubt == "spread"
         module = self.place().module
@@ -335,19 +356,23 @@ def _profiler_name(func: Any) -> str:
 def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
     """Call `run` over fake tensors and return what it would do; `run` drops everything it makes.
 
-    Where a check of the model's own fails by a value that was assumed, it is called again, with
-    another value.
+    Where random numbers may have decided a value that was assumed, it is called again with these;
+    where a check of the model's own fails by such a value, with another value.
     """
     first_error: Exception | None = None
     while True:
         try:
-            return _attempt(run, tracker)
+            recording = _attempt(run, tracker)
+            if not tracker.draws.turn():
+                return recording
         except MemlabError:
-            raise
+            if not tracker.draws.turn():
+                raise
         except Exception as error:  # whatever a check raises
-            first_error = first_error or error
-            if not tracker.guesses.turn(len(tracker.recording.operators)):
-                raise first_error from None
+            if not tracker.draws.turn():
+                first_error = first_error or error
+                if not tracker.guesses.turn(len(tracker.recording.operators)):
+                    raise first_error from None
         tracker.restart()
 
 

@@ -65,7 +65,6 @@ class Guesses:
         if not self._candidates or self._attempts > MOST_ATTEMPTS:
             return False
         self.turned = self._kept | {self._candidates.pop(0)}
-        self.read = []
         return True
 
 
