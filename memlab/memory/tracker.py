@@ -42,6 +42,7 @@ from memlab.memory.operators import Signature, TensorSpec, signature_of
 from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
+from memlab.memory.saved_numbers import SavedNumbers
 from memlab.memory.unknown import Guesses, Unknown, is_mask
 from memlab.memory.values import PICKS, Values, tensors_in
 from memlab.techniques.blocks import find_blocks
@@ -96,6 +97,7 @@ class Tracker(TorchDispatchMode):
         self.values = Values()
         self.unknown = Unknown(self.values, self.guesses, self._assume, self.place)
         self.repeats = Repeats(self.device_type)
+        self.numbers = SavedNumbers(self._born, self._freed)
         self.draws.restart()
         self.guesses.read = []
 
@@ -103,6 +105,7 @@ class Tracker(TorchDispatchMode):
         """Begin an interval: what is allocated from now on belongs to it."""
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
         if not self.recording.intervals or self.recording.intervals[-1].step != step:
+            self.numbers.end_step()
             self.draws.begin_step()
         self.recording.intervals.append(interval)
         self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -247,6 +250,8 @@ class Tracker(TorchDispatchMode):
         number = len(recording.operators)
         interval = len(recording.intervals) - 1
         module, forward = self._origin(number)
+        if self.device_type == "cpu":  # where a number's tensor lies
+            self.numbers.move_on(forward)
         operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
         operator.by_values = self._is_by_values
         recording.operators.append(operator)
@@ -269,21 +274,33 @@ class Tracker(TorchDispatchMode):
                 if storage.nbytes() == recording.blocks[known.block].nbytes:
                     continue
                 self._died(known)  # it was resized
-            block = len(recording.blocks)
-            recording.blocks.append(Block(number, index, storage.nbytes()))
-            recording.events.append(Event(block, True, number, interval))
+            block = self._born(storage.nbytes(), index)
             death = _Death(storage, self._died)
             death.block, death.key = block, key
             self._live[key] = death
+        if self.device_type == "cpu":
+            self.numbers.note(number, func, args)
 
-    def _died(self, death: _Death) -> None:
-        if self._live.get(death.key) is not death:
-            return
-        del self._live[death.key]
+    def _born(self, nbytes: int, output: int | None = None) -> int:
+        """Note memory that the last operator brings into being, as an output or beside them."""
+        recording = self.recording
+        number, block = len(recording.operators) - 1, len(recording.blocks)
+        place = len(recording.operators[number].outputs) if output is None else output
+        recording.blocks.append(Block(number, place, nbytes))
+        recording.events.append(Event(block, True, number, len(recording.intervals) - 1))
+        return block
+
+    def _freed(self, block: int) -> None:
+        """Note that memory is freed after the last operator."""
         recording = self.recording
         recording.events.append(
-            Event(death.block, False, len(recording.operators) - 1, len(recording.intervals) - 1)
+            Event(block, False, len(recording.operators) - 1, len(recording.intervals) - 1)
         )
+
+    def _died(self, death: _Death) -> None:
+        if self._live.get(death.key) is death:
+            del self._live[death.key]
+            self._freed(death.block)
 
     def _blocks_in(self, args: Any) -> tuple[int, ...]:
         blocks = (self.block_of(tensor) for tensor in tensors_in(args))
