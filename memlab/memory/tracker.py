@@ -38,6 +38,7 @@ from memlab.memory.faking import (
     uses_of_own_gradient,
     written_as,
 )
+from memlab.memory.number_formats import check_formats
 from memlab.memory.operators import Signature, TensorSpec, signature_of
 from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
@@ -220,6 +221,7 @@ class Tracker(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's fake output."""
+        check_formats(func, args)
         try:
             if func is aten.add.Tensor and accumulates_in_place(args):
                 return aten.add_.Tensor(*args)
