@@ -34,6 +34,7 @@ FLOORS = [
         "_differences",
         "_full_batch",
         "_verify",
+        "_held_against",
         "_predict",
         "_plan",
         "_inspect",
@@ -41,6 +42,7 @@ FLOORS = [
     ["_operator_costs", "_records"],
     [
         "_own_values",
+        "_same_step",
         "_environment",
         "_usual_changes",
         "_fingerprint",
