@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import time
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 import memlab
 from memlab import StepConfig, Workload, _held_against
 from memlab._held_against import Attempt, held_against
+from memlab._same_step import recall
 from memlab.memory import cost_store
-from memlab.memory.cost_store import Store
+from memlab.memory.cost_store import Store, cost_from_row
 from memlab.memory.measured_runs import MeasuredRun, read_run, write_run
 
 PEAK = 1000
@@ -140,25 +142,29 @@ def line(width):
 
 
 def slow_down(factor):
-    """Multiply all kept times, as a busy machine would have."""
+    """Multiply all kept times, and let them look as if they were of a quiet machine."""
     path = cost_store.cache_folder() / cost_store.FILE
     with sqlite3.connect(path) as connection:
         for key in connection.execute("SELECT circumstances, operator, cost FROM cost").fetchall():
-            row = json.loads(key[2])
-            for index in (3, 6, 7):
-                row[index] = row[index] and row[index] * factor
+            cost = cost_from_row(json.loads(key[2]))
+            assert cost.seconds is not None
+            seconds = cost.seconds * factor
+            quiet = replace(
+                cost, seconds=seconds, median_seconds=seconds, least_seconds=seconds,
+                others_share=0.0,
+            )  # fmt: skip
             connection.execute(
                 "UPDATE cost SET cost = ? WHERE circumstances = ? AND operator = ?",
-                (json.dumps(row), *key[:2]),
+                (json.dumps(astuple(quiet)), *key[:2]),
             )
     connection.close()
 
 
-def test_costs_that_are_20_times_too_slow_are_mended_by_a_measured_run(monkeypatch, tmp_path):
+def test_costs_that_are_far_too_slow_are_mended_by_a_measured_run(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path))
     workload, config = line(256), StepConfig(batch_size=128)
     memlab.predict(workload, config, "cpu")
-    slow_down(1000)  # far beyond what a busy machine makes of a time meanwhile
+    slow_down(100_000)  # far beyond what a busy machine makes of a time meanwhile
     wrong = memlab.predict(workload, config, "cpu")
     assert not [note for note in wrong.notes if "were taken again" in note]
 
@@ -168,3 +174,34 @@ def test_costs_that_are_20_times_too_slow_are_mended_by_a_measured_run(monkeypat
     assert right.step_seconds < wrong.step_seconds / 20
     width = right.uncertainty["step_seconds"] * right.step_seconds
     assert min(measured.step_seconds_all) >= (right.step_seconds - width) * 0.99
+
+
+def test_a_model_whose_file_was_edited_is_held_against_no_run_of_the_old_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "edited_later.py"
+    text = "import torch\n\ndef build():\n    return torch.nn.Linear(8, 8)  # {}\n"
+    file.write_text(text.format("first"))
+
+    def build_model():
+        import edited_later  # in the worker alone
+
+        return edited_later.build()
+
+    workload = Workload(
+        name="edited", build_model=build_model, make_batch=lambda n: torch.ones(n, 8),
+        compute_loss=lambda model, batch: model(batch).sum(),
+    )  # fmt: skip
+    memlab.measure(workload, StepConfig(), "cpu", repeats=1)
+    (step, run) = stored_runs()[0]
+    assert str(file) in json.loads(run)["files"]
+    assert recall(step)[0] is not None
+    file.write_text(text.format("second"))
+    assert recall(step) == (None, None)
+
+
+def stored_runs():
+    with sqlite3.connect(cost_store.cache_folder() / cost_store.FILE) as connection:
+        rows = connection.execute("SELECT step, run FROM measured").fetchall()
+    connection.close()
+    return rows

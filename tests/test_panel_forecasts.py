@@ -83,7 +83,8 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 
     def run(least):
         config = StepConfig(batch_size=8)
-        return make_result(config=config, step_seconds=2 * least, step_seconds_all=(3 * least, least))
+        times = (3 * least, least)
+        return make_result(config=config, step_seconds=2 * least, step_seconds_all=times)
 
     found.doubt(run(1.9))
     assert found.look(question(8)).exact, "it took what was predicted"
