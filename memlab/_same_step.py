@@ -31,7 +31,7 @@ from memlab.result import Outcome, StepResult
 from memlab.units import KIB, MIB
 
 MOST_BYTES = 64 * MIB  # of a workload, tensors apart, that is still told from others
-CONTENT_BYTES = 256 * KIB  # of a tensor that counts with its content: lengths, labels, tokens
+CONTENT_BYTES = 64 * KIB  # of a tensor that counts with its content: lengths, labels, tokens
 TOLD = ("workload", "config", "plan", "seed")  # arguments that decide what a step is
 OWN_FOLDER = str(Path(__file__).resolve().parent) + os.sep
 ZOO_FOLDER = OWN_FOLDER + "workloads" + os.sep
