@@ -45,7 +45,7 @@ REMEDIES = {
     "are whole numbers; make them int64 in make_batch with .long()",
     r"same dtype|type \(.+ should be the same|expected scalar type": "two number formats meet; "
     "return floats of the weights' format from make_batch, cast with x.to(weight.dtype) where the "
-    "model changes formats itself, or choose the precision: 'as-built' leaves a model's own formats, "
+    "model changes formats itself, or choose the precision: 'as-built' leaves a model as it is, "
     "'fp32' casts model and batch, 'bf16-mixed' casts where they meet within the model",
     r"more than 1 value per channel": "BatchNorm takes its statistics over a micro-batch, which "
     "needs two samples; raise batch_size, lower accumulation_steps, or use GroupNorm",
