@@ -22,7 +22,7 @@ from memlab.units import format_bytes, format_seconds
 
 WRONG = "waiting for settings that can be"
 PREDICTING, STARTING = "predicting", "starting the worker"
-NO_PREDICTION = "No prediction for this setting. Press Run to measure it."
+NO_PREDICTION = "No prediction for this setting, for the reason above. Press Run to try it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
