@@ -41,6 +41,8 @@ from memlab.memory.operators import Signature, TensorSpec, signature_of
 from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
+from memlab.memory.sparse import MAKES as MAKES_SPARSE
+from memlab.memory.sparse import Sparse, are_sparse
 from memlab.memory.unknown import Guesses, Unknown, is_mask
 from memlab.memory.values import PICKS, Values, tensors_in
 from memlab.techniques.blocks import find_blocks
@@ -94,6 +96,7 @@ class Tracker(TorchDispatchMode):
         self.values = Values()
         self.unknown = Unknown(self.values, self.guesses, self._assume, self.place)
         self.repeats = Repeats(self.device_type)
+        self.sparse = Sparse(self.values, self.device_type, self._assume, self.place)
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
@@ -156,6 +159,11 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in NO_OPERATORS:
             return func(*args, **kwargs)
+        if func is MAKES_SPARSE:
+            return self.sparse.made(args, kwargs)
+        if self.sparse.concerns(func, args):
+            with self:  # what is called in its place is seen
+                return self.sparse.run(func, args, kwargs)
         signature = None if _is_view(func) else signature_of(func, args, kwargs)
         again = self.repeats.outputs_of(signature, args, kwargs, self.values)
         if again is not None:
@@ -164,12 +172,8 @@ class Tracker(TorchDispatchMode):
             return again
         self._is_by_values = False
         out = self._run(func, args, kwargs)
-        if any(tensor.layout is not torch.strided for tensor in tensors_in(out)):
-            raise UnsupportedError(
-                f"{self.place()}: {func} returns a sparse tensor, whose bytes a prediction does "
-                "not know: how many elements it has depends on values; use dense gradients "
-                "(nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
-            )
+        if are_sparse(out):
+            raise self.sparse.refusal(func)
         if signature is not None and self.device_type == "cpu":
             out = real_strides.as_on_cpu(func, signature, out)
         self._learn(func, signature, args, kwargs, out)
@@ -367,6 +371,7 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
                 stack.enter_context(context)
             run(mode)
             gc.collect()
+        tracker.recording.is_ragged |= tracker.sparse.has_sums
     finally:
         gc.unfreeze()
     return tracker.recording
