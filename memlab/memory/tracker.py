@@ -31,7 +31,6 @@ from memlab.memory import fake_kernels, module_calls, real_strides
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
-    noticed_script_functions,
     replaced_parameters,
     unnoticed,
     uses_of_own_gradient,
@@ -41,6 +40,7 @@ from memlab.memory.operators import Signature, TensorSpec, signature_of
 from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
+from memlab.memory.scripted import is_scripted, noticed_script_functions
 from memlab.memory.sparse import MAKES as MAKES_SPARSE
 from memlab.memory.sparse import Sparse, are_sparse
 from memlab.memory.unknown import Guesses, Unknown, is_mask
@@ -62,8 +62,8 @@ NEVER_REPEATED = frozenset(
 )  # fmt: skip
 COPIES = frozenset((aten.copy_.default, aten._to_copy.default))
 SCRIPTED = (
-    "The model has TorchScript parts, which an executor of their own runs; predicted as if they "
-    "were plain PyTorch."
+    "The model has TorchScript parts, whose executor may free tensors earlier than it does over "
+    "fake ones, and on a card may fuse kernels."
 )
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
@@ -109,7 +109,7 @@ class Tracker(TorchDispatchMode):
         self.recording.root = type(model).__name__
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
-        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        if is_scripted(model):
             self.know_of_script()
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
@@ -117,7 +117,8 @@ class Tracker(TorchDispatchMode):
 
     def know_of_script(self) -> None:
         """Remember that TorchScript runs a part of the model."""
-        if SCRIPTED not in self.recording.assumptions:
+        if not self.recording.is_scripted:
+            self.recording.is_scripted = True
             self.recording.assumptions.append(SCRIPTED)
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
