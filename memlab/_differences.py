@@ -67,8 +67,8 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
             continue
         if reference.is_floating_point() or reference.is_complex():
             sums = kinds.setdefault(place.rpartition(": ")[2], [0.0, 0.0])
-            sums[0] += float((state - reference).norm()) ** 2
-            sums[1] += float(reference.norm()) ** 2
+            sums[0] += float((state.to_dense() - reference.to_dense()).norm()) ** 2
+            sums[1] += float(reference.to_dense().norm()) ** 2
     far = (
         kind
         for kind, (apart, whole) in kinds.items()
@@ -113,6 +113,7 @@ def _first_unequal(ours: Tensors, theirs: Tensors) -> str | None:
 def _is_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
+    ours, theirs = ours.to_dense(), theirs.to_dense()  # a momentum of sparse gradients is sparse
     return torch.equal(ours, theirs) or (
         theirs.is_floating_point() and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
     )

@@ -26,6 +26,12 @@ from memlab.memory.devices import describe, synchronize
 from memlab.memory.lifetimes import first_crossing, step_memory
 from memlab.memory.load import Watch
 from memlab.memory.meter import Meter, record
+from memlab.memory.scripted import (
+    NUM_STEPS,
+    SETTLED,
+    is_scripted,
+    noticed_script_functions,
+)
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
@@ -116,7 +122,7 @@ def _memory_pass(
 ) -> dict[str, Any]:
     """Return peaks and timeline of the first step that began with an optimizer state."""
     peaks: list[cuda.Peaks | None] = []
-    updates: list[int] = []
+    settled: list[tuple[int, bool]] = []
     host_bytes: list[int] = []
 
     def run() -> None:
@@ -124,7 +130,7 @@ def _memory_pass(
         step = build(mark=partial(meter.mark, -1))
         meter.know(step.model)
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
-            updates.append(_run_until_settled(step, partial(metered_step, step)))
+            settled.append(_run_until_settled(step, partial(metered_step, step)))
         host_bytes.append(step.host_bytes)
         meter.mark(-1, Phase.TEARDOWN, 0)
 
@@ -140,7 +146,7 @@ def _memory_pass(
     trace = record(run, meter, device)
     _check_born(trace)
     last = len(peaks) - 1
-    facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), updates[0])
+    facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), *settled[0])
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes
         traced = facts.get("peak_allocated_bytes", 0)
@@ -173,19 +179,22 @@ def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
     }
 
 
-def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> int:
-    """Run steps until one has begun with optimizer state and updated; return how many updated.
+def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> tuple[int, bool]:
+    """Run steps until one has begun with optimizer state and updated, and runs as all later ones.
 
-    That is the second step, or a later one while a loss scaler skips updates.
+    That is the second step, the third if TorchScript runs a part of the model, or a later one while
+    a loss scaler skips updates. Returned are how many updated, and whether TorchScript ran.
     """
-    updates = 0
-    for index in range(MAX_SKIPPED_UPDATES + 2):
+    updates, scripted = 0, [is_scripted(step.model)]
+    for index in range(MAX_SKIPPED_UPDATES + NUM_STEPS):
         scale = step.loss_scale
-        loss = run(index, "step with optimizer state" if updates else "first step")
+        with noticed_script_functions(lambda: scripted.append(True)):
+            loss = run(index, "step with optimizer state" if updates else "first step")
         updates += step.loss_scale >= scale
-        if updates == 2 or (index > 0 and not math.isfinite(loss)):  # no scale mends a NaN
+        needed = NUM_STEPS if any(scripted) else 2
+        if updates == needed or (index > 0 and not math.isfinite(loss)):  # no scale mends a NaN
             break
-    return updates
+    return updates, any(scripted)
 
 
 def _check_born(trace: Trace) -> None:
@@ -198,8 +207,8 @@ def _check_born(trace: Trace) -> None:
         )
 
 
-def _said_by(trace: Trace, num_steps: int, updates: int) -> list[str]:
-    said = []
+def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> list[str]:
+    said = [SETTLED] if has_script else []
     if num_steps > updates:
         said.append(f"GradScaler skipped {num_steps - updates} updates after an overflow.")
     if updates == 0:

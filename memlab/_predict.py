@@ -385,6 +385,9 @@ def _recorded(
             set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)
+            if tracker.recording.is_scripted:
+                set_seed(seed)
+                step(lambda phase, micro_batch: tracker.mark(-1, Phase.BUILD, 0))
             before = step.micro_batches
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
             tracker.mark(-1, Phase.BUILD, 0)

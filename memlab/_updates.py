@@ -160,7 +160,7 @@ def _used_gradients(step: Step) -> Tensors:
     used: Tensors = {}
 
     def keep(name: str, gradient: torch.Tensor) -> None:
-        used[name] = used.get(name, 0.0) + gradient.detach().to("cpu", copy=True)
+        used[name] = used.get(name, 0.0) + gradient.detach().to_dense().to("cpu", copy=True)
 
     for name, parameter in step.model.named_parameters():
         if parameter.requires_grad:

@@ -293,3 +293,15 @@ def test_what_goes_around_an_operator_is_measured_once(tmp_path):
 def test_a_function_of_matrices_runs_alone_on_numbers_that_do_not_overflow():
     signature = signature_of(torch.ops.aten.linalg_matrix_exp.default, (torch.empty(256, 256),), {})
     assert build(signature)().isfinite().all()
+
+
+def test_a_function_of_matrices_that_would_take_too_long_is_not_run():
+    name = torch.ops.aten.linalg_householder_product.default
+    tall, square = torch.empty(4096, 64, device="meta"), torch.empty(4096, 4096, device="meta")
+    short, long = (signature_of(name, (x, x[0]), {}) for x in (tall, square))
+    norm = signature_of(torch.ops.aten.linalg_vector_norm.default, (square,), {})
+    costs = alone([short, long, norm])
+    assert costs[short] is not None
+    assert costs[norm] is not None
+    assert costs[long] is None
+    assert "operations" in costs.reasons[long]

@@ -325,16 +325,3 @@ def test_what_a_model_keeps_of_its_last_batch_is_as_large_as_the_batch(kind, siz
     predicted = memlab.predict(workload, config, "cpu")
     assert measured.outcome == predicted.outcome == Outcome.OK, (measured, predicted)
     assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
-
-
-@pytest.mark.parametrize("device", ["cpu", "h200", "rtx-4060"])
-@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_sparse_gradients_are_refused_by_name(kind, device):
-    workload = with_model(
-        lambda: torch.nn.Sequential(kind(20, 8, sparse=True), torch.nn.Flatten()),
-        make_batch=lambda n: torch.randint(20, (n, 6)),
-        compute_loss=lambda model, batch: model(batch).square().mean(),
-    )
-    result = memlab.predict(workload, StepConfig(optimizer="sgd"), device)
-    assert result.outcome == Outcome.UNSUPPORTED, result.message
-    assert "sparse=False" in result.message

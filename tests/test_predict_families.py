@@ -200,6 +200,24 @@ def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
         made_fake(build(), FakeTensorMode())
 
 
+class Gated(nn.Module):
+    """Where TorchScript's own backward keeps other tensors than autograd's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        return self.down(torch.relu(y) * torch.sigmoid(y) + y)
+
+
+def test_a_step_that_torchscript_runs_as_all_later_ones_is_predicted():
+    workload = on_features("script", lambda: torch.jit.script(Gated()))
+    workload = replace(workload, compute_loss=lambda model, x: model(x).square().mean())
+    assert_predicted(workload, CONFIG)
+
+
 def test_scripted_functions_inside_a_model_are_noticed():
     def gated(x: torch.Tensor) -> torch.Tensor:
         return x * x.sigmoid()

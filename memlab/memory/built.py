@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memlab.errors import UnsupportedError
+from memlab.memory.scripted import is_scripted
 
 Changed = dict[int, tuple[Any, Any]]
 """By identity of what was changed: that itself, which so keeps its identity, and what it became."""
@@ -33,7 +34,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     What was set on a parameter, such as the scales of a quantized one, is set on the fake one, with
     fake tensors in it.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+    if is_scripted(model):
         raise UnsupportedError(
             "a model with TorchScript modules that cannot be built of fake tensors (a traced one, "
             "for instance) cannot be predicted; use memlab.measure, or the module before tracing"

@@ -120,23 +120,6 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
         nn_module.Module._apply = apply  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def noticed_script_functions(notice: Callable[[], None]) -> Iterator[None]:
-    """Call `notice` before each function that was made by `torch.jit.script` or `trace` runs."""
-    kind: Any = torch.jit.ScriptFunction
-    call = kind.__call__
-
-    def new_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        notice()
-        return call(self, *args, **kwargs)
-
-    kind.__call__ = new_call
-    try:
-        yield
-    finally:
-        kind.__call__ = call
-
-
 def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed) -> Any:
     """Return the parameter itself if `fn` leaves it as it is, else a new one.
 

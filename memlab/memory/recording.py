@@ -89,7 +89,9 @@ class Recording:
         notes: sentences on how the step was built.
         assumptions: sentences: what was assumed where the run depends on values.
         host_bytes: held in the host's memory for the device, at most.
-        is_ragged: whether batches of different numbers of samples differ in more than that.
+        is_ragged: whether batches of different numbers of samples, or one micro-batch and the
+            next, differ in more than that.
+        is_scripted: whether TorchScript runs a part of the model.
         branched: whether one of them decides what is run at all.
         spread: whether one of them decides how work is spread over parts of the model.
     """
@@ -110,5 +112,6 @@ class Recording:
     assumptions: list[str] = field(default_factory=list)
     host_bytes: int = 0
     is_ragged: bool = False
+    is_scripted: bool = False
     branched: bool = False
     spread: bool = False

@@ -6,6 +6,7 @@ indices. Left out: what depends on values, such as the length of `nonzero`.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ CPU = torch.device("cpu")
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
 RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
 GROUPED = "aten._grouped_mm.default"
+# Functions of whole matrices take as long as a number of products of these matrices: LAPACK's
+# singular values and eigenvalues about ten, a matrix exponential up to twenty.
+OF_MATRICES = ("linalg_", "_linalg_", "geqrf", "orgqr", "ormqr", "cholesky", "_cholesky", "lu_")
+OF_ELEMENTS = ("linalg_vector_norm", "linalg_cross", "linalg_vecdot", "linalg_diagonal")
+MATRIX_PRODUCTS = 20
 
 
 class Call(NamedTuple):
@@ -156,6 +162,9 @@ def _with_wide_statistics(signature: Signature) -> Signature:
 def bytes_and_operations(signature: Signature) -> tuple[int, int]:
     """Return the bytes of arguments and results, and the arithmetic operations where known.
 
+    Operations count products of matrices; of other functions of matrices they are what these may
+    take at most, which is no more than a bound of the time.
+
     Nothing is allocated: results are asked for on the meta device.
     """
     from torch.utils.flop_counter import flop_registry  # half a second, and only here
@@ -167,13 +176,22 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
             call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
         )()
     except Exception:  # an operator may have no meta kernel; its arguments must do
-        return size, 0
+        return size, _matrix_operations(signature)
     shared = is_view(call.func) or call.func._schema.is_mutable
     size += 0 if shared else sum(t.nbytes for t in tensors_in(outputs))
     count: Callable[..., int] | None = flop_registry.get(call.func.overloadpacket)
     if count is None:
-        return size, 0
+        return size, _matrix_operations(signature)
     return size, int(count(*call.args, **call.kwargs, out_val=outputs))
+
+
+def _matrix_operations(signature: Signature) -> int:
+    """Return what a function of matrices may take at most, 0 for any other operator."""
+    name = signature[0].removeprefix("aten.")
+    if not name.startswith(OF_MATRICES) or name.startswith(OF_ELEMENTS):
+        return 0
+    matrices = [spec.shape for spec in tensors_of(signature) if len(spec.shape) > 1]
+    return sum(2 * MATRIX_PRODUCTS * math.prod(shape) * min(shape[-2:]) for shape in matrices)
 
 
 def is_view(func: OpOverload) -> bool:

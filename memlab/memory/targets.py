@@ -328,8 +328,8 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     notes = []
     if alone:
         notes.append(
-            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone "
-            "or is not in the record."
+            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone, "
+            "would take too long alone, or is not in the record."
         )
     if smaller:
         notes.append(

@@ -32,7 +32,6 @@ from memlab.memory.draws import Draws
 from memlab.memory.faking import (
     accumulates_in_place,
     copied_as_fakes,
-    noticed_script_functions,
     replaced_parameters,
     unnoticed,
     uses_of_own_gradient,
@@ -44,6 +43,9 @@ from memlab.memory.packed import lengths_known
 from memlab.memory.recording import Block, Call, Event, Operator, Recording
 from memlab.memory.repeats import Repeats
 from memlab.memory.saved_numbers import SavedNumbers
+from memlab.memory.scripted import is_scripted, noticed_script_functions
+from memlab.memory.sparse import MAKES as MAKES_SPARSE
+from memlab.memory.sparse import Sparse, are_sparse
 from memlab.memory.unknown import Guesses, Unknown, is_mask
 from memlab.memory.values import PICKS, Values, tensors_in
 from memlab.techniques.blocks import find_blocks
@@ -63,8 +65,8 @@ NEVER_REPEATED = frozenset(
 )  # fmt: skip
 COPIES = frozenset((aten.copy_.default, aten._to_copy.default))
 SCRIPTED = (
-    "The model has TorchScript parts, which an executor of their own runs; predicted as if they "
-    "were plain PyTorch."
+    "The model has TorchScript parts, whose executor may free tensors earlier than it does over "
+    "fake ones, and on a card may fuse kernels."
 )
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
@@ -101,6 +103,7 @@ class Tracker(TorchDispatchMode):
         self.numbers = SavedNumbers(self._born, self._freed)
         self.draws.restart()
         self.guesses.read = []
+        self.sparse = Sparse(self.values, self.device_type, self._assume, self.place)
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
@@ -116,7 +119,7 @@ class Tracker(TorchDispatchMode):
         self.recording.root = type(model).__name__
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
-        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        if is_scripted(model):
             self.know_of_script()
         for path, parameter in model.named_parameters():
             if (block := self.block_of(parameter)) is not None:
@@ -124,7 +127,8 @@ class Tracker(TorchDispatchMode):
 
     def know_of_script(self) -> None:
         """Remember that TorchScript runs a part of the model."""
-        if SCRIPTED not in self.recording.assumptions:
+        if not self.recording.is_scripted:
+            self.recording.is_scripted = True
             self.recording.assumptions.append(SCRIPTED)
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -166,6 +170,11 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace in NO_OPERATORS:
             return func(*args, **kwargs)
+        if func is MAKES_SPARSE:
+            return self.sparse.made(args, kwargs)
+        if self.sparse.concerns(func, args):
+            with self:  # what is called in its place is seen
+                return self.sparse.run(func, args, kwargs)
         signature = None if _is_view(func) else signature_of(func, args, kwargs)
         again = self.repeats.outputs_of(signature, args, kwargs, self.values)
         if again is not None:
@@ -174,12 +183,8 @@ class Tracker(TorchDispatchMode):
             return again
         self._is_by_values = False
         out = self._run(func, args, kwargs)
-        if any(tensor.layout is not torch.strided for tensor in tensors_in(out)):
-            raise UnsupportedError(
-                f"{self.place()}: {func} returns a sparse tensor, whose bytes a prediction does "
-                "not know: how many elements it has depends on values; use dense gradients "
-                "(nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
-            )
+        if are_sparse(out):
+            raise self.sparse.refusal(func)
         if signature is not None and self.device_type == "cpu":
             out = real_strides.as_on_cpu(func, signature, out)
         self._learn(func, signature, args, kwargs, out)
@@ -411,6 +416,7 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
                 stack.enter_context(context)
             run(mode)
             gc.collect()
+        tracker.recording.is_ragged |= tracker.sparse.has_sums
     finally:
         gc.unfreeze()
     return tracker.recording

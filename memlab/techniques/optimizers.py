@@ -111,14 +111,20 @@ def learning_rate(config: StepConfig) -> float:
 def states_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of the optimizer state with the path of its parameter."""
+    """Yield every tensor of the optimizer state with the path of its parameter.
+
+    Of a sparse one, such as a momentum of sparse gradients, the two tensors that it holds.
+    """
     weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
     each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
     updated = [held for one in each for group in one.param_groups for held in group["params"]]
     for (path, weight), held in zip(weights, updated, strict=True):
         assert held is weight
         for value in optimizer.state.get(held, {}).values():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+                yield path, value._indices()
+                yield path, value._values()
+            elif isinstance(value, torch.Tensor):
                 yield path, value
 
 
