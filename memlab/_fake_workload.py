@@ -1,19 +1,21 @@
 """A workload whose model and batches are of fake tensors: what a prediction records.
 
 A batch is data, which may come from anywhere, so it is made for real, and so is a model that cannot
-be built of fake tensors; their tensors are then replaced by fake ones. Left out: what a model reads
-from its batch by other ways than the tensors in it.
+be built of fake tensors; their tensors are then replaced by fake ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from memlab._measure import preserved_random_state
 from memlab.memory.built import made_fake, own_formats
@@ -21,10 +23,12 @@ from memlab.memory.recording import Recording
 from memlab.memory.tracker import Tracker
 from memlab.memory.values import for_real
 from memlab.techniques.accumulation import has_samples_first
-from memlab.techniques.batches import map_tensors, tensors_of
+from memlab.techniques.batches import is_object, map_tensors, tensors_of
 from memlab.units import MIB
 from memlab.workload import Workload
 
+MOST_OBJECTS = 100_000  # that are looked at in a batch
+NO_DATA = (type, ModuleType, FunctionType, torch.nn.Module)
 BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
 
 
@@ -48,6 +52,7 @@ class _Batches:
     Attributes:
         real: what the last fake batch was made of.
         parts: the real micro-batches that the last one was split into, by identity of the fake.
+        hidden: fake tensors in the place of those that the objects of a batch keep to themselves.
         shapes: of the tensors of each batch so far, without their first dimension.
     """
 
@@ -55,6 +60,7 @@ class _Batches:
         self.workload, self.mode, self.tracker = workload, mode, tracker
         self.real: Any = None
         self.parts: dict[int, Any] = {}
+        self.hidden: list[torch.Tensor] = []
         self.shapes: list[list[torch.Size]] = []
 
     def make(self, n: int) -> Any:
@@ -71,6 +77,7 @@ class _Batches:
 
         self.real = batch
         self.parts.clear()
+        self.hidden.clear()
         self.shapes.append([t.shape[1:] for t in tensors_of(batch)])
         # of batches of another kind nothing is known to be affine in their number of samples
         self.tracker.recording.is_ragged |= not is_plain or self.shapes[0] != self.shapes[-1]
@@ -89,6 +96,7 @@ class _Batches:
             found = self.workload.split_batch(self.real, sizes)
         if not isinstance(found, list | tuple):
             return found
+        self.hidden.clear()
         fakes = [self._faked(part) for part in found]
         self.parts.update((id(fake), part) for fake, part in zip(fakes, found, strict=True))
         return fakes
@@ -104,7 +112,30 @@ class _Batches:
                 self.tracker.values.learn(like, tensor)
             return like
 
-        return map_tensors(fake, batch)
+        faked = map_tensors(fake, batch)
+        if self.tracker.device_type == "cpu":
+            self.hidden += [self.mode.from_tensor(t).clone() for t in _hidden_tensors(faked)]
+        return faked
+
+
+def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
+    """Return real tensors that the objects of a batch hold where `copy.deepcopy` does not go.
+
+    A graph of PyTorch Geometric, for one, shares the tables of its parts with all of its copies.
+    """
+    found: dict[int, torch.Tensor] = {}
+    waiting = [leaf for leaf in tree_leaves(batch) if is_object(leaf)]
+    seen = {id(leaf) for leaf in waiting}
+    while waiting and len(seen) < MOST_OBJECTS:
+        for inner in gc.get_referents(waiting.pop()):
+            if id(inner) in seen or isinstance(inner, NO_DATA):
+                continue
+            seen.add(id(inner))
+            if not isinstance(inner, torch.Tensor):
+                waiting.append(inner)
+            elif not isinstance(inner, FakeTensor) and inner.device.type == "cpu":
+                found.setdefault(inner.untyped_storage()._cdata, inner)
+    return list(found.values())
 
 
 def _build_model(

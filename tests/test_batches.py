@@ -1,6 +1,7 @@
 """Batches whose first dimension is not the sample, and batches that are objects."""
 
 import collections
+import copy
 import dataclasses
 
 import pytest
@@ -165,6 +166,30 @@ def test_a_prediction_is_as_measured(make, steps):
     assert found.outcome == "ok", found.message
     assert found.peak_by_category == measured.peak_by_category
     assert found.peak_allocated_bytes == measured.peak_allocated_bytes
+
+
+class SharingGraphs(Graphs):
+    """Graphs with a table that is in no field, and that copies share."""
+
+    def __deepcopy__(self, memo):
+        fields = [copy.deepcopy(getattr(self, f.name), memo) for f in dataclasses.fields(self)]
+        copied = SharingGraphs(*fields)
+        copied.tables = self.tables
+        return copied
+
+
+def make_sharing_graphs(n):
+    batch = SharingGraphs(**vars(make_graphs(n)))
+    batch.tables = {"starts": [torch.arange(1000)]}
+    return batch
+
+
+def test_tables_that_copies_of_an_object_share_are_foreseen():
+    config = StepConfig(batch_size=5)
+    measured = here(graphs(make_batch=make_sharing_graphs), config)
+    found = predicted(config, "cpu", graphs(make_batch=make_sharing_graphs))
+    assert measured.peak_by_category["inputs"] > 8000
+    assert found.peak_by_category == measured.peak_by_category
 
 
 def test_the_tensors_of_an_object_are_inputs_and_move_to_a_card():

@@ -295,6 +295,20 @@ def test_a_throttle_sends_the_first_at_once_and_the_last_always(monkeypatch):
     assert sent == [0, 99]
 
 
+def test_what_a_throttle_has_dropped_is_never_sent(monkeypatch):
+    sent = []
+    monkeypatch.setattr(job, "UPDATE_SECONDS", 0.2)
+    throttled = job.Throttle(sent.append)
+    throttled("first")
+    throttled("late")
+    throttled.drop()
+    until(lambda: throttled._timer is None)
+    assert sent == ["first"]
+    throttled("next")
+    until(lambda: sent == ["first", "next"])
+    throttled.close()
+
+
 def test_latest_drops_what_is_not_newest():
     seen, go = [], threading.Event()
 

@@ -53,6 +53,7 @@ class Job:
                 on_progress=throttled,
                 cancel=self.cancel,
             )
+            throttled.drop()  # it would be shown over the result
             measured(result)
             if self.check_gradients and result.outcome is Outcome.OK:
                 checked(
@@ -96,12 +97,17 @@ class Throttle:
     def _later(self) -> None:
         with self._lock:
             self._timer = None
-            if not self._closed:
+            if not self._closed and self._waiting is not None:
                 self._flush()
 
     def _flush(self) -> None:
         self._last = time.monotonic()
         self._send(self._waiting)
+
+    def drop(self) -> None:
+        """Forget a value that is kept; what is being sent has arrived when this returns."""
+        with self._lock:
+            self._waiting = None
 
     def close(self) -> None:
         """Send nothing more."""
