@@ -18,6 +18,7 @@ import torch
 from memlab._own_values import own_values
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
+from memlab._same_step import step_of
 from memlab._sources import own_files
 from memlab._spare import Spare
 from memlab._wire import POLL_SECONDS, Check
@@ -149,14 +150,16 @@ def run(
     cancel = cancel or threading.Event()
     tell = on_progress or (lambda progress: None)
     files = own_files()
+    values, path, environment = own_values(files), list(sys.path), dict(os.environ)
     job = Job(
         function=function,
         arguments=_pickled(arguments),
-        path=list(sys.path),
+        step=step_of(function, arguments, own_values=values, path=path, environment=environment),
+        path=path,
         folder=_folder(),
         own_files=files,
-        own_values=own_values(files),
-        environment=dict(os.environ),
+        own_values=values,
+        environment=environment,
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )

@@ -24,6 +24,7 @@ from memlab.errors import WorkloadError
 from memlab.memory import cuda
 from memlab.memory.devices import describe, synchronize
 from memlab.memory.lifetimes import first_crossing, step_memory
+from memlab.memory.load import Watch
 from memlab.memory.meter import Meter, record
 from memlab.plan import Plan
 from memlab.result import Outcome, Source, StepResult
@@ -241,6 +242,7 @@ def _time_pass(
     report: Report,
 ) -> dict[str, Any]:
     report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
+    watch = Watch()
     step = build()
     if step.scaler is not None:
         report(Progress(text="finding the loss scale", fraction=0.3))
@@ -260,6 +262,7 @@ def _time_pass(
     return {
         "step_seconds": median,
         "step_seconds_all": tuple(seconds),
+        "others_share": watch.others_share(),
         "samples_per_second": config.batch_size / median,
         "loss": loss,
         "finite": math.isfinite(loss),

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from memlab._fake_workload import over_fakes
+from memlab._held_against import Attempt, Measured, held_against
 from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._version import __version__
@@ -80,6 +81,7 @@ def predict_in_process(
     seed: int,
     memory_limit: int | None,
     plan: Plan | None = None,
+    measured: Measured = (None, None),
     report: Report,
 ) -> Prediction:
     """Return what the step would cost on the target; never raises for the step.
@@ -91,6 +93,7 @@ def predict_in_process(
         seed: set before the model, the batch and each step.
         memory_limit: bytes that the result is held against: allocated on a CPU, reserved on CUDA.
         plan: of the config's memory budget.
+        measured: what is known of a measured run of this very step.
         report: called as the prediction goes on; what it raises ends it.
     """
     facts: dict[str, Any] = {
@@ -110,15 +113,29 @@ def predict_in_process(
             report(Progress(text=f"recording {workload.name} on fake tensors", fraction=0.1))
             program = recorded(workload, config, device, seed, tracker, plan)
         text = "running new operators alone"
-        kernels = kernels_of(
-            program,
-            config.micro_batch_sizes,
-            target,
-            lambda share: report(Progress(text=text, fraction=share)),
-            tf32_matmul=config.precision is Precision.TF32,
-        )
-        forecast = _forecast(program, kernels, config, target)
-        facts |= _facts(forecast, config, target, kernels, memory_limit)
+
+        def attempt(doubted_before: float | None) -> Attempt:
+            kernels = kernels_of(
+                program,
+                config.micro_batch_sizes,
+                target,
+                lambda share: report(Progress(text=text, fraction=share)),
+                tf32_matmul=config.precision is Precision.TF32,
+                doubted_before=doubted_before,
+            )
+            forecast = _forecast(program, kernels, config, target)
+            found = _facts(forecast, config, target, kernels, memory_limit)
+            return Attempt(
+                kernels=kernels,
+                forecast=forecast,
+                facts=found,
+                noise=NOISY_TIME * kernels.noisy_share,
+                is_whole=kernels.unknown_share <= MOST_UNKNOWN,
+            )
+
+        made = held_against(measured, attempt)
+        kernels, forecast = made.kernels, made.forecast
+        facts |= made.facts
         if kernels.unknown_share > MOST_UNKNOWN:
             facts |= _without_time(facts, kernels.unknown_share)
             forecast = replace(forecast, seconds=None)

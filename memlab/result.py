@@ -89,6 +89,8 @@ class StepResult:
         timeline: the step whose peak this is.
         step_seconds: median of `step_seconds_all`.
         step_seconds_all: wall time of every counted repeat, in order.
+        others_share: of all processors, what other programs used while the step was built and
+            timed, 0..1; None where that is not known.
         samples_per_second: batch size over `step_seconds`.
         loss: of the last repeat, weighted over the micro-batches; None if predicted.
         finite: whether that loss is a finite number.
@@ -117,6 +119,7 @@ class StepResult:
     timeline: Timeline | None = None
     step_seconds: float | None = None
     step_seconds_all: tuple[float, ...] = ()
+    others_share: float | None = None
     samples_per_second: float | None = None
     loss: float | None = None
     finite: bool | None = None

@@ -28,6 +28,7 @@ from memlab._environment import Environment
 from memlab._own_values import OwnValues, Values
 from memlab._rehearsal import import_late_modules, rehearse
 from memlab._running import Progress, Report
+from memlab._same_step import recall, remember
 from memlab._sources import Sources, read_no_bytecode
 from memlab._standard_library import StandardLibrary
 from memlab._wire import Channel, Garbage
@@ -54,6 +55,7 @@ class Job:
         own_values: what is set on those, see `_own_values.py`.
         environment: the caller's variables.
         threads: the caller's number of threads for one operator.
+        step: what tells the step from others, see `_same_step.py`; None if nothing does.
         guard_bytes: most memory that the job may take before allocations fail; None: a share of
             what is available.
     """
@@ -66,6 +68,7 @@ class Job:
     own_values: Values
     environment: dict[str, str]
     threads: int
+    step: str | None = None
     guard_bytes: int | None = None
 
 
@@ -139,6 +142,8 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         started_ns = time.time_ns()
         answer = _serve(job, _reporter(channel, number), state)
         sources.note(started_ns, job.path, job.folder)
+        if job.function == "measure" and channel.is_own():
+            remember(job.step, answer[1], sources.stamps)
         _send(channel, number, answer)
         del job, content, answer
         state.look()
@@ -186,6 +191,8 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         return "unloadable", f"{type(error).__name__}: {error}"
     limit_memory(job.guard_bytes)
     try:
+        if job.function == "predict":
+            arguments["measured"] = recall(job.step)
         return "result", FUNCTIONS[job.function](**arguments, report=report)
     except BaseException as error:
         return "raised", f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,38 @@ def test_a_file_that_was_deleted_is_forgotten(tmp_path):
     assert store.read([operator(1)]) == {}
 
 
+def test_a_file_that_was_deleted_and_written_anew_is_not_the_old_one(tmp_path):
+    store, other = Store(tmp_path), Store(tmp_path)
+    for seconds in (1.0, 2.0, 3.0, 4.0):  # faster than the system's dates of files move
+        store.path.unlink(missing_ok=True)
+        cost = replace(COST, seconds=seconds)
+        other.write({operator(1): cost})
+        assert store.read([operator(1)]) == {operator(1): cost}
+
+
+def test_what_another_process_has_written_replaces_what_is_held(tmp_path):
+    store, other = Store(tmp_path), Store(tmp_path)
+    store.write({operator(1): COST})
+    store.read([operator(1)])
+    other.write({operator(1): replace(COST, seconds=7.0)})
+    assert store.read([operator(1)])[operator(1)].seconds == 7.0
+
+
+def test_costs_near_a_date_are_forgotten(tmp_path):
+    taken = {1: 1000.0, 2: 1500.0, 3: 2500.0, 4: None, 5: 1600.0}
+    store = Store(tmp_path)
+    store.write({operator(n): replace(COST, taken_at=date) for n, date in taken.items()})
+    every = [operator(n) for n in taken]
+    store.forget_near([], within_seconds=1e9, before=1e9)
+    assert len(store.read(every)) == 5
+
+    store.forget_near([1100.0], within_seconds=600, before=1550.0)
+    assert set(store.read(every)) == {operator(3), operator(4), operator(5)}
+    assert set(Store(tmp_path).read(every)) == {operator(3), operator(4), operator(5)}
+    store.forget_near([0.0], within_seconds=600, before=1e9)
+    assert set(store.read(every)) == {operator(3), operator(5)}
+
+
 BAD_ROWS = [
     "", "null", "3", "{}", "[]", "nonsense", "[[28], 64]", '[["28"], 64, 0, 0.1, false]',
     "[[28], -1, 0, 0.1, false]", "[[true], 64, 0, 0.1, false]", "[[28], 1e3, 0, 0.1, false]",
@@ -151,7 +184,8 @@ BAD_ROWS = [
     "[28, 64, 0, 0.1, false]", "[[[28]], 64, 0, 0.1, false]",
     f"[[28], 1{'0' * 400}, 0, 0.1, false]",
     f"[[28], 1{'0' * 5000}, 0, 0.1, false]", "[" * 10_000, "[[28], 64, 0, 0.1, false, 1, 1, 1, 1]",
-    b"\xff\xfe", 7,
+    b"\xff\xfe", 7, "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, 0.0, 1e999]",
+    "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, 0.0, NaN]",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Times carry what they were taken under; those of a busy machine are taken again."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,13 @@ from memlab.memory import calibration, cost_store, load, targets
 from memlab.memory.calibration import calibrate
 from memlab.memory.cards import Target
 from memlab.memory.cost_store import OperatorCost, Store
+from memlab.memory.doubt import doubted
 from memlab.memory.operators import signature_of
 from memlab.memory.targets import Kernels
 
 GELU = signature_of(torch.ops.aten.gelu.default, (torch.ones(4, 4),), {})
 RELU = signature_of(torch.ops.aten.relu.default, (torch.ones(4, 4),), {})
+TANH = signature_of(torch.ops.aten.tanh.default, (torch.ones(4, 4),), {})
 
 
 class Machine:
@@ -42,7 +45,7 @@ def machine(monkeypatch):
 
 def cost_of(store, *signatures):
     found = calibrate(signatures or [GELU], timed=True, store=store, max_bytes=2**20)
-    return found[GELU]
+    return found.get(GELU)
 
 
 def test_a_time_says_what_it_was_taken_under(machine, tmp_path):
@@ -100,6 +103,49 @@ def test_a_prediction_takes_again_no_more_than_fits_its_time(machine, tmp_path, 
     for num_timed in (3, 4, 4):
         cost_of(Store(tmp_path), GELU, RELU)
         assert machine.num_timed == num_timed
+
+
+def test_costs_that_are_doubted_are_taken_again_and_those_learned_beside_them_forgotten(
+    machine, tmp_path
+):
+    machine.times = [2.0, 2.0, 2.0]
+    cost_of(Store(tmp_path), GELU, RELU)
+    machine.clock += 3600
+    cost_of(Store(tmp_path), TANH)
+    machine.clock += 3600
+    machine.times = [0.1, 0.1, 0.1]
+
+    def again(before):
+        found = calibrate(
+            [GELU], timed=True, store=Store(tmp_path), max_bytes=2**20, doubted_before=before
+        )
+        return found[GELU].seconds
+
+    assert again(None) == 2.0
+    assert again(1e9) == 2.0, "it is not older than that"
+    measured_at = machine.clock
+    machine.clock += 10
+    assert again(measured_at) == 0.1
+    assert set(Store(tmp_path).read([GELU, RELU, TANH])) == {GELU, TANH}
+    num_timed = machine.num_timed
+    assert again(measured_at) == 0.1
+    assert machine.num_timed == num_timed, "what was learned since is believed"
+
+
+def test_a_cost_of_the_future_or_without_a_date_is_doubted(machine):
+    dated = {GELU: machine.clock + 9, RELU: None, TANH: machine.clock - 9}
+    cost = OperatorCost(output_bytes=(), peak_bytes=0, seconds=1.0)
+    known = {signature: replace(cost, taken_at=date) for signature, date in dated.items()}
+    assert set(doubted(known, machine.clock - 60)) == {GELU, RELU}
+    assert doubted(known, None) == {}
+
+
+def test_costs_that_are_found_right_when_taken_again_put_no_others_in_doubt(machine, tmp_path):
+    cost_of(Store(tmp_path), GELU, RELU)
+    machine.clock += 3600
+    calibrate([GELU], timed=True, store=Store(tmp_path), max_bytes=2**20,
+              doubted_before=machine.clock)  # fmt: skip
+    assert set(Store(tmp_path).read([GELU, RELU])) == {GELU, RELU}
 
 
 def test_costs_that_are_forgotten_are_found_again_in_every_process(machine, tmp_path, monkeypatch):

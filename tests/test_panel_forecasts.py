@@ -63,6 +63,46 @@ def made():
     found.close()
 
 
+# a run that took another time
+
+
+def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_meanwhile(
+    made, monkeypatch
+):
+    found, _ = made
+    times = [2.0, 2.0, 0.1]
+    calls = worker(
+        monkeypatch,
+        lambda config, cancel: predicted(
+            config=config, step_seconds=times.pop(0), uncertainty={"step_seconds": 0.25}
+        ),
+    )
+    for size in (8, 16):
+        found.ask(question(size))
+        assert found.wait(PATIENCE_SECONDS)
+
+    def run(least):
+        config = StepConfig(batch_size=8)
+        times = (3 * least, least)
+        return make_result(config=config, step_seconds=2 * least, step_seconds_all=times)
+
+    found.doubt(run(1.9))
+    assert found.look(question(8)).exact, "it took what was predicted"
+    found.doubt(make_result(config=StepConfig(batch_size=4), step_seconds_all=(0.1,)))
+    assert found.look(question(8)).exact, "nothing was predicted for that setting"
+
+    found.doubt(run(0.1))
+    for size in (8, 16):
+        held = found.look(question(size))
+        assert (held.exact, held.result.step_seconds) == (False, 2.0)
+    found.ask(question(8))
+    assert found.wait(PATIENCE_SECONDS)
+    assert calls == [8, 16, 8]
+    again = found.look(question(8))
+    assert (again.exact, again.result.step_seconds) == (True, 0.1)
+    assert not found.look(question(16)).exact
+
+
 # arithmetic
 
 

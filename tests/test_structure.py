@@ -35,6 +35,7 @@ FLOORS = [
         "_full_batch",
         "_verify",
         "_fake_workload",
+        "_held_against",
         "_predict",
         "_plan",
         "_inspect",
@@ -42,6 +43,7 @@ FLOORS = [
     ["_operator_costs", "_records"],
     [
         "_own_values",
+        "_same_step",
         "_environment",
         "_usual_changes",
         "_fingerprint",

@@ -280,6 +280,7 @@ class Panel:
             with self._page.lock:
                 prediction = with_numbers(estimate.result if estimate else None)
                 run.append(self._log.add(result, prediction))
+            self._page.forecasts.doubt(result)
             self._page.show_runs()
 
         def checked(report: VerifyReport) -> None:

@@ -108,6 +108,15 @@ def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
     )
 
 
+def is_within(measured: StepResult, predicted: StepResult) -> bool:
+    """Return whether a measured time is one that a prediction allows; True if one has no time."""
+    if not measured.step_seconds_all or not predicted.step_seconds:
+        return True
+    width = (predicted.uncertainty or {}).get("step_seconds", 0.0)
+    error = min(measured.step_seconds_all) / predicted.step_seconds - 1.0
+    return abs(error) <= width
+
+
 class Forecasts:
     """Every prediction of a panel, and the thread that asks the worker for the newest question.
 
@@ -125,6 +134,7 @@ class Forecasts:
     ) -> None:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
         self._known: dict[Question, Prediction] = {}  # the oldest first
+        self._doubted: set[Question] = set()  # of these: the worker is to be asked again
         self._last: Estimate | None = None
         self._condition = threading.Condition()
         self._wanted: Question | None = None
@@ -138,8 +148,9 @@ class Forecasts:
         with self._condition:
             found, last = self._known.get(question), self._last
             base = None if found else self._nearest(question)
+            is_sure = question not in self._doubted
         if found is not None:
-            return Estimate(question=question, result=found.result, exact=True)
+            return Estimate(question=question, result=found.result, exact=is_sure)
         if last is not None and last.question == question:
             return last
         if base is None or base.forecast is None:
@@ -155,12 +166,31 @@ class Forecasts:
             found = self._known.get(question)
         return None if found is None else found.result
 
+    def doubt(self, measured: StepResult) -> None:
+        """Doubt what was predicted for a workload and a device, if a run there took another time.
+
+        It is shown until the worker, which holds predictions against that run, has been asked anew.
+        """
+        setting = Question(measured.workload_name, measured.config, measured.device)
+        predicted = self.known(setting)
+        if predicted is None or is_within(measured, predicted):
+            return
+        with self._condition:
+            self._doubted |= {
+                question
+                for question in self._known
+                if (question.workload_name, question.device)
+                == (setting.workload_name, setting.device)
+            }
+            self._last = None
+
     def ask(self, question: Question) -> None:
         """Have the worker predict this, unless it is at it; no other question waits any more."""
         with self._condition:
             if self._closed:
                 return
-            self._wanted = None if question in (self._asked, *self._known) else question
+            is_known = question in self._known and question not in self._doubted
+            self._wanted = None if is_known or question == self._asked else question
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, daemon=True)
                 self._thread.start()
@@ -194,13 +224,13 @@ class Forecasts:
         """Return the prediction whose forecast covers the question from nearest by."""
         sizes, family = question.config.micro_batch_sizes, question.family
         covering = [
-            (_distance(known.config, question.config), -age, prediction)
+            (known in self._doubted, _distance(known.config, question.config), -age, prediction)
             for age, (known, prediction) in enumerate(self._known.items())
             if known.family == family
             and prediction.forecast is not None
             and prediction.forecast.covers(sizes)
         ]
-        return min(covering, key=lambda one: one[:2], default=(0, 0, None))[2]
+        return min(covering, key=lambda one: one[:3], default=(False, 0, 0, None))[3]
 
     def _loop(self) -> None:
         while (question := self._next()) is not None:
@@ -210,8 +240,11 @@ class Forecasts:
                 self._asked = None
                 if not cancelled:
                     self._known[question] = prediction
+                    self._doubted.discard(question)
                     if len(self._known) > MOST_KEPT:
-                        del self._known[next(iter(self._known))]
+                        oldest = next(iter(self._known))
+                        del self._known[oldest]
+                        self._doubted.discard(oldest)
                 self._condition.notify_all()
             if not cancelled and not self._closed:
                 self._arrived(Estimate(question=question, result=prediction.result, exact=True))

@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.memory.cost_store import STEADY, OperatorCost, Store
+from memlab.memory.doubt import doubted, forget_others
 from memlab.memory.load import Watch, is_quiet
 from memlab.memory.meter import Meter, record
 from memlab.memory.operators import Signature, signature_of
@@ -62,6 +63,7 @@ def calibrate(
     timed: bool,
     store: Store | None,
     max_bytes: int,
+    doubted_before: float | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Calibration:
     """Return what each operator costs on this machine's CPU with the present number of threads.
@@ -72,10 +74,14 @@ def calibrate(
         store: asked first, and told what is new; None to keep nothing.
         max_bytes: that one operator's arguments and results may take. A larger one is run on two
             smaller leading dimensions, and its cost is marked `extrapolated`.
+        doubted_before: costs that were taken before this date, in seconds since 1970, are taken
+            again; None to believe all.
         on_progress: called with the fraction that is done; what it raises ends the calibration.
     """
     wanted = list(dict.fromkeys(signatures))
     known = {} if store is None else store.read(wanted)
+    old = doubted(known, doubted_before)
+    known = {s: cost for s, cost in known.items() if s not in old}
     missing = [s for s in wanted if s not in known or (timed and known[s].seconds is None)]
     if timed:
         missing += _to_take_again(known)
@@ -97,6 +103,8 @@ def calibrate(
             result.reasons[signature] = outcome
     if store is not None:
         store.write({signature: known[signature] for signature in missing if signature in known})
+        if doubted_before is not None:
+            forget_others(store, old, known, doubted_before)
     result.update({signature: known.get(signature) for signature in wanted})
     return result
 
@@ -309,7 +317,9 @@ def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCos
     )
 
 
-def overhead_seconds(store: Store | None) -> dict[Phase, float]:
+def overhead_seconds(
+    store: Store | None, doubted_before: float | None = None
+) -> dict[Phase, float]:
     """Return what an operator of each phase takes besides its kernel, in seconds.
 
     That is modules and the model's Python around it in forward, autograd in backward, the
@@ -318,8 +328,14 @@ def overhead_seconds(store: Store | None) -> dict[Phase, float]:
     are tiny, less its operators alone, over their number; each at its fastest. Before each phase
     caches are filled with other data, as they are in a step whose tensors are not tiny: warm, the
     same Python takes half as long.
+
+    Args:
+        store: as for `calibrate`.
+        doubted_before: as for `calibrate`.
     """
     known = {} if store is None else store.read(list(OVERHEADS.values()))
+    old = doubted(known, doubted_before)
+    known = {signature: cost for signature, cost in known.items() if signature not in old}
     found = {phase: known.get(signature) for phase, signature in OVERHEADS.items()}
     is_known = all(cost is not None and cost.seconds is not None for cost in found.values())
     is_due = any(_is_due(cost) for cost in known.values())

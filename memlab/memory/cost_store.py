@@ -2,15 +2,18 @@
 
 One SQLite file; a row a signature and circumstances (torch, processor, threads, switches). Several
 processes may share it. A file that cannot be read or written is left alone: the store then lasts as
-long as the process, and `problem` says why. Nothing is ever deleted from it.
+long as the process, and `problem` says why. Deleted are only times that a measured run has shown to
+be wrong. The file's other table holds measured runs, see `measured_runs.py`.
 """
 
+import contextlib
 import functools
 import json
 import os
 import platform
 import sqlite3
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -27,10 +30,19 @@ FILE = "operators-2.sqlite3"  # the number changes with what a row means
 OLD_FILES = ("operators-1.sqlite3",)  # which did not say what times were taken under
 WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
 MOST_BYTES, MOST_SECONDS = 2**62, 1e6  # of one operator: what is beyond is damage
+MOST_DATE = 1e11  # seconds since 1970: some thousand years
+DAMAGED = (ValueError, TypeError, RecursionError)  # what reading a damaged row may raise
 STEADY = 1.5  # times the least: more than an idle machine spreads
 BUSY_SHARE = 0.15  # of all processors
 NUM_REQUIRED = 5  # fields that a row has had from the beginning
 BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS cost (circumstances TEXT, operator TEXT, cost TEXT, "
+    "PRIMARY KEY (circumstances, operator)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS measured (circumstances TEXT, step TEXT, run TEXT, "
+    "PRIMARY KEY (circumstances, step))",
+)
+Version = tuple[int, int, int]  # of a file, which every write changes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +171,7 @@ class Store:
         self.path = (cache_folder() if folder is None else folder) / FILE
         self.problem: str | None = None
         self._memory: dict[tuple[str, str], OperatorCost] = {}
+        self._version: Version | None = None  # of the file that `_memory` was read from
         self._dropped: set[str] = set()  # operators whose row could not be believed
 
     @property
@@ -174,8 +187,11 @@ class Store:
 
     def read(self, signatures: Iterable[Signature]) -> dict[Signature, OperatorCost]:
         """Return the costs that are known under the present circumstances."""
-        if self._memory and self.problem is None and not self.path.exists():
-            self._memory.clear()  # somebody forgot them
+        version = self._version_now()
+        if self.problem is None and version != self._version:
+            self._memory.clear()  # another process has written, or somebody forgot all
+            self._version = version
+
         here = circumstances()
         by_text = {to_text(signature): signature for signature in signatures}
         missing = [text for text in by_text if (here, text) not in self._memory]
@@ -188,9 +204,34 @@ class Store:
         """Keep these costs under the present circumstances, in one transaction."""
         here = circumstances()
         texts = {to_text(signature): cost for signature, cost in costs.items()}
-        self._memory |= {(here, text): cost for text, cost in texts.items()}
         rows = [(here, text, _line(cost)) for text, cost in texts.items()]
-        self._query("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", rows)
+        self.query("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", rows)
+        if self.problem is not None:  # else they are read from the file, which is another now
+            self._memory |= {(here, text): cost for text, cost in texts.items()}
+
+    def forget_near(self, dates: Iterable[float], *, within_seconds: float, before: float) -> None:
+        """Delete the costs under the present circumstances that were taken near one of these dates.
+
+        Args:
+            dates: seconds since 1970; 0 stands for costs that do not say when they were taken.
+            within_seconds: how near.
+            before: a date; what was taken later is kept.
+        """
+        here, dates = circumstances(), tuple(dates)
+        near = []
+        for text, line in self.query(
+            "SELECT operator, cost FROM cost WHERE circumstances = ?", [(here,)] if dates else []
+        ):
+            try:
+                taken_at = _cost(line).taken_at or 0.0
+            except DAMAGED:
+                continue  # it is dropped when it is needed
+            is_near = any(abs(taken_at - date) <= within_seconds for date in dates)
+            if is_near and taken_at < before:
+                near.append((here, text))
+        self.query("DELETE FROM cost WHERE circumstances = ? AND operator = ?", near)
+        for key in near:
+            self._memory.pop(key, None)
 
     def _rows(self, here: str, texts: list[str]) -> list[tuple[str, OperatorCost]]:
         found = []
@@ -198,16 +239,16 @@ class Store:
             part = texts[start : start + BATCH]
             marks = ", ".join("?" * len(part))
             query = "SELECT operator, cost FROM cost WHERE circumstances = ?"
-            found += self._query(f"{query} AND operator IN ({marks})", [(here, *part)])
+            found += self.query(f"{query} AND operator IN ({marks})", [(here, *part)])
         costs = []
         for text, line in found:
             try:
                 costs.append((text, _cost(line)))
-            except (ValueError, TypeError, RecursionError):
+            except DAMAGED:
                 self._dropped.add(text)
         return costs
 
-    def _query(self, query: str, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
+    def query(self, query: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run the query on each row and return what it finds; nothing if the file will not do."""
         if self.problem is not None or not rows:
             return []
@@ -217,19 +258,35 @@ class Store:
             connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
             try:
                 with connection:
-                    connection.execute(
-                        "CREATE TABLE IF NOT EXISTS cost (circumstances TEXT, operator TEXT, "
-                        "cost TEXT, PRIMARY KEY (circumstances, operator)) WITHOUT ROWID"
-                    )
+                    for table in TABLES:
+                        connection.execute(table)
                     if query.startswith("SELECT"):
                         return [row for each in rows for row in connection.execute(query, each)]
                     connection.executemany(query, rows)
-                    return []
             finally:
                 connection.close()
         except (OSError, ValueError, OverflowError, sqlite3.Error) as error:
             self._give_up(error)
             return []
+        self._stamp()
+        return []
+
+    def _stamp(self) -> None:
+        """Give the file a date of its own: the system's move in steps of some milliseconds.
+
+        So no two contents of it have the same, also of a file that was deleted and written anew.
+        """
+        now = time.time_ns()
+        with contextlib.suppress(OSError):
+            os.utime(self.path, ns=(now, now))
+
+    def _version_now(self) -> Version | None:
+        """Return what tells whether the file was written since, without opening it."""
+        try:
+            state = self.path.stat()
+        except (OSError, ValueError):
+            return None
+        return state.st_ino, state.st_mtime_ns, state.st_size
 
     def _give_up(self, error: Exception) -> None:
         self.problem = (
@@ -274,7 +331,12 @@ def cost_from_row(row: Any) -> OperatorCost:
 
 
 def _is_date(values: list[Any]) -> bool:
-    return all(value is None or (type(value) is float and value >= 0) for value in values)
+    return all(value is None or is_date(value) for value in values)
+
+
+def is_date(value: Any) -> bool:
+    """Return whether a value can be a date, in seconds since 1970."""
+    return type(value) is float and 0 <= value <= MOST_DATE
 
 
 def is_time(seconds: Any) -> bool:

@@ -78,16 +78,18 @@ def kernels_of(
     on_progress: Callable[[float], None],
     *,
     tf32_matmul: bool = False,
+    doubted_before: float | None = None,
 ) -> Kernels:
     """Return what the kernels of a run do on the target, a card with or without TF32 products.
 
     On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
     is known of them is scaled to the other recorded size. A target with recorded costs is asked for
-    these instead, and nothing is run.
+    these instead, and nothing is run. Costs that were found before the date `doubted_before`, in
+    seconds since 1970, are found again.
     """
     if target.kind == "cuda":
         return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
-    return _on_cpu(program, sizes, target.costs, on_progress)
+    return _on_cpu(program, sizes, target.costs, on_progress, doubted_before)
 
 
 def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
@@ -147,6 +149,7 @@ def _on_cpu(
     sizes: Sequence[int],
     known: KnownCosts | None,
     on_progress: Callable[[float], None],
+    doubted_before: float | None,
 ) -> Kernels:
     recording = program.recording
     steps = program.steps_of(sizes)
@@ -154,7 +157,7 @@ def _on_cpu(
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
     signatures = [o.signature for o in run if o.signature]
     if known is None:
-        found, overheads = _found_here(signatures, on_progress)
+        found, overheads = _found_here(signatures, on_progress, doubted_before)
     else:
         found, overheads = _looked_up(signatures, known), known.overheads
     phases = [interval.phase for interval in recording.intervals]
@@ -184,7 +187,9 @@ def _on_cpu(
 
 
 def _found_here(
-    signatures: Sequence[Signature], on_progress: Callable[[float], None]
+    signatures: Sequence[Signature],
+    on_progress: Callable[[float], None],
+    doubted_before: float | None,
 ) -> tuple[Calibration, Mapping[Phase, float]]:
     """Return what operators cost on this machine, and what Python adds to each."""
     available = available_memory_bytes()
@@ -193,9 +198,10 @@ def _found_here(
         timed=True,
         store=_store,
         max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
+        doubted_before=doubted_before,
         on_progress=on_progress,
     )
-    return found, overhead_seconds(_store)
+    return found, overhead_seconds(_store, doubted_before)
 
 
 def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
