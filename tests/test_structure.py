@@ -46,6 +46,7 @@ FLOORS = [
         "_same_step",
         "_environment",
         "_usual_changes",
+        "_parts",
         "_fingerprint",
         "_process_state",
         "_worker_state",
