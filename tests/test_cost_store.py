@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memlab
+from memlab.errors import MemlabError
 from memlab.memory import cost_store
 from memlab.memory.cost_store import OperatorCost, Store, cache_folder
 from memlab.memory.operators import TensorSpec, to_text
@@ -155,6 +157,31 @@ def test_the_folder_follows_the_environment(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder().name in ("memlab", "Cache")
     assert Path.home() in cache_folder().parents
+
+
+@pytest.mark.parametrize("variable", ["MEMLAB_CACHE", "XDG_CACHE_HOME", "HOME"])
+def test_a_home_that_is_not_there_is_a_sentence_with_a_remedy(monkeypatch, variable):
+    for name in ("MEMLAB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if variable == "HOME":
+
+        def home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", home)
+    else:
+        monkeypatch.setenv(variable, "~nobodyhere/x")
+    if variable == "HOME" and sys.platform == "win32":
+        pytest.skip("the folder is in another variable")
+
+    with pytest.raises(MemlabError, match="set MEMLAB_CACHE to a folder that can be written"):
+        memlab.forget_costs()
+    store = Store()
+    store.write({operator(1): COST})
+    assert store.read([operator(1)]) == {operator(1): COST}
+    (note,) = store.notes
+    assert note.startswith("Calibrations are not kept: ")
+    assert "MEMLAB_CACHE" in note
 
 
 def test_reading_asks_the_file_once(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ import torch
 from memlab.errors import MemlabError
 from memlab.memory.devices import describe
 from memlab.memory.operators import Signature, to_text
+from memlab.quoting import shown
 from memlab.trace import Phase
 
 FILE = "operators-2.sqlite3"  # the number changes with what a row means
@@ -109,9 +110,22 @@ class KnownCosts:
 
 
 def cache_folder() -> Path:
-    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules."""
-    if own := os.environ.get("MEMLAB_CACHE"):
-        return Path(own).expanduser()
+    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules.
+
+    Raises:
+        MemlabError: it lies in the home of a user who has none here.
+    """
+    own = os.environ.get("MEMLAB_CACHE")
+    try:
+        return Path(own).expanduser() if own else _usual_folder()
+    except RuntimeError as error:
+        named = f"MEMLAB_CACHE={shown(own)} names no folder" if own else "there is no home folder"
+        raise MemlabError(
+            f"{named} ({error}); set MEMLAB_CACHE to a folder that can be written"
+        ) from None
+
+
+def _usual_folder() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "memlab"
     if sys.platform == "win32":
@@ -153,7 +167,7 @@ def forget_costs() -> None:
     are taken again by themselves, once it is quiet.
 
     Raises:
-        MemlabError: the file cannot be deleted.
+        MemlabError: the file cannot be deleted, or `MEMLAB_CACHE` names no folder.
     """
     for name in (FILE, *OLD_FILES):
         path = cache_folder() / name
@@ -174,8 +188,12 @@ class Store:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.path = (cache_folder() if folder is None else folder) / FILE
         self.problem: str | None = None
+        try:
+            self.path = (cache_folder() if folder is None else folder) / FILE
+        except MemlabError as error:
+            self.path = Path(FILE)  # never opened
+            self.problem = f"Calibrations are not kept: {error}."
         self._memory: dict[tuple[str, str], OperatorCost] = {}
         self._version: Version | None = None  # of the file that `_memory` was read from
         self._dropped: set[str] = set()  # operators whose row could not be believed
