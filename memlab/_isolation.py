@@ -22,7 +22,8 @@ from memlab._same_step import step_of
 from memlab._sources import own_files
 from memlab._spare import Spare
 from memlab._wire import POLL_SECONDS, Check
-from memlab.errors import MemlabError, WorkloadError
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.quoting import shown
 from memlab.result import Outcome
 from memlab.units import format_seconds
 from memlab.worker import FUNCTIONS, PREDICTING, Job
@@ -148,7 +149,7 @@ def run(
         WorkloadError: the arguments cannot be sent.
     """
     cancel = cancel or threading.Event()
-    tell = on_progress or (lambda progress: None)
+    tell = _teller(on_progress)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), dict(os.environ)
     job = Job(
@@ -289,12 +290,33 @@ def run_here(
             raised.append(error)
             raise
 
-    tell = on_progress or (lambda progress: None)
+    tell = _teller(on_progress)
     with _lane_of(function).turn(tell, cancel or threading.Event()):
         value = FUNCTIONS[function](**arguments, report=report)
     if raised:
         raise raised[0]
     return value
+
+
+def _teller(on_progress: OnProgress | None) -> OnProgress:
+    """Return what calls `on_progress`. What that raises is the caller's own and comes through."""
+
+    def tell(progress: Progress) -> None:
+        if on_progress is None:
+            return
+        try:
+            on_progress(progress)
+        except Exception as error:
+            here = error.__traceback__
+            was_entered = here is not None and here.tb_next is not None
+            if was_entered or isinstance(error, MemlabError):
+                raise
+            raise ConfigError(
+                f"on_progress={shown(on_progress)} cannot be called with a Progress ({error}); "
+                "pass a function of one argument"
+            ) from error
+
+    return tell
 
 
 def _over(
