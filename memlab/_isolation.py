@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memlab._by_value import dumps
 from memlab._own_values import own_values
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
@@ -29,6 +30,7 @@ from memlab.units import format_seconds
 from memlab.worker import FUNCTIONS, PREDICTING, Job
 
 START_SECONDS = 120.0
+BY_NAME = "on <module '__main__'"  # Python's words for a name that is not there
 OnProgress = Callable[[Progress], None]
 
 
@@ -201,8 +203,20 @@ def _converse(
             tried_again = True
             continue
         if kind == "unloadable":
-            raise Ended(Outcome.FAILED, f"the worker could not load the workload: {value}")
+            raise Ended(Outcome.FAILED, _unloadable(value))
         raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
+
+
+def _unloadable(error: str) -> str:
+    """Return what to say of a workload that raised this as the worker read it."""
+    said = f"the worker could not load the workload: {error}"
+    if BY_NAME not in error:
+        return said
+    return (
+        f"{said}; it is defined in this notebook or script and can only be sent by its name: "
+        "define it in a module that is imported, or inside build_model, or measure with "
+        "isolate=False"
+    )
 
 
 def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
@@ -255,11 +269,8 @@ def _folder() -> str:
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:
-    import cloudpickle  # late: `import memlab` need not wait for it
-
     try:
-        pickled: bytes = cloudpickle.dumps(arguments)
-        return pickled
+        return dumps(arguments)
     except Exception as error:  # a lock, a file, a generator: any class can refuse to be pickled
         workload = arguments.get("workload")
         raise WorkloadError(

@@ -43,6 +43,7 @@ FLOORS = [
     ["_operator_costs", "_records"],
     [
         "_own_values",
+        "_by_value",
         "_same_step",
         "_environment",
         "_usual_changes",
