@@ -82,6 +82,14 @@ PYTHON = {  # name: what build_model executes
     "thread left": "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
     "process left": "import subprocess; KEEP.append(subprocess.Popen(['sleep', '60']))",
     "cloudpickle patched": "import cloudpickle; cloudpickle.dumps = None",
+    "bases of a class": "class E(nn.Module):\n def __call__(self, x): return super().__call__(x) * 1.5\nnn.Sequential.__bases__ = (E,)",
+    "cell of a closure": "for c in nn.modules.utils._pair.__closure__:\n if c.cell_contents == 2: c.cell_contents = 3",
+    "class of a module": "class M(type(torch)): pass\nnn.functional.__class__ = M",
+    "registered with an abstract class": "from collections.abc import Mapping\nMapping.register(nn.ModuleDict)",
+    "virtual timer": "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)",
+    "profiling timer": "import signal; signal.setitimer(signal.ITIMER_PROF, 0.5)",
+    "scheduled when idle": "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))",
+    "raw thread left": "import _thread, time; _thread.start_new_thread(time.sleep, (60,))",
     "memlab patched": "import memlab.step; memlab.step.build_step = None",
 }
 

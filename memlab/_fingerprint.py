@@ -1,9 +1,10 @@
 """What the modules of this process hold, noted so that a change of it is found.
 
-Noted are the attributes of modules; the attributes of their classes; the code and the defaults of
-their functions; the entries of their containers (a registry, a list of hooks); and the attributes
-of objects at module level (a logger, a config). A thing is unchanged if the same objects stand in
-the same places. Some ten thousand places are compared in about 20 ms.
+Noted are the attributes of modules; the attributes of their classes; what their functions and
+classes are made of (`_parts.py`); the entries of their containers (a registry, a list of hooks);
+and the attributes of objects at module level (a logger, a config). A thing is unchanged if the same
+objects stand in the same places. Some ten thousand places are compared in about 20 ms, and as many
+functions and classes in about 30.
 
 Not seen: what C code keeps for itself (`_process_state.py` asks for that), objects that only other
 objects hold, and the caches of `functools` in libraries.
@@ -25,6 +26,7 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from memlab._parts import Parts
 from memlab._usual_changes import (
     CHANGED_ONCE,
     IGNORED_NAMES,
@@ -42,7 +44,7 @@ UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, 
 ENVIRONMENT = vars(os.environ).get("_data")  # which the module posix holds too
 TOGETHER = 64  # places that are compared at once
 MISSING = object()
-PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changed: in places, and parts
 
 
 class Place:
@@ -126,9 +128,7 @@ class Fingerprint:
     def __init__(self) -> None:
         self.modules: dict[str, Any] = {}
         self._places: dict[int, Place] = {}
-        self._functions: list[types.FunctionType] = []
-        self._parts: list[tuple[Any, ...]] = []
-        self._known_functions: set[int] = set()
+        self._parts = Parts()
         self._base_packages: frozenset[str] = frozenset()
         self._own_packages: set[str] = set()
 
@@ -150,7 +150,7 @@ class Fingerprint:
         """Take everything as it is for what a worker holds before its first job."""
         self._base_packages = frozenset(name.partition(".")[0] for name in self.modules)
         self._look(lambda *_: True)
-        self._parts = list(map(PARTS, self._functions))
+        self._parts.begin()
 
     def changes(self) -> list[str]:
         """Return the names of all that is not as it was, and not what libraries usually do."""
@@ -160,28 +160,25 @@ class Fingerprint:
             if sys.modules.get(name) is not module
         ]
         found += [_name(place, key) for place, key, _ in self._look(self._is_usual)]
-        parts = map(PARTS, self._functions)
-        found += [
-            f"{function.__module__}.{function.__qualname__}"
-            for function, old, new in zip(self._functions, self._parts, parts, strict=True)
-            if old != new and not f"{function.__module__}.".startswith(CHANGED_ONCE)
-        ]
+        found += [name for name in self._parts.changes() if not _is_changed_once(name)]
         return list(dict.fromkeys(found))
 
-    def before_import(self) -> set[tuple[int, Any, int]]:
+    def before_import(self) -> Before:
         """Return what is changed before a library is imported: by a person, or for the moment."""
-        return {(id(place), key, id(new)) for place, key, new in self._look(self._is_usual)}
+        found = self._look(self._is_usual)
+        return {(id(place), key, id(new)) for place, key, new in found}, self._parts.changed()
 
-    def after_import(self, packages: Collection[str], before: set[tuple[int, Any, int]]) -> None:
+    def after_import(self, packages: Collection[str], before: Before) -> None:
         """Accept what the import of these packages, just ended, explains.
 
         Args:
             packages: all whose modules were imported.
             before: what `before_import` found.
         """
+        places, parts = before
 
         def explained(place: Place, key: Any, old: Any, new: Any) -> bool:
-            if place.package in self._own_packages or (id(place), key, id(new)) in before:
+            if place.package in self._own_packages or (id(place), key, id(new)) in places:
                 return False
             is_its_own = place.package in packages and (
                 not (is_definition(old) or is_definition(new)) or package_of(new) == place.package
@@ -189,6 +186,7 @@ class Fingerprint:
             return old is MISSING or is_its_own or self._is_usual(place, key, old, new)
 
         self._look(explained)
+        self._parts.accept(parts, not_of=self._own_packages)
         for name, module in list(self.modules.items()):
             now = sys.modules.get(name)
             if now is not None and now is not module and name.partition(".")[0] in packages:
@@ -256,6 +254,8 @@ class Fingerprint:
         if kind is None or id(holder) in self._places:
             return
         place = self._places[id(holder)] = Place(name, package, kind, holder)
+        if kind in ("module", "class", "object"):
+            self._parts.note_object(holder, name)
         self._walk_values(place)
 
     def _walk_values(self, place: Place) -> None:
@@ -273,11 +273,11 @@ class Fingerprint:
                 value = value.__func__
                 kind = type(value)
             if kind is FUNCTION:
-                self._note_function(value)
+                self._parts.note_function(value)
             elif kind is property:
                 for function in (value.fget, value.fset, value.fdel):
                     if type(function) is FUNCTION:
-                        self._note_function(function)
+                        self._parts.note_function(function)
             elif issubclass(kind, type):
                 self._walk(f"{value.__module__}.{value.__qualname__}", place.package, value)
             elif is_cache(_name(place, key)) or key == "_cache":  # the latter of a logger
@@ -291,11 +291,9 @@ class Fingerprint:
             ):
                 self._walk(_name(place, key), place.package, value)
 
-    def _note_function(self, function: types.FunctionType) -> None:
-        if id(function) not in self._known_functions:
-            self._known_functions.add(id(function))
-            self._functions.append(function)
-            self._parts.append(PARTS(function))
+
+def _is_changed_once(name: str) -> bool:
+    return f"{name}.".startswith(CHANGED_ONCE) or is_cache(name)
 
 
 def _kind(holder: Any) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memlab._by_value import dumps
 from memlab._own_values import own_values
 from memlab._process import STARTING, TAKING, Ended, WorkerProcess
 from memlab._running import Expired, Progress
@@ -22,12 +23,14 @@ from memlab._same_step import step_of
 from memlab._sources import own_files
 from memlab._spare import Spare
 from memlab._wire import POLL_SECONDS, Check
-from memlab.errors import MemlabError, WorkloadError
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.quoting import shown
 from memlab.result import Outcome
 from memlab.units import format_seconds
 from memlab.worker import FUNCTIONS, PREDICTING, Job
 
 START_SECONDS = 120.0
+BY_NAME = "on <module '__main__'"  # Python's words for a name that is not there
 OnProgress = Callable[[Progress], None]
 
 
@@ -148,7 +151,7 @@ def run(
         WorkloadError: the arguments cannot be sent.
     """
     cancel = cancel or threading.Event()
-    tell = on_progress or (lambda progress: None)
+    tell = _teller(on_progress)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), dict(os.environ)
     job = Job(
@@ -200,8 +203,20 @@ def _converse(
             tried_again = True
             continue
         if kind == "unloadable":
-            raise Ended(Outcome.FAILED, f"the worker could not load the workload: {value}")
+            raise Ended(Outcome.FAILED, _unloadable(value))
         raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
+
+
+def _unloadable(error: str) -> str:
+    """Return what to say of a workload that raised this as the worker read it."""
+    said = f"the worker could not load the workload: {error}"
+    if BY_NAME not in error:
+        return said
+    return (
+        f"{said}; it is defined in this notebook or script and can only be sent by its name: "
+        "define it in a module that is imported, or inside build_model, or measure with "
+        "isolate=False"
+    )
 
 
 def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
@@ -254,11 +269,8 @@ def _folder() -> str:
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:
-    import cloudpickle  # late: `import memlab` need not wait for it
-
     try:
-        pickled: bytes = cloudpickle.dumps(arguments)
-        return pickled
+        return dumps(arguments)
     except Exception as error:  # a lock, a file, a generator: any class can refuse to be pickled
         workload = arguments.get("workload")
         raise WorkloadError(
@@ -289,12 +301,33 @@ def run_here(
             raised.append(error)
             raise
 
-    tell = on_progress or (lambda progress: None)
+    tell = _teller(on_progress)
     with _lane_of(function).turn(tell, cancel or threading.Event()):
         value = FUNCTIONS[function](**arguments, report=report)
     if raised:
         raise raised[0]
     return value
+
+
+def _teller(on_progress: OnProgress | None) -> OnProgress:
+    """Return what calls `on_progress`. What that raises is the caller's own and comes through."""
+
+    def tell(progress: Progress) -> None:
+        if on_progress is None:
+            return
+        try:
+            on_progress(progress)
+        except Exception as error:
+            here = error.__traceback__
+            was_entered = here is not None and here.tb_next is not None
+            if was_entered or isinstance(error, MemlabError):
+                raise
+            raise ConfigError(
+                f"on_progress={shown(on_progress)} cannot be called with a Progress ({error}); "
+                "pass a function of one argument"
+            ) from error
+
+    return tell
 
 
 def _over(

@@ -5,7 +5,7 @@ The effective batch stays as it is, so the gradient does too, within what a narr
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 from memlab._isolation import OnProgress
 from memlab._recorded import is_recorded
 from memlab.api import measure, predict
-from memlab.checks import anything, checked, count, seconds
+from memlab.checks import anything, checked, count, of_type, seconds
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, DeviceError
 from memlab.memory.cards import resolve
 from memlab.memory.devices import resolve_device
-from memlab.quoting import shown
+from memlab.quoting import is_a, shown
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
@@ -113,15 +113,29 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
     Raises:
         ConfigError: it is no such list; before anything is run.
     """
-    allowed = "allowed is a list of dicts of fields of StepConfig: [{'optimizer': 'sgd'}]"
-    if isinstance(rungs, Mapping | str) or not isinstance(rungs, Iterable):
-        raise ConfigError(f"rungs={shown(rungs)} is no list; {allowed}")
-    every, config = list(rungs), plain
+    try:
+        every = [_plain(rung) for rung in of_type("rungs", rungs, Sequence[Any])]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} of dicts of fields of StepConfig: [{{'optimizer': 'sgd'}}]"
+        ) from error
+    config = plain
     for rung in every:
-        if not isinstance(rung, Mapping):
-            raise ConfigError(f"rungs hold {shown(rung)}; {allowed}")
         config = _on_top(config, rung)
     return every
+
+
+def _plain(rung: Any) -> Rung:
+    """Return a rung as a dict: a person's own mapping may raise anything."""
+    try:
+        if is_a(rung, Mapping):
+            return dict(rung)
+    except Exception as error:
+        raise ConfigError(
+            f"rungs hold {shown(rung)}, which cannot be read ({type(error).__name__}); "
+            "allowed is a list"
+        ) from error
+    raise ConfigError(f"rungs hold {shown(rung)}; allowed is a list")
 
 
 def _tried(
@@ -181,7 +195,7 @@ def _on_top(config: StepConfig, rung: Rung) -> StepConfig:
     unknown = [name for name in rung if name not in known]
     if unknown:
         raise ConfigError(
-            f"rungs name {unknown[0]!r}; allowed is a field of StepConfig: "
+            f"rungs name {shown(unknown[0])}; allowed is a field of StepConfig: "
             f"{', '.join(sorted(known))}"
         )
     return replace(config, **rung)

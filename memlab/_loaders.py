@@ -54,7 +54,7 @@ def measure_loading(
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     loading = LoadingConfig() if loading is None else loading
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if not (_has(dataset, "__getitem__") and _has(dataset, "__len__")):
         raise WorkloadError(
             f"dataset={shown(dataset)} is not map-style; give it __getitem__ and __len__, as "
             "torch.utils.data.Dataset describes"
@@ -84,6 +84,13 @@ def measure_loading(
             workload_name=workload.name,
         )
     return found
+
+
+def _has(dataset: Any, method: str) -> bool:
+    try:
+        return hasattr(dataset, method)
+    except Exception:  # a person's own __getattr__ may raise anything
+        return False
 
 
 def _check_length(dataset: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import traceback
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,6 +56,7 @@ from memlab.workload import Workload
 # held against anything yet
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
+OF_JAGGED = "create_symbolic_nested_int"  # in torch: makes the size that differs by sample
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
@@ -166,6 +168,13 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
         return UnsupportedError(
             f"{place}: the model reads values of a tensor ({text}), which a prediction does not "
             "have; read them in make_batch, or use memlab.measure"
+        )
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if OF_JAGGED in frames:
+        return UnsupportedError(
+            f"{place}: the model makes a nested tensor of jagged layout, whose sizes differ from "
+            "sample to sample, which a prediction does not follow; pad the samples to one length, "
+            "or use memlab.measure"
         )
     return error
 

@@ -5,6 +5,7 @@ functions that were looked up as this file was imported, so that a job that repl
 is not believed. A switch that this torch or this system does not have is left out.
 """
 
+import _thread
 import decimal
 import faulthandler
 import gc
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +63,7 @@ PYTHON = (
     "getdlopenflags", "getprofile", "getrecursionlimit", "getswitchinterval", "gettrace",
     "get_asyncgen_hooks", "get_coroutine_origin_tracking_depth", "get_int_max_str_digits",
 )  # fmt: skip
+SCHEDULING = ("sched_getscheduler", "sched_getparam")
 PRECISION_OF = [
     (backend, operator)
     for backend in ("generic", "cuda", "mkldnn")
@@ -68,10 +71,15 @@ PRECISION_OF = [
 ]
 # not of Python's own library: a pool of threads that a compiler keeps, a progress bar's
 QUIET_CHILDREN = ("torch/_inductor", "torch._inductor", "resource_tracker")
+TIMERS = [getattr(signal, name) for name in dir(signal) if name.startswith("ITIMER_")]
+# what the system keeps of a process: who is ended when memory is short, how late it may be woken,
+# and timers of its own
+OF_THE_SYSTEM = ("oom_score_adj", "timerslack_ns", "timers")
+ENDING_SECONDS = 0.1  # that a thread may take to be counted out
 SMALLEST, HALF_ULP = 5e-324, 2.0**-53
 
 
-def _named(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+def _named(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
     return {prefix + name: getattr(owner, name) for name in names if hasattr(owner, name)}
 
 
@@ -106,10 +114,13 @@ def _system_questions() -> dict[str, Callable[[], Any]]:
         "streams": _streams,
         "tracemalloc": tracemalloc.is_tracing,
         "threads": _threads,
+        "threads of _thread": _raw_threads,
         "children": _children,
         "umask": _umask,
         "rlimits": _rlimits,
         "priority": partial(os.getpriority, os.PRIO_PROCESS, 0),
+        **{name: partial(ask, 0) for name, ask in _named(os, "os.", SCHEDULING).items()},
+        "/proc/self": _of_the_system,
         "affinity": partial(getattr(os, "sched_getaffinity", lambda _: None), 0),
         "environ": partial(dict.copy, os.environ._data),  # type: ignore[attr-defined]
         "the memory of the card": _cuda,
@@ -162,9 +173,24 @@ def _dispatch_keys(
     return str(included()), str(excluded())
 
 
-def _signals(get: Any = signal.getsignal, mask: Any = signal.pthread_sigmask) -> Any:
+def _signals(
+    get: Any = signal.getsignal,
+    mask: Any = signal.pthread_sigmask,
+    timer: Any = signal.getitimer,
+) -> Any:
     handlers = [get(number) for number in range(1, signal.NSIG) if number not in (32, 33)]
-    return handlers, mask(signal.SIG_BLOCK, []), signal.getitimer(signal.ITIMER_REAL)
+    return handlers, mask(signal.SIG_BLOCK, []), [timer(which) for which in TIMERS]
+
+
+def _of_the_system(open_file: Any = open) -> list[str]:
+    found = []
+    for name in OF_THE_SYSTEM:
+        try:
+            with open_file(f"/proc/self/{name}") as file:
+                found.append(file.read())
+        except OSError:
+            found.append("")
+    return found
 
 
 def _streams(fstat: Any = os.fstat) -> Any:
@@ -182,6 +208,25 @@ def _streams(fstat: Any = os.fstat) -> Any:
 def _threads(enumerate_threads: Any = threading.enumerate) -> Any:
     """Return Python's threads, without those that an installed package runs for itself."""
     return {t.ident for t in enumerate_threads() if not _is_packages_own(t)}
+
+
+def _raw_threads(
+    count: Any = _thread._count,
+    enumerate_threads: Any = threading.enumerate,
+    sleep: Any = time.sleep,
+    clock: Any = time.monotonic,
+) -> int:
+    """Return how many threads were begun through `_thread`, which `threading` knows nothing of.
+
+    Those of C libraries, such as OpenMP's, are not among them.
+    """
+    until = clock() + ENDING_SECONDS
+    while True:
+        known = [t for t in enumerate_threads() if not isinstance(t, threading._DummyThread)]
+        found: int = count() + 1 - len(known)  # it leaves out the main thread
+        if found <= 0 or clock() > until:
+            return max(found, 0)
+        sleep(ENDING_SECONDS / 10)  # one that has just ended is counted for a moment
 
 
 def _is_packages_own(thread: threading.Thread) -> bool:

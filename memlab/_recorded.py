@@ -21,7 +21,7 @@ from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
-from memlab.memory.cost_store import KnownCosts, OperatorCost, is_time
+from memlab.memory.cost_store import KnownCosts, OperatorCost, is_overhead_seconds
 from memlab.memory.operators import Signature
 from memlab.quoting import shown
 from memlab.result import Outcome, Source, StepResult
@@ -277,7 +277,7 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
         if "packed" not in line:
             continue  # it ended otherwise than ok
         with contextlib.suppress(*DAMAGE):  # what is not known is said by the prediction
-            here = {Phase(name): _time(value) for name, value in line["overheads"].items()}
+            here = {Phase(name): _overhead(value) for name, value in line["overheads"].items()}
             if line["tf32"] == tf32:
                 operators |= costs_from_line(line)
             overheads |= here
@@ -293,13 +293,13 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
     )
 
 
-def _time(value: Any) -> float:
-    """Return a recorded time.
+def _overhead(value: Any) -> float:
+    """Return a recorded time of what an operator takes besides its kernel.
 
     Raises:
         ValueError: it is none.
     """
-    if not is_time(value) or value is None:
+    if not is_overhead_seconds(value):
         raise ValueError("a time is none")
     return float(value)
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memlab._by_value import pickler
 from memlab._own_values import Values
 from memlab._sources import is_library
 from memlab._version import __version__
@@ -155,9 +156,7 @@ def _folder_stamp(folder: str) -> int:
 
 @functools.cache
 def _pickler() -> Any:
-    import cloudpickle  # late: `import memlab` need not wait for it
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(pickler()):  # type: ignore[misc]
         """Writes tensors as text."""
 
         def reducer_override(self, obj: Any) -> Any:

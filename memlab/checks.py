@@ -18,7 +18,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, Union
 
 from memlab.errors import ConfigError, DeviceError, MemlabError, WorkloadError
-from memlab.quoting import shown
+from memlab.quoting import is_a, shown
 from memlab.units import parse_bytes
 
 P = ParamSpec("P")
@@ -149,14 +149,6 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
-
-
-def is_a(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a kind, also where it lies about its class by raising."""
-    try:
-        return isinstance(value, kind)
-    except Exception:  # a person's own __class__ may raise anything
-        return False
 
 
 def flag(name: str, value: Any) -> bool:

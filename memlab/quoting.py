@@ -1,7 +1,8 @@
-"""A person's values as text: in a message, in a picture, in generated Python.
+"""A person's values as text: in a message, in a picture, in generated Python; and their kind.
 
-Such a value may be of any kind. Its `repr` may raise, be megabytes long, or be Python code; a text
-may hold quotes, newlines, control characters and halves of surrogate pairs.
+Such a value may be of any kind. Its `__class__` may raise; its `repr` may raise, be megabytes long,
+or be Python code; a text may hold quotes, newlines, control characters and halves of surrogate
+pairs.
 """
 
 import reprlib
@@ -26,6 +27,14 @@ class _Repr(reprlib.Repr):
 
 
 _REPR = _Repr()
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a kind, also where it lies about its class by raising."""
+    try:
+        return isinstance(value, kind)
+    except Exception:  # a person's own __class__ may raise anything
+        return False
 
 
 def shown(value: Any) -> str:

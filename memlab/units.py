@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from memlab.errors import ConfigError
-from memlab.quoting import shown
+from memlab.quoting import is_a, shown
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 MOST_BYTES = 2**63 - 1
@@ -34,18 +34,18 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     """
     field = field if type(field) is str else shown(field)
     allowed = 'an int (bytes) or text such as "24GiB" or "512 MiB"'
-    if isinstance(value, str):
-        value = str.__str__(value)
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)
+    given: Any = value
+    if is_a(given, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str.__str__(given))
         unit = (match.group(2) or "B").upper() if match else ""
         if match is None or unit not in BYTES_PER_UNIT or len(match.group(1)) > 20:
             raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}")
         size = math.floor(float(match.group(1)) * BYTES_PER_UNIT[unit])
     else:
         try:
-            if isinstance(value, bool):
+            if isinstance(given, bool):
                 raise TypeError
-            size = operator.index(value)
+            size = operator.index(given)
         except Exception:  # no int, or of a person's own class, which may raise anything
             raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}") from None
     if size < 1:

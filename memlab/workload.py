@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memlab.checks import is_a, text
+from memlab.checks import text
 from memlab.errors import ConfigError, WorkloadError
-from memlab.quoting import shown
+from memlab.quoting import is_a, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class Workload:
         Raises:
             WorkloadError: the module is no module, or the batch has no samples.
         """
-        if not isinstance(module, torch.nn.Module):
+        if not is_a(module, torch.nn.Module):
             raise WorkloadError(
                 f"module={shown(module)} is no torch.nn.Module; pass the model itself"
             )
@@ -124,9 +124,7 @@ class Workload:
             )
         num_samples = _num_samples(example_batch)
         takes_model = _first_parameter(loss_fn) == "model"
-        if not takes_model and not (
-            isinstance(example_batch, tuple | list) and len(example_batch) == 2
-        ):
+        if not takes_model and not (is_a(example_batch, tuple | list) and len(example_batch) == 2):
             raise WorkloadError(
                 "example_batch is not (inputs, targets), which loss_fn(outputs, targets) needs; "
                 "pass such a pair, or a loss_fn whose parameters are (model, batch)"
@@ -153,8 +151,8 @@ def _is_empty(name: Any) -> bool:
 
 def _num_samples(batch: Any) -> int:
     try:
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    except (RecursionError, TypeError, ValueError):  # one that holds itself, keys without an order
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if is_a(leaf, torch.Tensor)]
+    except Exception:  # one that holds itself, keys without an order, a person's own container
         raise WorkloadError(
             f"example_batch={shown(batch)} cannot be taken apart; pass tensors in tuples, lists "
             "and dicts"
@@ -172,5 +170,5 @@ def _num_samples(batch: Any) -> int:
 def _first_parameter(function: Callable[..., Any]) -> str | None:
     try:
         return next(iter(inspect.signature(function).parameters), None)
-    except (TypeError, ValueError):  # builtins without a signature
+    except Exception:  # a builtin without a signature, or what raises when it is compared
         return None

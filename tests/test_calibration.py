@@ -1,6 +1,7 @@
 """Operators run alone against the same operators in a real training step, byte for byte."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -305,3 +306,27 @@ def test_a_function_of_matrices_that_would_take_too_long_is_not_run():
     assert costs[norm] is not None
     assert costs[long] is None
     assert "operations" in costs.reasons[long]
+
+
+def test_a_stored_cost_of_another_number_of_outputs_is_not_believed(tmp_path):
+    operators = (aten.relu.default, aten.neg.default)
+    known = {signature_of(operator, (torch.ones(4, 4),), {}): 1 for operator in operators}
+    costs = alone(known)
+    for wrong in ((), (64,) * 9):
+        store = Store(tmp_path)
+        store.write({s: replace(c, output_bytes=wrong, peak_bytes=1024) for s, c in costs.items()})
+        found = alone(known, store=store, num_outputs=known)
+        assert [(c.output_bytes, c.peak_bytes) for c in found.values()] == [((64,), 64)] * 2
+        assert [note[:2] for note in store.notes] == ["2 "]
+        assert Store(tmp_path).read(known) == found
+
+
+def test_an_operator_that_really_returns_another_number_than_its_fake_one_is_no_damage(tmp_path):
+    relu = signature_of(aten.relu.default, (torch.ones(4, 4),), {})
+    store = Store(tmp_path)
+    first = alone([relu], store=store, num_outputs={relu: 2})
+    assert (
+        alone([relu], store=store, num_outputs={relu: 2})[relu].output_bytes
+        == first[relu].output_bytes
+    )
+    assert store.notes == []

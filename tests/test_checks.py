@@ -16,10 +16,12 @@ from memlab import (
     StepConfig,
     StepResult,
     Workload,
+    _isolation,
     plots,
     units,
     workloads,
 )  # fmt: skip
+from memlab._running import Progress
 from memlab.checks import checked, count, number, of_type
 from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.quoting import MAX_SHOWN
@@ -96,12 +98,50 @@ def test_drawn_calls_repeat_with_their_seed_and_none_is_raw():
         (lambda: plots.placeholder("x", size=(0, 1)), ConfigError, "size[0]=0"),
         (lambda: plots.heat_map([], rows="colour"), ConfigError, "rows='colour' is unknown"),
         (lambda: StepResult.from_dict({}), MemlabError, "is no written StepResult"),
+        (lambda: memlab.ladder(WORKLOAD, torch.tensor(3)), ConfigError,
+         "rungs=tensor(3) cannot be read: TypeError; allowed is a list of dicts"),
+        (lambda: memlab.ladder(WORKLOAD, bad_calls.Awkward()), ConfigError,
+         "cannot be read: RuntimeError; allowed is a list of dicts"),
+        (lambda: memlab.ladder(WORKLOAD, [3]), ConfigError, "rungs hold 3; allowed is a list"),
+        (lambda: memlab.measure(WORKLOAD, CONFIG, memory_limit=bad_calls.NoClass()), ConfigError,
+         "is no size"),
+        (lambda: workloads.get(bad_calls.NoClass()), WorkloadError, "is unknown; allowed is one"),
+        (lambda: Workload.from_module(bad_calls.NoClass(), torch.zeros(1), torch.relu),
+         WorkloadError, "is no torch.nn.Module"),
+        (lambda: memlab.measure_loading(WORKLOAD, CONFIG, bad_calls.NoClass()), WorkloadError,
+         "is not map-style"),
+        (lambda: _isolation._teller(lambda: 3)(Progress(text="", fraction=0.0)), ConfigError,
+         "cannot be called with a Progress"),
+        (lambda: _isolation._teller(int)(Progress(text="", fraction=0.0)), ConfigError,
+         "on_progress=<class 'int'> cannot be called with a Progress"),
         (lambda: units.format_bytes("much"), ConfigError, "num_bytes='much' is no number"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_argument_the_value_and_what_is_allowed(call, error, said):
     with bad_calls.no_worker(), pytest.raises(error, match=re.escape(said)):
         call()
+
+
+def test_a_loss_function_that_raises_when_it_is_looked_at_is_no_error_of_memlab():
+    pair = (torch.zeros(2, 1), torch.zeros(2, 1))
+    made = Workload.from_module(torch.nn.Linear(1, 1), pair, bad_calls.Awkward())
+    with pytest.raises(RuntimeError, match="awkward"):  # only where it is called
+        made.compute_loss(made.build_model(), made.make_batch(2))
+
+
+def test_bad_calls_counts_what_on_progress_raises_as_the_callers_and_nothing_else():
+    def caught(on_progress):
+        with pytest.raises(Exception) as found:
+            _isolation._teller(on_progress)(Progress(text="", fraction=0.0))
+        return found.value
+
+    def stumble(progress):
+        raise KeyError("mine")
+
+    assert bad_calls.is_callers(caught(stumble))
+    assert bad_calls.is_callers(caught(torch.nn.Linear(1, 1)))
+    assert not bad_calls.is_callers(caught(lambda: 3))
+    assert not bad_calls.is_callers(KeyError("not from there"))
 
 
 def test_a_value_is_shown_short_however_long_it_is():

@@ -1,5 +1,6 @@
 """The store of operator costs: kept between processes, and never in the way."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -11,20 +12,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memlab
+from memlab.errors import MemlabError
 from memlab.memory import cost_store
 from memlab.memory.cost_store import OperatorCost, Store, cache_folder
 from memlab.memory.operators import TensorSpec, to_text
 
 ROOT = Path(__file__).resolve().parents[1]
-sizes = st.integers(0, 2**60)
-costs = st.builds(
-    OperatorCost,
-    output_bytes=st.lists(sizes, max_size=3).map(tuple),
-    peak_bytes=sizes,
-    kept_bytes=sizes,
-    seconds=st.none() | st.floats(0, 1e6),
-    extrapolated=st.booleans(),
-)
+sizes = st.integers(0, 2**40)
+times = st.floats(1e-9, 1e6)
+
+
+@st.composite
+def costs(draw):
+    outputs, kept = tuple(draw(st.lists(sizes, max_size=3))), draw(sizes)
+    least, seconds, median = sorted(draw(st.tuples(times, times, times)))
+    return OperatorCost(
+        output_bytes=outputs,
+        peak_bytes=sum(outputs) + kept + draw(sizes),
+        kept_bytes=kept,
+        seconds=draw(st.none() | st.just(seconds)),
+        extrapolated=draw(st.booleans()),
+        num_repeats=draw(st.none() | st.integers(1, 9)),
+        median_seconds=median,
+        least_seconds=least,
+        others_share=draw(st.none() | st.floats(0, 1)),
+    )
 
 
 def operator(number: int):
@@ -34,9 +47,26 @@ def operator(number: int):
 COST = OperatorCost(output_bytes=(28, 0), peak_bytes=64, seconds=1.25e-6)
 
 
-@given(costs)
+@given(costs())
 def test_a_cost_is_read_as_it_was_written(cost):
-    assert cost_store._cost(cost_store._line(cost)) == cost
+    assert cost_store._cost(cost_store._line(cost, "here", "x()"), "here", "x()") == cost
+
+
+@given(costs(), st.integers(0, 9), st.sampled_from([-1, 0, 1, 2**61, -0.5, 0.25, None, [], [64]]))
+def test_a_row_with_another_value_in_any_place_is_not_believed(cost, place, value):
+    row = json.loads(cost_store._line(cost, "here", "x()"))
+    if (type(row[place]), row[place]) == (type(value), value):
+        return
+    row[place] = value
+    with pytest.raises(cost_store.DAMAGED):
+        cost_store._cost(json.dumps(row), "here", "x()")
+
+
+def test_a_row_of_another_operator_or_machine_is_not_believed():
+    line = cost_store._line(COST, "here", "x()")
+    for here, text in (("there", "x()"), ("here", "y()")):
+        with pytest.raises(ValueError, match="checksum"):
+            cost_store._cost(line, here, text)
 
 
 def test_another_store_on_the_file_reads_what_one_has_written(tmp_path):
@@ -129,6 +159,31 @@ def test_the_folder_follows_the_environment(monkeypatch):
     assert Path.home() in cache_folder().parents
 
 
+@pytest.mark.parametrize("variable", ["MEMLAB_CACHE", "XDG_CACHE_HOME", "HOME"])
+def test_a_home_that_is_not_there_is_a_sentence_with_a_remedy(monkeypatch, variable):
+    for name in ("MEMLAB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if variable == "HOME":
+
+        def home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", home)
+    else:
+        monkeypatch.setenv(variable, "~nobodyhere/x")
+    if variable == "HOME" and sys.platform == "win32":
+        pytest.skip("the folder is in another variable")
+
+    with pytest.raises(MemlabError, match="set MEMLAB_CACHE to a folder that can be written"):
+        memlab.forget_costs()
+    store = Store()
+    store.write({operator(1): COST})
+    assert store.read([operator(1)]) == {operator(1): COST}
+    (note,) = store.notes
+    assert note.startswith("Calibrations are not kept: ")
+    assert "MEMLAB_CACHE" in note
+
+
 def test_reading_asks_the_file_once(tmp_path, monkeypatch):
     Store(tmp_path).write({operator(1): COST})
     store = Store(tmp_path)
@@ -186,6 +241,19 @@ BAD_ROWS = [
     f"[[28], 1{'0' * 5000}, 0, 0.1, false]", "[" * 10_000, "[[28], 64, 0, 0.1, false, 1, 1, 1, 1]",
     b"\xff\xfe", 7, "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, 0.0, 1e999]",
     "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, 0.0, NaN]",
+    # what a file could say, and no operator can cost; without a checksum, as in earlier versions
+    "[[28], 64, 0, -1e-9, false]", "[[28], 64, 0, 0.0, false]", "[[28], 64, 0, 1e7, false]",
+    "[[28], 27, 0, 0.1, false]", "[[28], 64, 37, 0.1, false]", f"[[28], {2**61}, 0, 0.1, false]",
+    f"[[28], {2**62}, {2**61}, 0.1, false]",
+    "[[28], 64, 0, 0.1, false, -3, 0.1, 0.1, 0.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, 0, 0.1, 0.1, 0.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, 2.5, 0.1, 0.1, 0.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, true, 0.1, 0.1, 0.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, -2.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, 3, 0.1, 0.1, 1.5, 1.0]",
+    "[[28], 64, 0, 0.1, false, 3, 0.1, 0.2, 0.0, 1.0]",
+    "[[28], 64, 0, 0.1, false, 3, 0.1, -0.1, 0.0, 1.0]",
+    "[[28], 64, 0, 0.5, false, 3, 0.1, 0.1, 0.0, 1.0]",
 ]  # fmt: skip
 
 
@@ -210,3 +278,13 @@ def test_a_folder_in_place_of_the_file_is_told(tmp_path):
     store.path.mkdir()
     assert store.read([operator(1)]) == {}
     assert "cannot be used" in store.notes[0]
+
+
+def test_an_overhead_may_come_out_a_little_below_nothing_and_no_more(tmp_path):
+    overhead = (f"{cost_store.OVERHEAD}forward", (), ())
+    bare = OperatorCost(output_bytes=(), peak_bytes=0)
+    for seconds, is_believed in ((-1e-7, True), (3e-6, True), (-1.0, False), (2.0, False)):
+        Store(tmp_path).write({overhead: replace(bare, seconds=seconds)})
+        store = Store(tmp_path)
+        assert bool(store.read([overhead])) is is_believed
+        assert bool(store.notes) is not is_believed

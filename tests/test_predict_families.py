@@ -9,8 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
+from memlab._predict import predict_in_process
 from memlab.errors import UnsupportedError
 from memlab.memory.built import made_fake
+from memlab.memory.cards import resolve
 
 CONFIG = StepConfig(batch_size=4)
 
@@ -255,3 +257,28 @@ def test_copies_that_the_strides_of_real_kernels_ask_for_are_predicted():
     predicted = predict(workload, CONFIG, "cpu")
     measured = measure(workload, CONFIG, "cpu", repeats=1, warmup=0)
     assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+
+
+class Jagged(nn.Module):
+    """Samples of different lengths in one nested tensor, as `torch.nested` makes it of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [sample[: 3 + index % 3] for index, sample in enumerate(x)]
+        nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        means = [part.mean(0) for part in self.up(nested).unbind()]
+        return self.head(torch.stack(means)).mean()
+
+
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+def test_nested_tensors_of_jagged_layout_are_refused_by_name(device):
+    found = predict_in_process(
+        on_features("jagged", Jagged), CONFIG, resolve(device), seed=0, memory_limit=None,
+        report=lambda progress: None,
+    ).result  # fmt: skip
+    assert found.outcome == "unsupported"
+    assert "nested tensor of jagged layout" in found.message
+    assert "memlab.measure" in found.message

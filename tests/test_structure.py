@@ -43,9 +43,11 @@ FLOORS = [
     ["_operator_costs", "_records"],
     [
         "_own_values",
+        "_by_value",
         "_same_step",
         "_environment",
         "_usual_changes",
+        "_parts",
         "_fingerprint",
         "_process_state",
         "_worker_state",

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.memory.cost_store import STEADY, OperatorCost, Store
+from memlab.memory.cost_store import (
+    LEAST_OVERHEAD,
+    MOST_OVERHEAD,
+    OVERHEAD,
+    STEADY,
+    OperatorCost,
+    Store,
+)
 from memlab.memory.doubt import doubted, forget_others
 from memlab.memory.load import Watch, is_quiet
 from memlab.memory.meter import Meter, record
@@ -63,6 +70,7 @@ def calibrate(
     timed: bool,
     store: Store | None,
     max_bytes: int,
+    num_outputs: Mapping[Signature, int] | None = None,
     doubted_before: float | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Calibration:
@@ -74,6 +82,8 @@ def calibrate(
         store: asked first, and told what is new; None to keep nothing.
         max_bytes: that one operator's arguments and results may take. A larger one is run on two
             smaller leading dimensions, and its cost is marked `extrapolated`.
+        num_outputs: tensors that operators return, by fake tensors. A stored cost of another number
+            is not believed: the operator is run again.
         doubted_before: costs that were taken before this date, in seconds since 1970, are taken
             again; None to believe all.
         on_progress: called with the fraction that is done; what it raises ends the calibration.
@@ -81,7 +91,12 @@ def calibrate(
     wanted = list(dict.fromkeys(signatures))
     known = {} if store is None else store.read(wanted)
     old = doubted(known, doubted_before)
-    known = {s: cost for s, cost in known.items() if s not in old}
+    odd = {
+        signature: cost
+        for signature, cost in known.items()
+        if len(cost.output_bytes) != (num_outputs or {}).get(signature, len(cost.output_bytes))
+    }
+    known = {s: cost for s, cost in known.items() if s not in old and s not in odd}
     missing = [s for s in wanted if s not in known or (timed and known[s].seconds is None)]
     if timed:
         missing += _to_take_again(known)
@@ -102,11 +117,17 @@ def calibrate(
         else:
             result.reasons[signature] = outcome
     if store is not None:
+        store.drop(s for s in odd if not _has_same_outputs(odd[s], known.get(s)))
         store.write({signature: known[signature] for signature in missing if signature in known})
         if doubted_before is not None:
             forget_others(store, old, known, doubted_before)
     result.update({signature: known.get(signature) for signature in wanted})
     return result
+
+
+def _has_same_outputs(old: OperatorCost, new: OperatorCost | None) -> bool:
+    """Return whether an operator really returns as many tensors as its stored cost says."""
+    return new is not None and len(old.output_bytes) == len(new.output_bytes)
 
 
 def _to_take_again(known: Mapping[Signature, OperatorCost]) -> list[Signature]:
@@ -356,7 +377,8 @@ def overhead_seconds(
         with as_in_training():
             # the fastest of each: on a busy machine medians differ by more than what is looked for
             alone = sum(min(_times(prepare(s), unused)) * n for s, n in kernels.items())
-        seconds[phase] = (min(each[phase] for each in times) - alone) / len(signatures)
+        besides = min(each[phase] for each in times) - alone
+        seconds[phase] = min(max(besides / len(signatures), LEAST_OVERHEAD), MOST_OVERHEAD)
     if store is not None:
         taken = replace(NOTHING, others_share=watch.others_share(), taken_at=time.time())
         store.write({OVERHEADS[p]: replace(taken, seconds=s) for p, s in seconds.items()})
@@ -364,7 +386,7 @@ def overhead_seconds(
 
 
 OVERHEADS: dict[Phase, Signature] = {
-    phase: (f"memlab.overhead.{phase}", (), ())
+    phase: (f"{OVERHEAD}{phase}", (), ())
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 }
 NOTHING = OperatorCost(output_bytes=(), peak_bytes=0)

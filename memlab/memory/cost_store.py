@@ -14,6 +14,7 @@ import platform
 import sqlite3
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -24,16 +25,22 @@ import torch
 from memlab.errors import MemlabError
 from memlab.memory.devices import describe
 from memlab.memory.operators import Signature, to_text
+from memlab.quoting import shown
 from memlab.trace import Phase
 
 FILE = "operators-2.sqlite3"  # the number changes with what a row means
 OLD_FILES = ("operators-1.sqlite3",)  # which did not say what times were taken under
 WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
-MOST_BYTES, MOST_SECONDS = 2**62, 1e6  # of one operator: what is beyond is damage
+MOST_BYTES, MOST_SECONDS = 2**45, 1e6  # of one operator: what is beyond is damage
+# seconds besides a kernel. An operator alone is timed with a Python call that takes a few
+# microseconds: where a step needs less around it, the difference comes out below 0, by no more
+LEAST_OVERHEAD, MOST_OVERHEAD = -1e-5, 1.0
+OVERHEAD = "memlab.overhead."  # begins the name of what an operator takes besides its kernel
 MOST_DATE = 1e11  # seconds since 1970: some thousand years
 DAMAGED = (ValueError, TypeError, RecursionError)  # what reading a damaged row may raise
 STEADY = 1.5  # times the least: more than an idle machine spreads
 BUSY_SHARE = 0.15  # of all processors
+MOST_REPEATS = 10**6
 NUM_REQUIRED = 5  # fields that a row has had from the beginning
 BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
 TABLES = (
@@ -103,9 +110,22 @@ class KnownCosts:
 
 
 def cache_folder() -> Path:
-    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules."""
-    if own := os.environ.get("MEMLAB_CACHE"):
-        return Path(own).expanduser()
+    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules.
+
+    Raises:
+        MemlabError: it lies in the home of a user who has none here.
+    """
+    own = os.environ.get("MEMLAB_CACHE")
+    try:
+        return Path(own).expanduser() if own else _usual_folder()
+    except RuntimeError as error:
+        named = f"MEMLAB_CACHE={shown(own)} names no folder" if own else "there is no home folder"
+        raise MemlabError(
+            f"{named} ({error}); set MEMLAB_CACHE to a folder that can be written"
+        ) from None
+
+
+def _usual_folder() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "memlab"
     if sys.platform == "win32":
@@ -147,7 +167,7 @@ def forget_costs() -> None:
     are taken again by themselves, once it is quiet.
 
     Raises:
-        MemlabError: the file cannot be deleted.
+        MemlabError: the file cannot be deleted, or `MEMLAB_CACHE` names no folder.
     """
     for name in (FILE, *OLD_FILES):
         path = cache_folder() / name
@@ -168,8 +188,12 @@ class Store:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.path = (cache_folder() if folder is None else folder) / FILE
         self.problem: str | None = None
+        try:
+            self.path = (cache_folder() if folder is None else folder) / FILE
+        except MemlabError as error:
+            self.path = Path(FILE)  # never opened
+            self.problem = f"Calibrations are not kept: {error}."
         self._memory: dict[tuple[str, str], OperatorCost] = {}
         self._version: Version | None = None  # of the file that `_memory` was read from
         self._dropped: set[str] = set()  # operators whose row could not be believed
@@ -204,10 +228,14 @@ class Store:
         """Keep these costs under the present circumstances, in one transaction."""
         here = circumstances()
         texts = {to_text(signature): cost for signature, cost in costs.items()}
-        rows = [(here, text, _line(cost)) for text, cost in texts.items()]
+        rows = [(here, text, _line(cost, here, text)) for text, cost in texts.items()]
         self.query("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", rows)
         if self.problem is not None:  # else they are read from the file, which is another now
             self._memory |= {(here, text): cost for text, cost in texts.items()}
+
+    def drop(self, signatures: Iterable[Signature]) -> None:
+        """Say in the notes that what the file said of these operators was damaged."""
+        self._dropped.update(map(to_text, signatures))
 
     def forget_near(self, dates: Iterable[float], *, within_seconds: float, before: float) -> None:
         """Delete the costs under the present circumstances that were taken near one of these dates.
@@ -223,7 +251,7 @@ class Store:
             "SELECT operator, cost FROM cost WHERE circumstances = ?", [(here,)] if dates else []
         ):
             try:
-                taken_at = _cost(line).taken_at or 0.0
+                taken_at = _cost(line, here, text).taken_at or 0.0
             except DAMAGED:
                 continue  # it is dropped when it is needed
             is_near = any(abs(taken_at - date) <= within_seconds for date in dates)
@@ -243,7 +271,7 @@ class Store:
         costs = []
         for text, line in found:
             try:
-                costs.append((text, _cost(line)))
+                costs.append((text, _cost(line, here, text)))
             except DAMAGED:
                 self._dropped.add(text)
         return costs
@@ -295,16 +323,37 @@ class Store:
         )
 
 
-def _line(cost: OperatorCost) -> str:
-    return json.dumps(astuple(cost))
+def _line(cost: OperatorCost, here: str, text: str) -> str:
+    """Return a cost as a row of the file: its fields, and a checksum of them and of their keys."""
+    row = list(astuple(cost))
+    return json.dumps([*row, _checksum(row, here, text)])
 
 
-def _cost(line: str) -> OperatorCost:
-    return cost_from_row(json.loads(line))
+def _cost(line: str, here: str, text: str) -> OperatorCost:
+    """Return the cost in a row of the file, for these circumstances and this operator.
+
+    Raises:
+        Exception: one of `DAMAGED`, where it is not what `_line` wrote. A row without a checksum is
+            of an earlier version.
+    """
+    row = json.loads(line)
+    if isinstance(row, list) and len(row) == len(fields(OperatorCost)) + 1:
+        *row, checksum = row
+        if checksum != _checksum(row, here, text):
+            raise ValueError("its checksum is another")
+    return cost_from_row(row, is_overhead=text.startswith(OVERHEAD))
 
 
-def cost_from_row(row: Any) -> OperatorCost:
+def _checksum(row: list[Any], here: str, text: str) -> int:
+    return zlib.crc32(json.dumps([here, text, row]).encode())
+
+
+def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
     """Return the cost whose fields are in a row, as JSON holds them.
+
+    Args:
+        row: the fields, in order.
+        is_overhead: of what operators take besides their kernels, which may come out below 0.
 
     Raises:
         ValueError: it is no such row, or holds a number that no operator can cost.
@@ -314,24 +363,46 @@ def cost_from_row(row: Any) -> OperatorCost:
     outputs, peak, kept, seconds, extrapolated = row[:NUM_REQUIRED]
     if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
         raise ValueError("it is no row of a cost")
+
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
             raise ValueError("a size is none")
-    conditions = row[NUM_REQUIRED:]
-    if not all(map(is_time, (seconds, *conditions[:-1]))) or not _is_date(conditions[-1:]):
+    if not extrapolated and peak < sum(outputs) + kept:  # each on a line of its own, else
+        raise ValueError("what is alive afterwards is more than the peak")
+    if seconds is not None and not (is_overhead_seconds if is_overhead else _is_time)(seconds):
         raise ValueError("a time is none")
-    return OperatorCost(
+
+    conditions = dict(zip(CONDITIONS, row[NUM_REQUIRED:], strict=False))
+    cost = OperatorCost(
         output_bytes=tuple(outputs),
         peak_bytes=peak,
         kept_bytes=kept,
         seconds=seconds,
         extrapolated=extrapolated,
-        **dict(zip(CONDITIONS, conditions, strict=False)),
+        **conditions,
     )
+    _check_conditions(cost)
+    return cost
 
 
-def _is_date(values: list[Any]) -> bool:
-    return all(value is None or is_date(value) for value in values)
+def _check_conditions(cost: OperatorCost) -> None:
+    """Raise ValueError for a cost that says what no time was taken under."""
+    repeats, share = cost.num_repeats, cost.others_share
+    if repeats is not None and (type(repeats) is not int or not 0 < repeats <= MOST_REPEATS):
+        raise ValueError("the repeats are no number of them")
+    if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
+        raise ValueError("a share is none")
+    if cost.taken_at is not None and not is_date(cost.taken_at):
+        raise ValueError("a date is none")
+
+    least, median = cost.least_seconds, cost.median_seconds
+    if not all(value is None or _is_time(value) for value in (least, median)):
+        raise ValueError("a time is none")
+    if least is None or median is None or cost.seconds is None:
+        return
+    is_between = cost.extrapolated or least <= cost.seconds <= median
+    if least > median or not is_between:
+        raise ValueError("its times contradict each other")
 
 
 def is_date(value: Any) -> bool:
@@ -339,11 +410,14 @@ def is_date(value: Any) -> bool:
     return type(value) is float and 0 <= value <= MOST_DATE
 
 
-def is_time(seconds: Any) -> bool:
-    """Return whether a time can be that of one operator, or of what it takes besides; or is None.
+def _is_time(seconds: Any) -> bool:
+    """Return whether a time can be that of one operator."""
+    return type(seconds) in (int, float) and 0 < seconds <= MOST_SECONDS
 
-    What an operator takes besides its kernel is a difference of times, and may come out below 0.
+
+def is_overhead_seconds(seconds: Any) -> bool:
+    """Return whether a time can be what one operator takes besides its kernel.
+
+    That is a difference of times, and may come out below 0.
     """
-    if seconds is None:
-        return True
-    return type(seconds) in (int, float) and -MOST_SECONDS <= seconds <= MOST_SECONDS
+    return type(seconds) in (int, float) and LEAST_OVERHEAD <= seconds <= MOST_OVERHEAD

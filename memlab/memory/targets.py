@@ -155,11 +155,11 @@ def _on_cpu(
     steps = program.steps_of(sizes)
     wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
-    signatures = [o.signature for o in run if o.signature]
+    num_outputs = {o.signature: len(o.outputs) for o in run if o.signature}
     if known is None:
-        found, overheads = _found_here(signatures, on_progress, doubted_before)
+        found, overheads = _found_here(num_outputs, on_progress, doubted_before)
     else:
-        found, overheads = _looked_up(signatures, known), known.overheads
+        found, overheads = _looked_up(num_outputs, known), known.overheads
     phases = [interval.phase for interval in recording.intervals]
     overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
     for first, seconds in _recomputing(recording):
@@ -187,17 +187,24 @@ def _on_cpu(
 
 
 def _found_here(
-    signatures: Sequence[Signature],
+    num_outputs: Mapping[Signature, int],
     on_progress: Callable[[float], None],
     doubted_before: float | None,
 ) -> tuple[Calibration, Mapping[Phase, float]]:
-    """Return what operators cost on this machine, and what Python adds to each."""
+    """Return what operators cost on this machine, and what Python adds to each.
+
+    Args:
+        num_outputs: of each operator, tensors that it returns.
+        on_progress: as for `calibrate`.
+        doubted_before: as for `calibrate`.
+    """
     available = available_memory_bytes()
     found = calibrate(
-        signatures,
+        num_outputs,
         timed=True,
         store=_store,
         max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
+        num_outputs=num_outputs,
         doubted_before=doubted_before,
         on_progress=on_progress,
     )
@@ -209,11 +216,13 @@ def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
     return KnownCosts(operators=_store.read(signatures), overheads=overhead_seconds(_store))
 
 
-def _looked_up(signatures: Sequence[Signature], known: KnownCosts) -> Calibration:
+def _looked_up(num_outputs: Mapping[Signature, int], known: KnownCosts) -> Calibration:
     found = Calibration()
-    for signature in signatures:
-        found[signature] = known.operators.get(signature)
-        if found[signature] is None:
+    for signature, number in num_outputs.items():
+        cost = known.operators.get(signature)
+        is_of_it = cost is not None and len(cost.output_bytes) == number
+        found[signature] = cost if is_of_it else None
+        if not is_of_it:
             found.reasons[signature] = "it is not in the record"
     return found
 

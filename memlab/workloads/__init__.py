@@ -8,9 +8,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from memlab.checks import choice, count, is_a, number, of_type
+from memlab.checks import choice, count, number, of_type
 from memlab.errors import ConfigError, WorkloadError
-from memlab.quoting import MAX_SHOWN, shown
+from memlab.quoting import MAX_SHOWN, is_a, shown
 from memlab.workload import Workload
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
@@ -91,7 +91,7 @@ def get(name: str, **options: Any) -> Workload:
         WorkloadError: the name or an option is unknown; the message lists what there is.
     """
     name = str.__str__(name) if is_a(name, str) else name
-    if not isinstance(name, str) or name not in SPECS:
+    if not is_a(name, str) or name not in SPECS:
         near = difflib.get_close_matches(name[:MAX_SHOWN], SPECS, n=1) if is_a(name, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise WorkloadError(f"workload {shown(name)} is unknown{hint}; allowed is one of {names()}")
