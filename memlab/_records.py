@@ -264,6 +264,24 @@ def _check_numbers(result: StepResult) -> None:
         if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
             raise ValueError("a time is none")
 
+    share = result.others_share
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError("a share is none")
+    if not _agrees(result):
+        raise ValueError("its numbers contradict each other")
+
+
+def _agrees(result: StepResult) -> bool:
+    """Return whether a result's peak is made of its parts, and its time is one of its times."""
+    peak, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
+    if peak is not None:
+        parts = result.peak_by_category
+        if (parts and sum(parts.values()) != peak) or (reserved is not None and reserved < peak):
+            return False
+
+    seconds, every = result.step_seconds, result.step_seconds_all
+    return seconds is None or not every or min(every) <= seconds <= max(every)
+
 
 def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
     """Return what operators cost as plain JSON types; `costs_from_line` gives it back."""

@@ -218,6 +218,11 @@ DAMAGES = {
     "a bool for a size": {"result": {"first_step_peak_bytes": True}},
     "a negative time": {"result": {"step_seconds": -1.0}},
     "a time as text": {"result": {"step_seconds": "fast"}},
+    "a peak that is not made of its parts": {"result": {"peak_by_category": {"parameters": 3}}},
+    "a time that is none of its times": {
+        "result": {"step_seconds": 1e5, "step_seconds_all": [1.0, 2.0]}
+    },
+    "a share above 1": {"result": {"others_share": 1.5}},
     "no result": {"result": None},
     "an outcome that is none": {"result": {"outcome": "perhaps"}},
     "a config that cannot be": {"result": {"config": {"batch_size": 0}}},
