@@ -152,13 +152,19 @@ def version(tensor: torch.Tensor) -> int:
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Give a tensor these values in its own memory, and leave its version as it is."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        tensor.data.copy_(values)
+        return
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     tensor.data[once].copy_(values[once])
 
 
 def sum_of_bytes(tensor: torch.Tensor) -> int | None:
     """Return a checksum of a tensor's values and place; None if it has none of its own."""
-    if not _has_values(tensor) or tensor.layout != torch.strided or 0 in tensor.stride():
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_nested or tensor.is_quantized or not _has_values(tensor):
+        return None
+    if 0 in tensor.stride():  # one number seen as many, as a weight is that waits elsewhere
         return None
     with _disable_current_modes(), torch.no_grad():
         flat = tensor.data
@@ -166,7 +172,6 @@ def sum_of_bytes(tensor: torch.Tensor) -> int | None:
             flat = torch.view_as_real(flat.resolve_conj())
         flat = flat.view(OF_BYTES[flat.element_size()])
         if flat.device.type == "cpu":
-            # by rows, so that no copy is made of a large one
             return zlib.crc32(flat.contiguous().numpy().data, tensor.data_ptr() & 0xFFFFFFFF)
         return hash((int(flat.sum(dtype=torch.int64)), tensor.data_ptr()))
 
