@@ -24,6 +24,7 @@ from memlab._differences import (
     relative_errors,
 )
 from memlab._full_batch import MOST_ROUNDING, in_fp64, judge_full_batch
+from memlab._kept_state import Kept
 from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._updates import NUM_UPDATES, Run, run_updates
@@ -184,7 +185,7 @@ def verify_in_process(
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
     reference, (plain, does) = reference_of(config), without_exact(config)
-    run = _Runs(workload, device, seed)
+    run = _Runs(workload, device, seed, Kept(workload.compute_loss))
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())
@@ -201,6 +202,7 @@ def verify_in_process(
                 report(Progress(text=f"updates without {' and '.join(does)}", fraction=0.3))
                 kept = expected if plain == reference else run(plain, like=expected)
             report(Progress(text="gradients of the undivided batch", fraction=0.5))
+            run.kept.put_back()
             same, why = judge_full_batch(workload, reference, device, seed, expected)
             without_own.close()
 
@@ -217,6 +219,8 @@ def verify_in_process(
                     with of_a_model_off():
                         repeats = first_difference(run(plain, like=expected), kept, device) is None
                 compared = _exactness(config, compared, found, kept, does, place, repeats)
+            if not compared.ok:
+                compared = _judged_by_repeating(run, reference, expected, compared)
             if own:
                 why = f"the model checkpoints itself, and is compared with itself without; {why}"
     except (
@@ -241,10 +245,12 @@ class _Runs:
     workload: Workload
     device: torch.device
     seed: int
+    kept: Kept
 
     def __call__(
         self, config: StepConfig, plan: Plan | None = None, like: Run | None = None
     ) -> Run:
+        self.kept.put_back()
         return run_updates(self.workload, config, self.device, self.seed, plan, like=like)
 
 
@@ -321,6 +327,23 @@ def _judged_in_fp64(
         in_fp64_too,
         why=f"{compared.why}, which is rounding: in fp64 the largest is {largest:.1e}",
         tolerance=compared.tolerance,
+    )
+
+
+def _judged_by_repeating(
+    run: _Runs, reference: StepConfig, expected: Run, compared: VerifyReport
+) -> VerifyReport:
+    """Return the comparison, or that there is none since the reference step does not repeat."""
+    with of_a_model_off():
+        again = _compare(reference, run(reference, like=expected), expected)
+    if again.ok:
+        return compared
+    return dataclasses.replace(
+        compared,
+        bitwise=None,
+        why="nothing can be said of this config, since the reference step does not repeat itself "
+        f"when it is run again: {again.why}; what it computes depends on something outside of the "
+        "model, such as a cache of a module or a file: begin with the same in each build_model()",
     )
 
 

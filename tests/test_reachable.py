@@ -1,9 +1,14 @@
 """What a forward does to anything but tensors is undone after its recompute, or refused."""
 
+import array
 import contextvars
+import ctypes
+import itertools
+import random
 import threading
 import types
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +19,12 @@ from torch import nn
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
-from memlab.techniques.reachable import Reachable, is_same
+from memlab.techniques.places import is_same
+from memlab.techniques.reachable import Reachable
 
 CALLS = 0
+LATE = 1.0
+HELPERS = []
 TABLE = {"calls": 0}
 LOCAL = threading.local()
 NUMBER = contextvars.ContextVar("number", default=0)
@@ -37,9 +45,16 @@ class Block(nn.Module):
         self.linear, self.act = nn.Linear(8, 8), act
         self.note = types.SimpleNamespace(calls=0, seen=[])
         self.slotted = Slotted()
+        getattr(act, "prepare", lambda block: None)(self)
 
     def forward(self, x, *given):
         return torch.tanh(self.linear(x * self.act(self, x, *given)))
+
+
+class Counts:
+    """An object that weak references can be made of."""
+
+    calls = 0
 
 
 @dataclass(slots=True)
@@ -61,8 +76,8 @@ class Model(nn.Module):
 
 def run(act, given=lambda: (), **fields):
     """Return losses, weights, and how many hooks there are, after three updates."""
-    global CALLS
-    CALLS, TABLE["calls"], Block.calls = 0, 0, 0
+    global CALLS, LATE
+    CALLS, TABLE["calls"], Block.calls, LATE = 0, 0, 0, 1.0
     NUMBER.set(0)
     workload = Workload(
         name="one",
@@ -163,7 +178,87 @@ def draw_from_an_object(block, x):
     return float(block.note.source[0][0].random() + block.note.source[1][0])
 
 
+def prepared(prepare):
+    """Run `prepare` on each block when it is made."""
+    return lambda act: (setattr(act, "prepare", prepare), act)[1]
+
+
+def change_late(block, _):
+    """Change nothing but an attribute in the first four calls."""
+    global LATE
+    block.number = getattr(block, "number", 0) + 1
+    if block.number == 5:
+        LATE *= 0.5
+        block.note.factor = block.slotted.calls = 3
+    return LATE * getattr(block.note, "factor", 1) + block.slotted.calls
+
+
+def share(block):
+    block.draws, block.source, block.queue = random.Random(0), torch.Generator(), []
+    block.note.shared = [block.draws, block.source, block.queue]
+
+
+@prepared(share)
+def use_what_is_held_twice(block, _):
+    draws, source, queue = block.note.shared
+    queue.append(draws.random() + block.draws.random())
+    noise = torch.rand((), generator=source) + 2 * torch.rand((), generator=block.source)
+    return noise + sum(block.queue)
+
+
+def keep_tensors(block):
+    block.note.mean, block.note.bank = torch.zeros(8), [torch.zeros(4, 8)]
+
+
+@prepared(keep_tensors)
+def write_to_tensors_of_others(block, x):
+    note = block.note
+    factor = 1 + note.mean + note.bank[0].mean(0)
+    with torch.no_grad():
+        note.mean.mul_(0.9).add_(x.mean(0))
+        note.bank[0].data[note.calls % 4] = x.mean(0)
+    note.calls += 1
+    return factor
+
+
+def alias_buffers(block):
+    block.register_buffer("table", torch.zeros(2, 8))
+    block.register_buffer("row", block.table[0], persistent=False)
+    block.view = block.table.numpy()
+
+
+@prepared(alias_buffers)
+def write_to_memory_of_a_buffer(block, _):
+    block.row.add_(0.1)
+    block.view[1] += 0.2
+    return 1 + block.table.sum(0)
+
+
+def hold_bytes(block):
+    block.held = UserDict(calls=0), bytearray(1), array.array("l", [0]), ctypes.c_int(0)
+    HELPERS.append(Counts())
+    block.weak, block.me = weakref.WeakKeyDictionary({block.linear: 0}), weakref.ref(HELPERS[-1])
+
+
+@prepared(hold_bytes)
+def count_in_bytes(block, _):
+    calls, some, longs, number = block.held
+    calls["calls"] += 1
+    some[0] += 1
+    longs[0] += 1
+    number.value += 1
+    block.weak[block.linear] += 1
+    block.me().calls += 1
+    calls = (calls["calls"], some[0], longs[0], number.value, *block.weak.values())
+    return 1 + sum(calls) * block.me().calls
+
+
 UNDONE = {
+    "a global and objects, late": change_late,
+    "what is held twice": use_what_is_held_twice,
+    "tensors of other objects": write_to_tensors_of_others,
+    "memory of a buffer": write_to_memory_of_a_buffer,
+    "bytes and weak references": count_in_bytes,
     "hooks": install_hooks_once,
     "a hook that moves": move_a_hook,
     "a hook on a weight": hook_on_a_weight,
@@ -248,7 +343,41 @@ def leave_an_object_in_the_context(block, x):
     return 1.0
 
 
+@prepared(lambda block: setattr(block, "ticks", itertools.count()))
+def count_by_an_iterator(block, x):
+    return float(next(block.ticks))
+
+
+@prepared(lambda block: setattr(block, "values", (0.5**n for n in range(99))))
+def take_from_a_generator(block, x):
+    return next(block.values)
+
+
+@prepared(lambda block: setattr(block, "code", nn.Parameter(torch.ones(8), requires_grad=False)))
+def move_a_code_book(block, x):
+    block.code.data.mul_(0.9)
+    return block.code
+
+
+@prepared(lambda block: setattr(block, "mean", torch.ones(8)))
+def move_a_mean(block, x):
+    block.mean.data = 0.9 * block.mean.data
+    return block.mean
+
+
+def normalise_its_weights_late(block, x):
+    block.number = getattr(block, "number", 0) + 1
+    if block.number == 5:
+        block.linear.weight.data.div_(2)
+    return 1.0
+
+
 REFUSED = {
+    r"changes layers.0.ticks \(count\), which only moves on": count_by_an_iterator,
+    "can reach layers.0.values, a generator": take_from_a_generator,
+    "changes a frozen parameter in place": move_a_code_book,
+    "changes its attribute 'mean' in place": move_a_mean,
+    "changes a trainable parameter in +place": normalise_its_weights_late,
     "makes, replaces or removes parameters": make_a_parameter,
     "makes, replaces or removes modules": make_a_module_later,
     "replaces the forward of its own module": replace_its_forward,
@@ -263,6 +392,19 @@ REFUSED = {
 def test_what_cannot_be_undone_is_refused_with_the_module(text):
     with pytest.raises(UnsupportedError, match=rf"layers\.0 cannot be recomputed: .*{text}"):
         run(REFUSED[text], checkpointing="blocks")
+
+
+@prepared(lambda block: block.register_buffer("scale", torch.ones(8)))
+def scale_late(block, x):
+    block.number = getattr(block, "number", 0) + 1
+    if block.number == 5:
+        block.scale.data.mul_(0.5)
+    return block.scale
+
+
+def test_a_buffer_that_changes_late_and_unseen_is_refused():
+    with pytest.raises(UnsupportedError, match="changes its buffer 'scale' in this forward"):
+        run(scale_late, checkpointing="blocks")
 
 
 @dataclass

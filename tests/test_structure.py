@@ -33,6 +33,7 @@ FLOORS = [
         "_updates",
         "_differences",
         "_full_batch",
+        "_kept_state",
         "_verify",
         "_fake_workload",
         "_held_against",

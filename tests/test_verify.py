@@ -1,8 +1,8 @@
 """`verify` against errors planted on purpose."""
 
+import copy
 import dataclasses
 import functools
-import itertools
 
 import pytest
 import torch
@@ -18,6 +18,20 @@ from memlab._differences import relative_errors
 from memlab.config import OptimizerImplementation
 from memlab.techniques import compilation, optimizers, state
 from tests.models import blocks, ignored_labels, linear
+
+
+def unseen_count():
+    """Return what counts its calls where no walk sees it: in a cache of functools."""
+
+    @functools.cache
+    def calls(_):
+        return None
+
+    def count():
+        calls(object())
+        return calls.cache_info().misses - 1
+
+    return count
 
 
 def check(workload, **fields):
@@ -122,12 +136,11 @@ def test_a_buffer_that_differs_is_named():
             super().__init__()
             self.linear = nn.Linear(4, 4)
             self.register_buffer("calls", torch.zeros(()))
+            self.count = unseen_count()
 
         def forward(self, x):
-            self.calls.fill_(next(count))  # state outside, which a recompute changes again
+            self.calls.fill_(self.count())  # state outside, which a recompute changes again
             return self.linear(x)
-
-    count = itertools.count()
 
     workload = Workload(
         name="counts",
@@ -299,7 +312,7 @@ def test_a_loss_that_differs_is_caught_though_no_gradient_does():
 
 
 def test_a_rounding_is_allowed_where_the_step_does_not_repeat_its_own_bits():
-    noise = itertools.count()
+    noise = unseen_count()
 
     class Noisy(nn.Module):
         def __init__(self):
@@ -307,7 +320,7 @@ def test_a_rounding_is_allowed_where_the_step_does_not_repeat_its_own_bits():
             self.linear = nn.Linear(8, 8)
 
         def forward(self, x):
-            return self.linear(x).tanh() * (1 + 1e-7 * (next(noise) % 7))
+            return self.linear(x).tanh() * (1 + 1e-7 * (noise() % 7))
 
     workload = Workload(
         name="noisy",
@@ -331,10 +344,10 @@ def test_a_recompute_that_goes_wrong_in_the_second_update_is_caught():
     class Counts(nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear, self.calls = nn.Linear(8, 8), itertools.count()
+            self.linear, self.calls = nn.Linear(8, 8), unseen_count()
 
         def forward(self, x):
-            return self.linear(x * (1.0 if next(self.calls) < 2 else 2.0))
+            return self.linear(x * (1.0 if self.calls() < 2 else 2.0))
 
     workload = Workload(
         name="late",
@@ -464,3 +477,35 @@ def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, s
     report = check(of_nearly_zero(loss), accumulation_steps=4)
     assert report.same_as_full_batch == verdict
     assert ("only fp64 would show" in report.why) is (verdict == "unknown")
+
+
+@pytest.mark.parametrize("keeps", ["a number", "a teacher"])
+def test_what_a_loss_keeps_is_the_same_for_each_run(keeps):
+    held = {}
+
+    def compute_loss(model, batch):
+        held["calls"] = held.get("calls", 0) + 1
+        out = model(batch[0])
+        if keeps == "a number":
+            return out.square().mean() * held["calls"]
+        teacher = held.setdefault("teacher", copy.deepcopy(model).requires_grad_(False))
+        with torch.no_grad():
+            for own, other in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.lerp_(other, 0.1)
+        return (out - teacher(batch[0]) + 0.1).square().mean()
+
+    report = check(dataclasses.replace(blocks(), compute_loss=compute_loss), checkpointing="blocks")
+    assert report.ok
+    assert report.bitwise
+
+
+def test_a_loss_that_does_not_repeat_is_said_to_be_one():
+    count = unseen_count()
+
+    def compute_loss(model, batch):
+        return model(batch[0]).square().mean() * (1 + count())
+
+    report = check(dataclasses.replace(blocks(), compute_loss=compute_loss), checkpointing="blocks")
+    assert not report.ok
+    assert report.bitwise is None
+    assert "the reference step does not repeat itself" in report.why

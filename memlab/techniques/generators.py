@@ -15,14 +15,15 @@ MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt1993
 
 def states_of_random(devices: Iterable[torch.device]) -> dict[torch.device, bytes]:
     """Return the states of torch's generators: as bytes, which are no tensor that is held."""
-    return {device: _bytes(_of_device(device).get_rng_state()) for device in devices}
+    return {device: bytes_of(_of_device(device).get_rng_state()) for device in devices}
 
 
 def _of_device(device: torch.device) -> Any:
     return torch.random if device.type == "cpu" else torch.get_device_module(device)
 
 
-def _bytes(state: torch.Tensor) -> bytes:
+def bytes_of(state: torch.Tensor) -> bytes:
+    """Return the state of a generator of torch as bytes."""
     # by address: over fake tensors, where nothing is drawn, no operator takes a real one
     return ctypes.string_at(state.data_ptr(), state.numel())
 

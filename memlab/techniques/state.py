@@ -1,26 +1,22 @@
 """`State`: what a module's forward begins with beside its inputs, noted for a recompute.
 
-Random numbers of torch, NumPy and `random`; autocast; context variables; buffers that the forward
-changes; torch's registries and the plain attributes of its modules; and whatever else the forward
-was seen to change in Python, by the walks of `memlab.techniques.reachable`. Which buffers and other
-objects a module changes is learnt in its first calls. What cannot be put back is refused. Left out:
-what no walk can see, such as files and C extensions; `memlab.verify` finds it.
+Random numbers of torch, NumPy and `random`; autocast; context variables; tensors that the forward
+changes in place (`watched.py`); torch's registries and the plain attributes of its modules; and
+whatever else it changes in Python: the places that a walk of `memlab.techniques.reachable` found
+are read before and after each forward. A walk is made again when they come to hold an object that
+it has not seen. What cannot be put back is refused. Left out: what no walk can see, such as files
+and C extensions, and an array of a MiB that a forward begins to change later than in its second
+call; `memlab.verify` finds it if three updates show it.
 """
 
 import contextlib
 import contextvars
-import copy
 import operator
-import random
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
@@ -33,11 +29,13 @@ from memlab.techniques.generators import (
     states_of_random,
 )
 from memlab.techniques.model_cache import OFF
-from memlab.techniques.reachable import ATOMS, MISSING, OF_TORCH, Place, Reachable, is_same
+from memlab.techniques.places import ATOMS, MISSING, Place, are_same, is_same
+from memlab.techniques.reachable import OF_TORCH, Reachable
+from memlab.techniques.watched import Seen, Watched, put, version, watch
 
-OF_PYTHON = (list, set, deque, dict, OrderedDict, defaultdict, Counter)
-BY_VALUE = (*OF_PYTHON, np.ndarray, random.Random, np.random.Generator, np.random.RandomState)
+PLAIN = ATOMS | {torch.Tensor, nn.Parameter}
 REGISTRIES = tuple(sorted(OF_TORCH))
+HOOKS = frozenset(name for name in OF_TORCH if "hook" in name)
 NO_CACHE = f", as a cache does; use {OFF} if the model's config has use_cache, or give it none"
 NUM_WALKS = 2  # what a first forward makes, a second one fills
 
@@ -47,33 +45,74 @@ class Changes:
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.parts = path, module, list(module.modules())
-        self.buffers: list[tuple[nn.Module, str]] | None = None  # not known yet
-        self.silent: set[tuple[nn.Module, str]] = set()  # change, and do not say so
+        self.is_first = True
+        self.seen = Seen()  # of tensors that forwards may change
         self.draws_in_python = True  # until a first call has shown that it does not
-        self.by_value: list[tuple[dict[str, Any], str]] = []
-        self.seen: list[Any] | None = None  # names and types that `by_value` was found for
         self.own_devices = {p.device for p in module.parameters()}
         self.num_walks = NUM_WALKS  # left to do, of forwards
         self.is_recompute_walked = False
         self.changes_given = False  # what its arguments hold
-        self.places: dict[int, Place] = {}  # reachable, and changed by a forward or a recompute
+        self.places: list[Place] | None = None  # reachable; None if a walk is due
+        self.last: list[tuple[Any, ...]] = []  # what each held after a forward
+        self.held: list[tuple[Any, ...]] = []  # what attributes and registries of modules held
+        self.has_large = False  # whether some of them take long to read
+        self.large: dict[int, Place] = {}  # those that take long to read, and change
+        self.known: dict[int, Any] = {}  # what the walk has seen
 
-    def walked(self, *given: tuple[str, Any]) -> list[Place]:
-        """Return every place that the module's forward can reach."""
-        return Reachable([(self.path, self.module), *given], self.parts).places
+    def walk(self) -> list[Place]:
+        """Find every place that the module's forward can reach, and return them."""
+        found = Reachable([(self.path, self.module)], self.parts)
+        if found.unreadable:
+            self.refuse(
+                f"its forward can reach {found.unreadable[0]}, which does not tell how far it has "
+                "come; keep a list and a number in its place"
+            )
+        self.seen.learn(found.tensors, self.parts, found.names)
+        self.places, self.last = found.places, [()] * len(found.places)
+        self.has_large = True
+        held = [vars(part).values() for part in self.parts]
+        read = [place.read() for place in found.places]  # some of it is code that none calls
+        self.known = {
+            id(value): value
+            for values in (*held, *read, found.seen)
+            for value in values
+            if not isinstance(value, torch.Tensor | tuple | frozenset)  # tensors are not to be held
+        }
+        return found.places
 
-    def find_by_value(self) -> list[tuple[dict[str, Any], str]]:
-        """Return the attributes that are kept by value."""
-        seen = [(tuple(own), *map(type, own.values())) for own in map(vars, self.parts)]
-        if self.seen != seen:
-            self.seen = seen
-            self.by_value = [
-                (vars(part), name)
-                for part in self.parts
-                for name, value in vars(part).items()
-                if name not in OF_TORCH and _is_by_value(value)
+    def has_unknown(self, contents: tuple[Any, ...]) -> bool:
+        """Return whether the contents hold an object that the last walk has not seen."""
+        for value in contents:
+            if type(value) in PLAIN or value is MISSING or self.known.get(id(value)) is value:
+                continue
+            if isinstance(value, tuple | frozenset):
+                if self.has_unknown(tuple(value)):
+                    return True
+            elif not isinstance(value, torch.Tensor):
+                return True
+        return False
+
+    def find_places(self, held: list[tuple[Any, ...]]) -> list[Place]:
+        """Return the places to read: those of the last walk, unless something is new since.
+
+        Args:
+            held: what the modules' attributes and registries hold.
+        """
+        is_learning = self.num_walks > 0
+        self.num_walks -= is_learning
+        is_known = are_same(held, self.held) or not any(map(self.has_unknown, held))
+        self.held = [_lasting(contents) for contents in held]
+        if is_learning or self.places is None or not is_known:
+            return self.walk()
+        if self.has_large:
+            self.has_large = False
+            self.places = [
+                place
+                for place in self.places
+                if not place.is_large or id(place.holder) in self.large
             ]
-        return self.by_value
+            self.last = [()] * len(self.places)
+        return self.places
 
     def refuse(self, what: str) -> None:
         """Raise UnsupportedError for what cannot be put back."""
@@ -105,7 +144,7 @@ class State:
     def __init__(self, changes: Changes, tensors: list[torch.Tensor], given: Any = ()) -> None:
         self.changes, self.given = changes, given
         self.inputs = {id(tensor) for tensor in tensors}
-        self.buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         every = {torch.device("cpu"), *(t.device for t in tensors), *changes.own_devices}
         self.devices = [device for device in every if device.type != "meta"]
         self.autocast = autocast_of(self.devices)
@@ -118,79 +157,96 @@ class State:
     def noted(self) -> Iterator[None]:
         """Note the state, run the forward, keep what it changed as it was before."""
         changes = self.changes
-        self.values = [
-            tuple(map(_held, *zip(*vars(p).items(), strict=True))) for p in changes.parts
-        ]
+        self.values = [tuple(map(_without_graph, vars(part).values())) for part in changes.parts]
         self.names = [tuple(vars(part)) for part in changes.parts]
         self.registries = _registries(changes.parts)
         self.own_forward = vars(changes.module).get("forward")
-        held = [(what, tensor, tensor._version) for what, tensor in _unrestored(changes.parts)]
         trainable = [p.requires_grad for p in changes.module.parameters()]
-        self.copies = [
-            (attributes, name, _value(attributes[name]))
-            for attributes, name in changes.find_by_value()
-        ]
-        is_first = changes.buffers is None
         in_python = states_in_python() if changes.draws_in_python else None
         marks = marks_of_draws()
         context = contextvars.copy_context()
         before = states_of_random(self.devices)
-        every = dict(_buffers(changes.parts))
-        versions = [buffer._version for buffer in every.values()]
-        wanted = every if is_first else changes.buffers or ()
-        self.buffers = {place: every[place].detach().clone() for place in wanted}
         with self._places_noted():
+            watched = watch(changes.seen, changes.parts, self.inputs)
             yield
         after = states_of_random(self.devices)
         self.random = {d: s for d, s in before.items() if s != after[d]}
-        self._judge_python(in_python, marks_of_draws() != marks, is_first)
+        self._judge_python(in_python, marks_of_draws() != marks, changes.is_first)
         self._judge_modules()
-        self._judge_buffers(every, versions, is_first)
+        self._take_replaced_apart()
         self._judge_context(context)
-        for what, tensor, version in held:
-            if tensor._version != version:
-                raise UnsupportedError(
-                    f"{changes.path} cannot be recomputed: its forward changes {what} in place, "
-                    "which a recompute would do once more; make that tensor a buffer, or leave "
-                    "the module out by checkpoint_modules"
-                )
+        self._judge_tensors(watched)
         if trainable != [p.requires_grad for p in changes.module.parameters()]:
             changes.refuse("its forward sets requires_grad of a parameter")
+        changes.is_first = False
 
     @contextlib.contextmanager
     def _places_noted(self) -> Iterator[None]:
         """Note what is held wherever the forward may write, and keep it where it did."""
         changes = self.changes
-        is_walked = changes.num_walks > 0
-        changes.num_walks -= is_walked
-        is_given_walked = is_walked or changes.changes_given  # it is given others each time
+        is_given_walked = changes.num_walks > 0 or changes.changes_given  # others each time
         given = Reachable([("its argument", self.given)] if is_given_walked else [])
         self.given = None
         inner = [(w, t) for w, t in given.tensors if id(t) not in self.inputs]
-        versions = [_version(tensor) for _, tensor in inner]
+        versions = [version(tensor) for _, tensor in inner]
         of_given = {id(place.holder) for place in given.places}
-        own = changes.walked() if is_walked else list(changes.places.values())
-        places = given.places + [place for place in own if id(place.holder) not in of_given]
-        before = [place.read() for place in places]
+        own, contents = self._own_places()
+        before = [place.read() for place in given.places] + contents
+        places = given.places + own
         yield
-        for (where, tensor), version in zip(inner, versions, strict=True):
-            if _version(tensor) != version:
+        for (where, tensor), earlier in zip(inner, versions, strict=True):
+            if version(tensor) != earlier:
                 changes.refuse(f"its forward changes {where} in place{NO_CACHE}")
-        changed = [
-            (place, contents)
-            for place, contents in zip(places, before, strict=True)
-            if not is_same(contents, place.read())
-        ]
-        changes.changes_given |= any(id(place.holder) in of_given for place, _ in changed)
-        for place, contents in changed:
-            if place.is_local:
-                changes.refuse(f"its forward changes {place.where}, which belongs to its thread")
-            if id(place.holder) in of_given and _keeps_results(place.read(), contents):
-                changes.refuse(f"its forward adds results to {place.where}{NO_CACHE}")
-        changes.places |= {
-            id(place.holder): place for place, _ in changed if id(place.holder) not in of_given
+        after = [place.read() for place in places]
+        if are_same(before, after):
+            self._end(own, after[len(given.places) :])
+            return
+        changed = {
+            id(place.holder): (place, held, now)
+            for place, held, now in zip(places, before, after, strict=True)
+            if not is_same(held, now)
         }
-        self.places = [(place, _detached(contents)) for place, contents in changed]
+        changes.changes_given |= not of_given.isdisjoint(changed)
+        for key, (place, held, now) in changed.items():
+            if place.fixed:
+                changes.refuse(f"its forward changes {place.where}, {place.fixed}")
+            if key in of_given and _keeps_results(now, held):
+                changes.refuse(f"its forward adds results to {place.where}{NO_CACHE}")
+            if place.is_large:
+                changes.large[key] = place
+        self.places = [(place, _detached(held)) for place, held, _ in changed.values()]
+        self._end(own, after[len(given.places) :])
+
+    def _own_places(self) -> tuple[list[Place], list[tuple[Any, ...]]]:
+        """Return the places of the module itself, and what they hold."""
+        changes = self.changes
+        hooks = [
+            tuple(held.values())
+            for part in changes.parts
+            for name, held in vars(part).items()
+            if name in HOOKS and isinstance(held, dict) and held
+        ]
+        places = changes.find_places([*self.values, *hooks])
+        contents = [place.read() for place in places]
+        if not are_same(contents, changes.last):
+            for held, last in zip(contents, changes.last, strict=True):
+                if not is_same(held, last) and changes.has_unknown(held):
+                    places = changes.walk()
+                    return places, [place.read() for place in places]
+        return places, contents
+
+    def _end(self, places: list[Place], contents: list[tuple[Any, ...]]) -> None:
+        """Remember what places hold now; forget them if a forward has put others there."""
+        changes = self.changes
+        # other places were found by a call inside of this one
+        if changes.places is not places or are_same(contents, changes.last):
+            return
+        for at, (held, last) in enumerate(zip(contents, changes.last, strict=True)):
+            if not is_same(held, last):
+                if changes.has_unknown(held):
+                    changes.places = None  # or what was replaced would be held until the next call
+                    return
+                changes.last[at] = _lasting(held)
 
     def _judge_modules(self) -> None:
         """Refuse a forward that changes what a model is made of."""
@@ -200,13 +256,22 @@ class State:
             changes.refuse("its forward replaces the forward of its own module")
         for part, before in zip(changes.parts, self.registries, strict=True):
             for name, what in (("_modules", "modules"), ("_parameters", "parameters")):
-                held = dict(before.get(name, ()))
                 now = vars(part)[name]
-                if held.keys() != now.keys() or any(held[key] is not now[key] for key in held):
+                if not is_same(before.get(name, ()), (*now, *now.values())):
                     changes.refuse(
                         f"its forward makes, replaces or removes {what} of its own; do that in "
                         "its constructor"
                     )
+
+    def _take_replaced_apart(self) -> None:
+        """Let go of the graphs in attributes that were replaced: each would hold the one before."""
+        for at, part in enumerate(self.changes.parts):
+            now, before = vars(part), self.values[at]
+            if not are_same([tuple(now.values())], [before]):
+                self.values[at] = tuple(
+                    value if now.get(name) is value else _without_graphs(value)
+                    for name, value in zip(self.names[at], before, strict=True)
+                )
 
     def _judge_context(self, before: contextvars.Context) -> None:
         for variable, value in contextvars.copy_context().items():
@@ -221,29 +286,18 @@ class State:
             self.changes.check("draws random numbers of NumPy or Python")
         self.in_python = before if self.changes.draws_in_python else None
 
-    def _judge_buffers(
-        self,
-        every: dict[tuple[nn.Module, str], torch.Tensor],
-        versions: list[int],
-        is_first: bool,
-    ) -> None:
-        after = dict(_buffers(self.changes.parts))
-        if is_first:  # what writes to .data, and kernels of norms, leave the version as it is
-            self.changes.silent = {p for p, b in every.items() if _has_changed(self.buffers[p], b)}
-        changed = [
-            place
-            for (place, buffer), version in zip(every.items(), versions, strict=True)
-            if after.get(place) is not buffer
-            or buffer._version != version
-            or _is_running_statistic(*place)  # its kernel changes it and does not say so
-            or place in self.changes.silent
-        ]
-        late = [place for place in changed if place not in self.buffers]
-        if late:
-            self.changes.check(f"changes its buffer {late[0][1]!r}")
-        if is_first:
-            self.changes.buffers = changed
-        self.buffers = {place: self.buffers[place] for place in changed}
+    def _judge_tensors(self, watched: list[Watched]) -> None:
+        """Keep the values before of tensors that were changed in place, or refuse the change."""
+        changed = self.changes.seen.judge(watched)
+        for tensor in changed:
+            if tensor.is_fixed:
+                self.changes.refuse(
+                    f"its forward changes {tensor.what} in place, which a recompute would do once "
+                    "more; make that tensor a buffer"
+                )
+            if tensor.before is None:
+                self.changes.check(f"changes {tensor.what}")
+        self.tensors = [(w.tensor, w.before) for w in changed if w.before is not None]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[Callable[..., Any]]:
@@ -255,7 +309,7 @@ class State:
         context = contextvars.copy_context()  # what is set in it is forgotten with it
         for variable, value in self.context.items():
             context.run(variable.set, value)
-        with self._modules_restored(), self._places_restored():
+        with self._modules_restored(), self._places_restored(), self._tensors_restored():
             yield context.run
 
     @contextlib.contextmanager
@@ -268,10 +322,6 @@ class State:
         in_python = states_in_python() if self.in_python else None
         _set_attributes(parts, self.names, self.values)
         _set_registries(parts, self.registries)
-        for attributes, name, noted in self.copies:
-            attributes[name] = _value(noted)  # a kept graph may need them once more
-        for (module, name), before in self.buffers.items():
-            module._buffers[name] = before.clone()
         set_random(self.random, self.in_python)
         try:
             with same_autocast(self.autocast):
@@ -285,57 +335,41 @@ class State:
     def _places_restored(self) -> Iterator[None]:
         """Put back what the forward changed, and afterwards what the recompute did."""
         changes = self.changes
-        places = {id(place.holder): place for place, _ in self.places}
         if not changes.is_recompute_walked:  # it may do what its forward did not
             changes.is_recompute_walked = True
-            places = {id(place.holder): place for place in changes.walked()} | places
-        now = [(place, place.read()) for place in places.values()]
+            changes.walk()
+        places = list(changes.places or ())
+        if self.places:
+            noted = {id(place.holder) for place, _ in self.places}
+            places = [place for place in places if id(place.holder) not in noted]
+            places += [place for place, _ in self.places]
+        before = [place.read() for place in places]
         for place, contents in self.places:
             place.write(contents)
         try:
             yield
         finally:
-            for place, contents in now:
-                if not is_same(contents, place.read()):
-                    changes.places[id(place.holder)] = place
-                    place.write(contents)
+            after = [place.read() for place in places]
+            if not are_same(before, after):
+                for place, held, now in zip(places, before, after, strict=True):
+                    if not is_same(held, now):
+                        if place.fixed:
+                            changes.refuse(
+                                f"running again, it changes {place.where}, {place.fixed}"
+                            )
+                        place.write(held)
 
-
-def _buffers(parts: list[nn.Module]) -> Iterator[tuple[tuple[nn.Module, str], torch.Tensor]]:
-    """Yield every buffer of modules by where it is."""
-    for part in parts:
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                yield (part, name), buffer
-
-
-def _is_running_statistic(module: nn.Module, name: str) -> bool:
-    return isinstance(module, _NormBase) and module.training and name.startswith("running_")
-
-
-def _unrestored(parts: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what no recompute puts back, so that no forward may change it in place."""
-    for part in parts:
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                yield (
-                    f"a {'trainable' if parameter.requires_grad else 'frozen'} parameter",
-                    parameter,
-                )
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
-                yield f"its attribute {name!r}", value
-
-
-def _has_changed(before: torch.Tensor, buffer: torch.Tensor) -> bool:
-    if isinstance(buffer, FakeTensor) or buffer.is_meta:
-        return False  # it has no values
-    return not torch.equal(before, buffer.detach())
-
-
-def _held(name: str, value: Any) -> Any:
-    """Return what is held of an attribute; None where a copy is."""
-    return None if name not in OF_TORCH and _is_by_value(value) else _without_graph(value)
+    @contextlib.contextmanager
+    def _tensors_restored(self) -> Iterator[None]:
+        """Put back the values of tensors, in their own memory, which others may look into."""
+        now = [(tensor, tensor.detach().clone()) for tensor, _ in self.tensors]
+        for tensor, before in self.tensors:
+            put(tensor, before)
+        try:
+            yield
+        finally:
+            for tensor, values in now:
+                put(tensor, values)
 
 
 def _without_graph(value: Any) -> Any:
@@ -345,22 +379,15 @@ def _without_graph(value: Any) -> Any:
     return value
 
 
-def _is_by_value(value: Any) -> bool:
-    return isinstance(value, torch.Generator) or type(value) in BY_VALUE
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
-    if type(value) in OF_PYTHON:
-        copied: Any = copy.copy(value)
-        if isinstance(value, dict):
-            dict.update(copied, {key: _value(item) for key, item in value.items()})
-        elif not isinstance(value, set):
-            for at, item in enumerate(value):
-                copied[at] = _value(item)
-        return copied
-    return copy.deepcopy(value) if type(value) in BY_VALUE else _without_graph(value)
+def _without_graphs(value: Any) -> Any:
+    """Return a value; of a container that holds results of autograd a copy without their graphs."""
+    if type(value) in (list, tuple):
+        items = [_without_graphs(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        copied = {key: _without_graphs(item) for key, item in value.items()}
+        return value if all(copied[key] is value[key] for key in copied) else copied
+    return _without_graph(value)
 
 
 def _set_attributes(
@@ -384,7 +411,7 @@ def _registries(parts: list[nn.Module]) -> list[dict[str, tuple[Any, ...]]]:
     """Return what torch's own registries of each module hold: hooks, buffers and the like."""
     return [
         {
-            name: tuple(held.items())
+            name: (*held, *held.values())
             for name in REGISTRIES
             if (held := vars(part).get(name)) and isinstance(held, dict)
         }
@@ -398,8 +425,9 @@ def _set_registries(parts: list[nn.Module], registries: list[dict[str, tuple[Any
             before = noted.get(name, ())
             if not is_same(before, now.get(name, ())):
                 held = vars(part)[name]
+                half = len(before) // 2
                 held.clear()
-                held.update(before)
+                held.update(zip(before[:half], before[half:], strict=True))
 
 
 def _keeps_results(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
@@ -409,12 +437,11 @@ def _keeps_results(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in new)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _lasting(contents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return contents to be compared with later ones; none if that would hold a tensor."""
+    return () if any(isinstance(value, torch.Tensor) for value in contents) else contents
 
 
-def _detached(contents: Any) -> Any:
+def _detached(contents: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return contents of a place without the graphs of results, which would hold one another."""
-    return tuple(
-        _detached(item) if type(item) is tuple else _without_graph(item) for item in contents
-    )
+    return tuple(map(_without_graph, contents))

@@ -1,0 +1,184 @@
+"""Tensors that a forward may change in place: which of them it does, and what they held before.
+
+Buffers, and tensors that other objects hold, are put back; a parameter or a tensor attribute of the
+module that changes is refused. A change moves a tensor's version, but for kernels of norms and
+writes through `.data` or NumPy. So values are compared when a tensor is first seen, and in each
+forward of a module whose code uses names through which such writes go.
+"""
+
+import dataclasses
+import weakref
+import zlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import _disable_current_modes
+
+WRITES_UNSEEN = frozenset(
+    (
+        "data",
+        "numpy",
+        "from_numpy",
+        "frombuffer",
+        "as_tensor",
+        "asarray",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "set_",
+    )
+)
+"""Names in code that may write to a tensor without moving its version."""
+OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Watched:
+    """One tensor in one forward.
+
+    Attributes:
+        what: the tensor, in words.
+        tensor: itself.
+        is_fixed: whether a change is refused.
+        is_statistic: whether a kernel changes it that does not say so.
+        before: a copy of its values; None if it is not expected to change.
+        version: before the forward.
+        sum: of its bytes before the forward; None if that is not compared.
+    """
+
+    what: str
+    tensor: torch.Tensor
+    is_fixed: bool = False
+    is_statistic: bool = False
+    before: torch.Tensor | None = None
+    version: int = 0
+    sum: int | None = None
+
+
+class Seen:
+    """What is known of the tensors that the forwards of one module can reach."""
+
+    def __init__(self) -> None:
+        self.others: list[tuple[str, weakref.ref[torch.Tensor]]] = []  # in lists, objects, ...
+        self.writes_unseen = False
+        self._changes: dict[int, tuple[weakref.ref[torch.Tensor], bool, bool]] = {}
+
+    def learn(
+        self,
+        reached: list[tuple[str, torch.Tensor]],
+        parts: list[nn.Module],
+        names: Collection[str],
+    ) -> None:
+        """Take what a walk has reached: tensors, and names that code uses."""
+        own = {id(tensor) for _, tensor, *_ in _own(parts)}
+        self.others = [(w, weakref.ref(tensor)) for w, tensor in reached if id(tensor) not in own]
+        self.writes_unseen = not WRITES_UNSEEN.isdisjoint(names)
+        self._changes = {key: held for key, held in self._changes.items() if held[0]() is not None}
+
+    def of(self, tensor: torch.Tensor) -> tuple[bool, bool] | None:
+        """Return whether forwards change it, and do so unseen; None if it is new."""
+        reference, changes, is_silent = self._changes.get(id(tensor), (None, False, False))
+        return (changes, is_silent) if reference is not None and reference() is tensor else None
+
+    def judge(self, watched: list[Watched]) -> list[Watched]:
+        """Return those that a forward has changed, and remember which."""
+        changed = []
+        for one in watched:
+            before = self.of(one.tensor)
+            is_silent = before is not None and before[1]
+            has_moved = version(one.tensor) != one.version
+            if not has_moved and not one.is_statistic and not is_silent:
+                if before is None and one.before is not None:
+                    is_silent = _has_changed(one.before, one.tensor)
+                elif one.sum is not None:
+                    is_silent = one.sum != sum_of_bytes(one.tensor)
+            is_changed = has_moved or one.is_statistic or is_silent
+            if is_changed:
+                changed.append(one)
+            if before is None or (is_changed, is_silent) != before:
+                changes = is_changed or (before is not None and before[0])
+                self._changes[id(one.tensor)] = (weakref.ref(one.tensor), changes, is_silent)
+        return changed
+
+
+def watch(seen: Seen, parts: list[nn.Module], inputs: Collection[int]) -> list[Watched]:
+    """Note the tensors that the forward of these modules may change.
+
+    Args:
+        seen: what is known of them.
+        parts: the modules.
+        inputs: ids of tensors that the forward is given, which are watched elsewhere.
+    """
+    watched = [Watched(*held) for held in _own(parts)]
+    for where, reference in seen.others:
+        tensor = reference()
+        if tensor is not None and id(tensor) not in inputs:
+            watched.append(Watched(where, tensor, is_fixed=tensor.requires_grad))
+    for one in watched:
+        one.version = version(one.tensor)
+        known = seen.of(one.tensor)
+        if not one.is_fixed and (known is None or known[0] or one.is_statistic):
+            one.before = one.tensor.detach().clone()
+        elif known is None or seen.writes_unseen:
+            one.sum = sum_of_bytes(one.tensor)
+    return watched
+
+
+def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:
+    """Yield the tensors of modules themselves: in words, whether fixed, whether a statistic."""
+    for part in parts:
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                kind = "trainable" if parameter.requires_grad else "frozen"
+                yield f"a {kind} parameter", parameter, True, False
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                is_statistic = isinstance(part, _NormBase) and part.training
+                is_statistic = is_statistic and name.startswith("running_")
+                yield f"its buffer {name!r}", buffer, False, is_statistic
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"its attribute {name!r}", value, True, False
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return what moves with each change in place; inference tensors have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor these values in its own memory, and leave its version as it is."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        tensor.data.copy_(values)
+        return
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor.data[once].copy_(values[once])
+
+
+def sum_of_bytes(tensor: torch.Tensor) -> int | None:
+    """Return a checksum of a tensor's values and place; None if it has none of its own."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_nested or tensor.is_quantized or not _has_values(tensor):
+        return None
+    if 0 in tensor.stride():  # one number seen as many, as a weight is that waits elsewhere
+        return None
+    with _disable_current_modes(), torch.no_grad():
+        flat = tensor.data
+        if flat.is_complex():
+            flat = torch.view_as_real(flat.resolve_conj())
+        flat = flat.view(OF_BYTES[flat.element_size()])
+        if flat.device.type == "cpu":
+            return zlib.crc32(flat.contiguous().numpy().data, tensor.data_ptr() & 0xFFFFFFFF)
+        return hash((int(flat.sum(dtype=torch.int64)), tensor.data_ptr()))
+
+
+def _has_changed(before: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return _has_values(tensor) and not torch.equal(before, tensor.detach())
+
+
+def _has_values(tensor: Any) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_meta
