@@ -11,6 +11,7 @@ call; `memlab.verify` finds it if three updates show it.
 
 import contextlib
 import contextvars
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +32,7 @@ from memlab.techniques.generators import (
 from memlab.techniques.model_cache import OFF
 from memlab.techniques.places import ATOMS, MISSING, Place, are_same, is_same
 from memlab.techniques.reachable import OF_TORCH, Reachable
-from memlab.techniques.watched import Seen, Watched, put, version, watch
+from memlab.techniques.watched import Seen, Watched, has_own_memory, put, version, watch
 
 PLAIN = ATOMS | {torch.Tensor, nn.Parameter}
 REGISTRIES = tuple(sorted(OF_TORCH))
@@ -361,15 +362,37 @@ class State:
 
     @contextlib.contextmanager
     def _tensors_restored(self) -> Iterator[None]:
-        """Put back the values of tensors, in their own memory, which others may look into."""
-        now = [(tensor, tensor.detach().clone()) for tensor, _ in self.tensors]
-        for tensor, before in self.tensors:
-            put(tensor, before)
+        """Put back the values of tensors: in their own memory where others may look into it."""
+        is_looked_into = self.changes.seen.writes_unseen
+        now = [
+            _given_memory(tensor, before)
+            if has_own_memory(tensor) and not is_looked_into
+            else _given_values(tensor, before)
+            for tensor, before in self.tensors
+        ]
         try:
             yield
         finally:
-            for tensor, values in now:
-                put(tensor, values)
+            for put_back in now:
+                put_back()
+
+
+def _given_memory(tensor: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+    """Give a tensor a copy of these values as its memory; return what gives it its own again."""
+    own = tensor.data
+    tensor.data = values.clone()
+
+    def put_back() -> None:
+        tensor.data = own
+
+    return put_back
+
+
+def _given_values(tensor: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+    """Write these values into a tensor; return what writes those that it has now."""
+    own = tensor.detach().clone()
+    put(tensor, values)
+    return functools.partial(put, tensor, own)
 
 
 def _without_graph(value: Any) -> Any:

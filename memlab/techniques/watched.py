@@ -159,6 +159,20 @@ def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
     tensor.data[once].copy_(values[once])
 
 
+def has_own_memory(tensor: torch.Tensor) -> bool:
+    """Return whether no view, array or other tensor looks into a tensor's memory."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    return _num_holders(tensor) <= HOLDERS_OF_ONE
+
+
+def _num_holders(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+HOLDERS_OF_ONE = _num_holders(torch.empty(1))  # the tensor, and what asks
+
+
 def sum_of_bytes(tensor: torch.Tensor) -> int | None:
     """Return a checksum of a tensor's values and place; None if it has none of its own."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
