@@ -339,7 +339,12 @@ def recorded(
     this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
     that = dataclasses.replace(this, batch_size=other * count)
     is_whole = other == size and count == len(sizes)
-    alone = partial(record, config, tracker=Tracker(tracker.device_type), first=config)
+
+    def alone() -> Program:
+        another = Tracker(tracker.device_type)
+        another.adopt(tracker.left())
+        return record(config, tracker=another, first=config)
+
     try:
         program = record(this, tracker=tracker, first=that)
     except Exception as error:  # of any kind: a state of another batch fails in many ways

@@ -282,3 +282,38 @@ def test_nested_tensors_of_jagged_layout_are_refused_by_name(device):
     assert found.outcome == "unsupported"
     assert "nested tensor of jagged layout" in found.message
     assert "memlab.measure" in found.message
+
+
+TABLES: dict[int, torch.Tensor] = {}
+
+
+class FromTable(nn.Module):
+    """Takes a table from a cache of its module, and fills it in its first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if 64 not in TABLES:
+            TABLES[64] = torch.ones(64, 64) * 0.1
+        return self.linear(x @ TABLES[64])
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_cache_outside_of_the_model_is_counted(accumulation_steps):
+    workload = Workload(
+        name="table",
+        build_model=FromTable,
+        make_batch=lambda n: torch.ones(n, 64),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    config = StepConfig(batch_size=4, accumulation_steps=accumulation_steps)
+    TABLES.clear()
+    measured = measure(workload, config, "cpu", repeats=1, warmup=0, isolate=False)
+    TABLES.clear()
+    found = predict_in_process(
+        workload, config, resolve("cpu"), seed=0, memory_limit=None, report=lambda progress: None
+    ).result
+    TABLES.clear()
+    assert found.peak_allocated_bytes == measured.peak_allocated_bytes

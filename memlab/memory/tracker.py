@@ -68,6 +68,7 @@ SCRIPTED = (
     "The model has TorchScript parts, whose executor may free tensors earlier than it does over "
     "fake ones, and on a card may fuse kernels."
 )
+BESIDE = 1 << 16  # in place of an output's number, for memory that is none
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
 
@@ -87,12 +88,15 @@ class Tracker(TorchDispatchMode):
         self.device_type = device_type
         self.guesses = Guesses()
         self.draws = Draws()
+        self._live: dict[int, _Death] = {}
+        self._left: dict[int, weakref.ref[Any]] = {}  # by earlier attempts, in caches of modules
         self.restart()
 
     def restart(self) -> None:
         """Forget what was seen, for another attempt; what was learned of guesses stays."""
         self.recording = Recording()
-        self._live: dict[int, _Death] = {}
+        self._left |= self.left()
+        self._live = {}
         self._calls: list[Call] = []
         self._forward_of_sequence: dict[int, int] = {}
         self._notes_arguments = False
@@ -104,6 +108,15 @@ class Tracker(TorchDispatchMode):
         self.draws.restart()
         self.guesses.read = []
         self.sparse = Sparse(self.values, self.device_type, self._assume, self.place)
+
+    def left(self) -> dict[int, weakref.ref[Any]]:
+        """Return the storages that stand after an attempt: something beside the step holds them."""
+        standing = {key: death() for key, death in self._live.items()}
+        return {key: weakref.ref(found) for key, found in standing.items() if found is not None}
+
+    def adopt(self, left: dict[int, weakref.ref[Any]]) -> None:
+        """Count these, which another tracker has left, as memory once the run uses them."""
+        self._left |= left
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
@@ -262,6 +275,8 @@ class Tracker(TorchDispatchMode):
         operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
         operator.by_values = self._is_by_values
         recording.operators.append(operator)
+        if self._left:
+            self._adopt_used(args)
         if signature is None and func is not aten.lift_fresh.default:  # what torch.tensor makes
             return
         if self._notes_arguments:
@@ -281,19 +296,29 @@ class Tracker(TorchDispatchMode):
                 if storage.nbytes() == recording.blocks[known.block].nbytes:
                     continue
                 self._died(known)  # it was resized
-            block = self._born(storage.nbytes(), index)
-            death = _Death(storage, self._died)
-            death.block, death.key = block, key
-            self._live[key] = death
+            self._hold(storage, self._born(storage.nbytes(), index))
         if self.device_type == "cpu":
             self.numbers.note(number, func, args)
 
-    def _born(self, nbytes: int, output: int | None = None) -> int:
+    def _hold(self, storage: Any, block: int) -> None:
+        """Free a block once its storage dies."""
+        death = _Death(storage, self._died)
+        death.block, death.key = block, storage._cdata
+        self._live[death.key] = death
+
+    def _adopt_used(self, args: Any) -> None:
+        """Begin to count what an earlier attempt has left and the last operator uses."""
+        for tensor in tensors_in(args):
+            storage = tensor.untyped_storage()
+            reference = self._left.pop(storage._cdata, None)
+            if reference is not None and reference() is storage:
+                self._hold(storage, self._born(storage.nbytes()))
+
+    def _born(self, nbytes: int, output: int = BESIDE) -> int:
         """Note memory that the last operator brings into being, as an output or beside them."""
         recording = self.recording
         number, block = len(recording.operators) - 1, len(recording.blocks)
-        place = len(recording.operators[number].outputs) if output is None else output
-        recording.blocks.append(Block(number, place, nbytes))
+        recording.blocks.append(Block(number, output, nbytes))
         recording.events.append(Event(block, True, number, len(recording.intervals) - 1))
         return block
 
