@@ -1,5 +1,7 @@
 """Small workloads that the tests share; importable, so that a worker finds them too."""
 
+import functools
+
 import torch
 from torch import nn
 
@@ -71,3 +73,17 @@ def run_gradients(workload: Workload, config, seed: int = 0):
     set_seed(seed)
     step.accumulate()
     return {name: p.grad.clone() for name, p in step.model.named_parameters()}
+
+
+def unseen_count():
+    """Return what counts its calls where no walk sees it: in a cache of functools."""
+
+    @functools.cache
+    def calls(_):
+        return None
+
+    def count():
+        calls(object())
+        return calls.cache_info().misses - 1
+
+    return count

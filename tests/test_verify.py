@@ -17,21 +17,7 @@ from memlab import StepConfig, Workload, _full_batch, _verify, verify
 from memlab._differences import relative_errors
 from memlab.config import OptimizerImplementation
 from memlab.techniques import compilation, optimizers, state
-from tests.models import blocks, ignored_labels, linear
-
-
-def unseen_count():
-    """Return what counts its calls where no walk sees it: in a cache of functools."""
-
-    @functools.cache
-    def calls(_):
-        return None
-
-    def count():
-        calls(object())
-        return calls.cache_info().misses - 1
-
-    return count
+from tests.models import blocks, ignored_labels, linear, unseen_count
 
 
 def check(workload, **fields):
