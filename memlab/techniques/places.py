@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from memlab.techniques.generators import bytes_of
+from memlab.units import MIB
 
 ATOMS = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, np.dtype)
@@ -29,7 +30,7 @@ ATOMS = frozenset(
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 BYTES: tuple[Any, ...] = (bytearray, array.array, _ctypes._SimpleCData.__base__)
 MISSING = object()  # in place of the value of a name that a namespace lacks
-LARGE_BYTES = 1 << 20  # an array of this size takes as long to read as a small block to run
+LARGE_BYTES = MIB  # an array of this size takes as long to read as a small block to run
 OF_A_THREAD = "which belongs to its thread"
 MOVES_ON = "which only moves on and cannot be put back; keep a number or a list in its place"
 
