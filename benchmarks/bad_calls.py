@@ -43,7 +43,7 @@ from memlab import (
     workloads,
 )  # fmt: skip
 from memlab._panel import app
-from memlab._process import Ended
+from memlab._running import Ended
 from memlab.result import Outcome
 from memlab.script import script
 

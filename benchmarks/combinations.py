@@ -24,7 +24,7 @@ from memlab import Outcome, StepConfig, Workload
 from memlab._plan import plan_in_process
 from memlab._plans import plan_for
 from memlab._predict import predict_in_process
-from memlab._process import Ended
+from memlab._running import Ended
 from memlab._verify import verify_in_process
 from memlab.errors import MemlabError
 from memlab.memory import stand_in

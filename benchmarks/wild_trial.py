@@ -27,7 +27,7 @@ from benchmarks.wild_models.recipe import Recipe
 from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
 from memlab import Outcome, StepConfig, Workload, _isolation
 from memlab._plans import plan_for
-from memlab._process import Ended
+from memlab._running import Ended
 from memlab.errors import MemlabError
 from memlab.memory.cards import resolve
 from memlab.step import build_step, set_seed

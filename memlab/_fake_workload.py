@@ -17,13 +17,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from memlab._measure import preserved_random_state
 from memlab.memory.built import made_fake, own_formats
 from memlab.memory.recording import Recording
 from memlab.memory.tracker import Tracker
 from memlab.memory.values import for_real
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import is_object, map_tensors, tensors_of
+from memlab.techniques.generators import preserved_random_state
 from memlab.units import MIB
 from memlab.workload import Workload
 

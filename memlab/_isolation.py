@@ -6,6 +6,7 @@ Whatever ends a worker is told as `Ended`, and a new one is started at once.
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -17,8 +18,8 @@ import torch
 
 from memlab._by_value import dumps
 from memlab._own_values import own_values
-from memlab._process import STARTING, TAKING, Ended, WorkerProcess
-from memlab._running import Expired, Progress
+from memlab._process import STARTING, TAKING, WorkerProcess
+from memlab._running import Ended, Progress, Run
 from memlab._same_step import step_of
 from memlab._sources import own_files
 from memlab._spare import Spare
@@ -294,7 +295,7 @@ def run_here(
 
     def report(progress: Progress) -> None:
         if over := _over(cancel, deadline, timeout_seconds, progress.text):
-            raise Expired(*over)
+            raise Ended(*over)
         try:
             tell(progress)
         except Exception as error:  # the caller's own fault, not the workload's
@@ -342,3 +343,18 @@ def _over(
             "timeout_seconds, or make the step smaller"
         )
     return None
+
+
+def runner(
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> Run:
+    """Return what runs a worker's function as the caller of a public function said."""
+    return functools.partial(
+        run if isolate else run_here,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        cancel=cancel,
+    )

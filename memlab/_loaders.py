@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from memlab._isolation import OnProgress
+from memlab._isolation import OnProgress, runner
 from memlab._plans import plan_for
-from memlab._process import Ended
-from memlab.api import _runner
+from memlab._running import Ended
 from memlab.checks import anything, checked, count, seconds
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
@@ -70,7 +69,7 @@ def measure_loading(
         "num_steps": num_steps,
         "seed": seed,
     }
-    run = _runner(True, timeout_seconds, on_progress, cancel)
+    run = runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
         found: LoadingResult = run("loading", arguments | {"plan": plan})

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
@@ -27,6 +26,7 @@ from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.batches import map_tensors, tensors_of
+from memlab.techniques.generators import preserved_random_state
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
 

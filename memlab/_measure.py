@@ -8,9 +8,8 @@ import contextlib
 import gc
 import math
 import platform
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +36,7 @@ from memlab.result import Outcome, Source, StepResult
 from memlab.step import Step, build_step, notes, set_seed
 from memlab.techniques import offload
 from memlab.techniques.compilation import forget, is_compiled
+from memlab.techniques.generators import preserved_random_state
 from memlab.trace import Phase, Trace
 from memlab.units import format_bytes, format_seconds
 from memlab.workload import Workload
@@ -306,19 +306,6 @@ def _versions(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
-
-
-@contextlib.contextmanager
-def preserved_random_state(device: torch.device) -> Iterator[None]:
-    """Give the caller's generators back as they were, since a run here seeds them."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        # of this device alone: asking a card that is not measured would start CUDA on it
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def _clean_up(config: StepConfig, device: torch.device) -> None:

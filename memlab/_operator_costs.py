@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from memlab._measure import preserved_random_state
 from memlab._predict import check_target, recorded
 from memlab._running import Report, explain
 from memlab.config import Precision, StepConfig
 from memlab.memory import stand_in
 from memlab.memory.cards import Target
-from memlab.memory.cost_store import KnownCosts
+from memlab.memory.operator_cost import KnownCosts
 from memlab.memory.operators import Signature
 from memlab.memory.targets import costs_found_here, kernels_of, recording_for
 from memlab.memory.tracker import Tracker
 from memlab.plan import Plan
 from memlab.result import Outcome
+from memlab.techniques.generators import preserved_random_state
 from memlab.workload import Workload
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from memlab._measure import preserved_random_state
 from memlab._predict import check_target, recorded
 from memlab._running import Progress, Report, explain
 from memlab.config import StepConfig
@@ -25,6 +24,7 @@ from memlab.memory.targets import kernels_of, recording_for
 from memlab.memory.tracker import Tracker
 from memlab.memory.what_if import WhatIf
 from memlab.result import Outcome
+from memlab.techniques.generators import preserved_random_state
 from memlab.workload import Workload
 
 

@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memlab._process import Ended
+from memlab._running import Ended, Run
 from memlab.config import Checkpointing, StepConfig
 from memlab.memory.cards import Target
 from memlab.plan import Plan
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from memlab.memory.chain import Chain
 
 MOST_KEPT = 32
-Run = Callable[[str, dict[str, Any]], Any]
-"""Runs what a worker can be asked, by name and arguments, where and as long as a caller said."""
 
 _chains: "OrderedDict[tuple[Any, ...], Chain]" = OrderedDict()
 

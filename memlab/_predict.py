@@ -24,7 +24,6 @@ from torch._subclasses.fake_tensor import (
 
 from memlab._fake_workload import over_fakes
 from memlab._held_against import Attempt, Measured, held_against
-from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._version import __version__
 from memlab.config import Precision, StepConfig
@@ -46,6 +45,7 @@ from memlab.step import build_step, check_together, notes, set_seed
 from memlab.techniques import offload
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.compilation import is_compiled
+from memlab.techniques.generators import preserved_random_state
 from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
 from memlab.units import format_bytes, format_seconds

@@ -16,7 +16,7 @@ from typing import Any
 
 from memlab import _start
 from memlab._kept import Kept, interpreter
-from memlab._running import Progress
+from memlab._running import Ended, Progress
 from memlab._sources import is_library
 from memlab._wire import Channel, Check, Garbage
 from memlab.memory.devices import out_of_memory_kills
@@ -28,14 +28,6 @@ ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it 
 # these steer an interpreter as it starts, and may have been set for another one since
 HIDDEN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 ENDING_SECONDS = 2.0  # for a process to end whose socket is closed
-
-
-class Ended(Exception):
-    """A job ended without a result; `outcome` and the message say how."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
 
 
 class WorkerProcess:

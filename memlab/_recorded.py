@@ -21,7 +21,8 @@ from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import DeviceError
 from memlab.memory import cards
 from memlab.memory.cards import Target
-from memlab.memory.cost_store import KnownCosts, OperatorCost, is_overhead_seconds
+from memlab.memory.cost_store import is_overhead_seconds
+from memlab.memory.operator_cost import KnownCosts, OperatorCost
 from memlab.memory.operators import Signature
 from memlab.quoting import shown
 from memlab.result import Outcome, Source, StepResult

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from memlab.errors import MemlabError
-from memlab.memory.cost_store import OperatorCost, cost_from_row
+from memlab.memory.cost_store import cost_from_row
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import Signature, from_text, to_text
 from memlab.plan import Plan, Region
 from memlab.result import Source, StepResult

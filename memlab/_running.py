@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointError
@@ -68,10 +69,15 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+Run = Callable[[str, dict[str, Any]], Any]
+"""Runs what a worker can be asked, by name and arguments, where and as long as a caller said."""
 
 
-class Expired(Exception):
-    """A run that nobody can interrupt from outside was stopped, or its time limit has passed."""
+class Ended(Exception):
+    """A run ended without a result: `outcome` and the message say how.
+
+    It was stopped, its time limit has passed, or its process is gone.
+    """
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -86,7 +92,7 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         place: where, as text: a `Place`, or what was being done.
     """
     text = (str(error).strip().splitlines() or [""])[0][:MAX_CHARACTERS]
-    if isinstance(error, Expired):
+    if isinstance(error, Ended):
         return error.outcome, str(error)
     if isinstance(error, UnsupportedError):
         return Outcome.UNSUPPORTED, str(error)

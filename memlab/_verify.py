@@ -25,7 +25,6 @@ from memlab._differences import (
 )
 from memlab._full_batch import MOST_ROUNDING, in_fp64, judge_full_batch
 from memlab._kept_state import Kept
-from memlab._measure import preserved_random_state
 from memlab._running import Progress, Report, explain
 from memlab._updates import NUM_UPDATES, Run, run_updates
 from memlab.config import Precision, StepConfig
@@ -34,6 +33,7 @@ from memlab.memory import cuda
 from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.techniques.compilation import forget, is_compiled
+from memlab.techniques.generators import preserved_random_state
 from memlab.techniques.recompute import of_a_model_off
 from memlab.workload import Workload
 

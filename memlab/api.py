@@ -1,6 +1,5 @@
 """The public functions: checked here, in the caller; run in the worker unless told otherwise."""
 
-import functools
 import platform
 import threading
 from collections.abc import Iterable
@@ -11,10 +10,10 @@ import torch
 
 from memlab import _isolation
 from memlab._inspect import WorkloadFacts
-from memlab._isolation import OnProgress
-from memlab._plans import Run, plan_for
-from memlab._process import Ended
+from memlab._isolation import OnProgress, runner
+from memlab._plans import plan_for
 from memlab._recorded import is_recorded, record_of, target_of
+from memlab._running import Ended
 from memlab._verify import VerifyReport
 from memlab._version import __version__
 from memlab.checks import checked, count, seconds, size
@@ -90,9 +89,9 @@ def measure(
         "seed": seed,
         "memory_limit": limit,
     }
-    run = _runner(isolate, timeout_seconds, on_progress, cancel)
+    run = runner(isolate, timeout_seconds, on_progress, cancel)
     # beside a card a plan needs a process of its own: what stands in for CUDA is for good
-    plans = run if target.type == "cpu" else _runner(True, timeout_seconds, on_progress, cancel)
+    plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         result: StepResult = run("measure", arguments | {"plan": plan})
@@ -169,7 +168,7 @@ def predict_with_forecast(
         "seed": seed,
         "memory_limit": limit,
     }
-    run = _runner(True, timeout_seconds, on_progress, cancel)
+    run = runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
         found: Prediction = run("predict", arguments | {"plan": plan})
@@ -219,9 +218,9 @@ def verify(
         "device": target,
         "seed": seed,
     }
-    run = _runner(isolate, timeout_seconds, on_progress, cancel)
+    run = runner(isolate, timeout_seconds, on_progress, cancel)
     # beside a card a plan needs a process of its own: what stands in for CUDA is for good
-    plans = run if target.type == "cpu" else _runner(True, timeout_seconds, on_progress, cancel)
+    plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         found: VerifyReport = run("verify", arguments | {"plan": plan})
@@ -277,22 +276,6 @@ def _target(device: str | torch.device | None, config: StepConfig) -> Target:
     if not isinstance(device, str) or not is_recorded(device):
         return resolve(device)
     return target_of(record_of(device), tf32=config.precision is Precision.TF32)
-
-
-def _runner(
-    isolate: bool,
-    timeout_seconds: float,
-    on_progress: OnProgress | None,
-    cancel: threading.Event | None,
-) -> Run:
-    """Return what runs a worker's function as the caller of a public function said."""
-    run: Run = functools.partial(
-        _isolation.run if isolate else _isolation.run_here,
-        timeout_seconds=timeout_seconds,
-        on_progress=on_progress,
-        cancel=cancel,
-    )
-    return run
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:

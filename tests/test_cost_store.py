@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import memlab
 from memlab.errors import MemlabError
 from memlab.memory import cost_store
-from memlab.memory.cost_store import OperatorCost, Store, cache_folder
+from memlab.memory.cost_store import Store, cache_folder
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import TensorSpec, to_text
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,8 +12,9 @@ from memlab.errors import MemlabError
 from memlab.memory import calibration, cost_store, load, targets
 from memlab.memory.calibration import calibrate
 from memlab.memory.cards import Target
-from memlab.memory.cost_store import OperatorCost, Store
+from memlab.memory.cost_store import Store
 from memlab.memory.doubt import doubted
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import signature_of
 from memlab.memory.targets import Kernels
 

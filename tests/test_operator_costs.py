@@ -5,7 +5,7 @@ import pytest
 from memlab import StepConfig, _isolation, workloads
 from memlab._plans import plan_for
 from memlab.memory.cards import Target, resolve
-from memlab.memory.cost_store import KnownCosts, OperatorCost
+from memlab.memory.operator_cost import KnownCosts, OperatorCost
 
 RUN = functools.partial(_isolation.run, timeout_seconds=120)
 GPT = workloads.get("gpt-small", num_layers=2, hidden_size=32, num_heads=2, sequence_length=16)

@@ -19,7 +19,7 @@ from memlab._records import (
     read_lines,
 )
 from memlab.errors import DeviceError, MemlabError
-from memlab.memory.cost_store import OperatorCost
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import signature_of
 from memlab.plan import Plan, Region
 from memlab.result import Holding, Source, StepResult

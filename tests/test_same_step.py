@@ -10,8 +10,8 @@ import torch
 from memlab import Outcome, StepConfig, Workload, _same_step, workloads
 from memlab._same_step import recall, remember, step_of
 from memlab.memory.cards import Target, resolve
-from memlab.memory.cost_store import KnownCosts
 from memlab.memory.measured_runs import stamp_of
+from memlab.memory.operator_cost import KnownCosts
 from tests.panel_parts import make_result
 
 CPU = torch.device("cpu")

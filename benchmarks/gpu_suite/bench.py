@@ -22,9 +22,8 @@ from benchmarks.gpu_suite.cases import Case
 from memlab import Outcome, StepResult, Workload, _isolation, workloads
 from memlab._operator_costs import StepOperators
 from memlab._plans import plan_for
-from memlab._process import Ended
 from memlab._records import Kind
-from memlab._running import Progress, explain
+from memlab._running import Ended, Progress, explain
 from memlab.memory.cards import Target, resolve
 from memlab.memory.operators import Signature
 from memlab.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memlab.memory.cost_store import OperatorCost
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import Signature
 from memlab.memory.standalone import as_in_training, prepare
 

@@ -17,17 +17,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.memory.cost_store import (
-    LEAST_OVERHEAD,
-    MOST_OVERHEAD,
-    OVERHEAD,
-    STEADY,
-    OperatorCost,
-    Store,
-)
+from memlab.memory.cost_store import LEAST_OVERHEAD, MOST_OVERHEAD, OVERHEAD, Store
 from memlab.memory.doubt import doubted, forget_others
 from memlab.memory.load import Watch, is_quiet
 from memlab.memory.meter import Meter, record
+from memlab.memory.operator_cost import STEADY, OperatorCost
 from memlab.memory.operators import Signature, signature_of
 from memlab.memory.standalone import (
     Call,

@@ -29,8 +29,8 @@ from typing import Literal
 import torch
 
 from memlab.errors import ConfigError, DeviceError
-from memlab.memory.cost_store import KnownCosts
 from memlab.memory.devices import resolve_device
+from memlab.memory.operator_cost import KnownCosts
 from memlab.quoting import shown
 from memlab.units import GIB, KIB, MIB, format_bytes, parse_bytes
 

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.memory.devices import describe
+from memlab.memory.operator_cost import OperatorCost
 from memlab.memory.operators import Signature, to_text
 from memlab.quoting import shown
-from memlab.trace import Phase
 
 FILE = "operators-2.sqlite3"  # the number changes with what a row means
 OLD_FILES = ("operators-1.sqlite3",)  # which did not say what times were taken under
@@ -38,8 +38,6 @@ LEAST_OVERHEAD, MOST_OVERHEAD = -1e-5, 1.0
 OVERHEAD = "memlab.overhead."  # begins the name of what an operator takes besides its kernel
 MOST_DATE = 1e11  # seconds since 1970: some thousand years
 DAMAGED = (ValueError, TypeError, RecursionError)  # what reading a damaged row may raise
-STEADY = 1.5  # times the least: more than an idle machine spreads
-BUSY_SHARE = 0.15  # of all processors
 MOST_REPEATS = 10**6
 NUM_REQUIRED = 5  # fields that a row has had from the beginning
 BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
@@ -50,63 +48,6 @@ TABLES = (
     "PRIMARY KEY (circumstances, step))",
 )
 Version = tuple[int, int, int]  # of a file, which every write changes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorCost:
-    """What one operator costs, run alone on real memory.
-
-    Attributes:
-        output_bytes: of each output tensor, in flattening order: bytes of the storage that the
-            operator brought into being; 0 where it is an argument's or an earlier output's.
-        peak_bytes: most bytes allocated inside the operator and alive at once, outputs included.
-        kept_bytes: allocated inside, alive afterwards and in no output, such as a library's cache.
-        seconds: median time of one call, without autograd and Python around it; None if not timed.
-        extrapolated: from the same operator at smaller sizes.
-        num_repeats: calls that were timed.
-        median_seconds: of these calls.
-        least_seconds: of these calls.
-        others_share: of all processors, what other programs used meanwhile; None if not known.
-        taken_at: when it was timed, in seconds since 1970.
-    """
-
-    output_bytes: tuple[int, ...]
-    peak_bytes: int
-    kept_bytes: int = 0
-    seconds: float | None = None
-    extrapolated: bool = False
-    num_repeats: int | None = None
-    median_seconds: float | None = None
-    least_seconds: float | None = None
-    others_share: float | None = None
-    taken_at: float | None = None
-
-    @property
-    def spread(self) -> float:
-        """How many times the fastest call the median took; 1 where that is not known."""
-        if not self.median_seconds or not self.least_seconds:
-            return 1.0
-        return self.median_seconds / self.least_seconds
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether its time was taken while others used the processor, as far as that is known."""
-        if self.seconds is None:
-            return False
-        return self.spread > STEADY or (self.others_share or 0.0) > BUSY_SHARE
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KnownCosts:
-    """What operators cost on a machine that need not be here, as it was recorded there.
-
-    Attributes:
-        operators: by signature. On a card only their seconds count: its memory follows rules.
-        overheads: seconds that an operator of a phase takes besides its kernel; empty on a card.
-    """
-
-    operators: Mapping[Signature, OperatorCost]
-    overheads: Mapping[Phase, float]
 
 
 def cache_folder() -> Path:

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Mapping
 
-from memlab.memory.cost_store import STEADY, OperatorCost, Store
+from memlab.memory.cost_store import Store
+from memlab.memory.operator_cost import STEADY, OperatorCost
 from memlab.memory.operators import Signature
 
 Costs = Mapping[Signature, OperatorCost]

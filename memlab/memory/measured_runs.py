@@ -14,12 +14,12 @@ from memlab.memory.cost_store import (
     DAMAGED,
     MOST_BYTES,
     MOST_SECONDS,
-    STEADY,
     Store,
     circumstances,
     is_date,
 )
 from memlab.memory.load import QUIET_SHARE
+from memlab.memory.operator_cost import STEADY
 
 MOST_ROWS = 500
 MOST_CHARACTERS = 100_000  # of a row: one with more files is not written, nor read

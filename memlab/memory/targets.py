@@ -15,9 +15,10 @@ from memlab.memory import cuda_kernels, stand_in
 from memlab.memory.assembly import Effect
 from memlab.memory.calibration import Calibration, calibrate, overhead_seconds
 from memlab.memory.cards import Card, Target
-from memlab.memory.cost_store import KnownCosts, OperatorCost, Store
+from memlab.memory.cost_store import Store
 from memlab.memory.devices import available_memory_bytes
 from memlab.memory.host import python_seconds
+from memlab.memory.operator_cost import KnownCosts, OperatorCost
 from memlab.memory.operators import Signature
 from memlab.memory.program import Program
 from memlab.memory.recording import Operator, Recording

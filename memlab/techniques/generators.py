@@ -74,3 +74,16 @@ def same_autocast(noted: list[Autocast]) -> Iterator[None]:
             if enabled or torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, dtype, enabled, has_cache))
         yield
+
+
+@contextlib.contextmanager
+def preserved_random_state(device: torch.device) -> Iterator[None]:
+    """Give the caller's generators back as they were, since a run here seeds them."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        # of this device alone: asking a card that is not measured would start CUDA on it
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
