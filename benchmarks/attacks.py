@@ -26,7 +26,8 @@ import torch
 from torch import nn
 
 from benchmarks import report
-from memlab import StepConfig, StepResult, Workload, _isolation, measure
+from memlab import StepConfig, StepResult, Workload, measure
+from memlab.worker import isolation
 from memlab.workloads import get
 
 NUM_WORKER_KILLS, NUM_WORKER_KILLS_QUICK = 30, 6
@@ -250,7 +251,7 @@ def _run(
     """Measure, and have the model or a timer end the worker; return all processes that it had."""
     with tempfile.TemporaryDirectory() as folder:
         workload = acting(ending, folder) if ending else small()
-        worker = _isolation.measuring.ensure()
+        worker = isolation.measuring.ensure()
         pid = worker.process.pid
         timer = threading.Timer(kill_after or 0, os.kill, (pid, signal.SIGKILL))
         if kill_after is not None:

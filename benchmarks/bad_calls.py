@@ -31,26 +31,26 @@ from torch import nn
 
 import memlab
 from benchmarks import report
-from memlab import (
+from memlab import (  # fmt: skip
     LoadingConfig,
     MemlabError,
     StepConfig,
     StepResult,
     Workload,
-    _isolation,
     plots,
-    units,
     workloads,
-)  # fmt: skip
+)
 from memlab._panel import app
-from memlab._running import Ended
+from memlab.arguments import units
 from memlab.result import Outcome
+from memlab.running import Ended
 from memlab.script import script
+from memlab.worker import isolation
 
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3
 TIMEOUT_SECONDS = 60
 SHOWN_RAW = 20
-TELLER = "_teller.<locals>.tell"  # in _isolation.py, calls on_progress
+TELLER = "_teller.<locals>.tell"  # in isolation.py, calls on_progress
 MEMLAB_FOLDER = str(Path(memlab.__file__).parent)
 
 
@@ -226,8 +226,8 @@ def no_worker() -> Iterator[None]:
         raise Ended(Outcome.CANCELLED, "it passed every check")
 
     with (
-        mock.patch.object(_isolation, "run", end),
-        mock.patch.object(_isolation, "run_here", end),
+        mock.patch.object(isolation, "run", end),
+        mock.patch.object(isolation, "run_here", end),
         mock.patch.object(app, "prewarm", return_value=None),
     ):
         yield

@@ -21,17 +21,17 @@ import torch
 from torch import nn
 
 from memlab import Outcome, StepConfig, Workload
-from memlab._plan import plan_in_process
-from memlab._plans import plan_for
-from memlab._predict import predict_in_process
-from memlab._running import Ended
-from memlab._verify import verify_in_process
+from memlab.devices.cards import Target, resolve
 from memlab.errors import MemlabError
-from memlab.memory import stand_in
-from memlab.memory.cards import Target, resolve
 from memlab.plan import Plan
+from memlab.planning.chains import plan_in_process
+from memlab.planning.plans import plan_for
+from memlab.predicting.predict import predict_in_process
+from memlab.recording import stand_in
+from memlab.running import Ended
 from memlab.step import build_step, set_seed
-from memlab.techniques import compilation
+from memlab.techniques.compiling import compilation
+from memlab.verifying.verify import verify_in_process
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
 TECHNIQUES: dict[str, dict[str, Any]] = {

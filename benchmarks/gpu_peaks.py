@@ -13,9 +13,9 @@ The runs used torchvision 0.21 and transformers 4.51.3, and newer transformers h
         tokenizers==0.21.1 huggingface_hub==0.30.2
 Without the folder the installed transformers are used and the convnets are skipped.
 
-Constants chosen by these rows: those of memlab/memory/cudnn_workspace.py, and that a new segment
-lies below the earlier ones (memlab/memory/pools.py). Goals: language models 0.3 % median and 1 % at
-the 90th percentile, convnets 1.5 and 5 %, failures below 3 %.
+Constants chosen by these rows: those of memlab/costs/cudnn_workspace.py, and that a new segment
+lies below the earlier ones (memlab/allocator/pools.py). Goals: language models 0.3 % median and 1 %
+at the 90th percentile, convnets 1.5 and 5 %, failures below 3 %.
 """
 
 import argparse
@@ -29,12 +29,12 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_runs import LANGUAGE_MODELS, PublicRun, convnets, record, use_packages
-from memlab.memory import cards
-from memlab.memory.allocator import AllocatorSettings, Reserved, replay
-from memlab.memory.assembly import Effect, trace_of
-from memlab.memory.cuda_kernels import effects
-from memlab.memory.recording import Recording
-from memlab.units import MIB
+from memlab.allocator.replay import AllocatorSettings, Reserved, replay
+from memlab.arguments.units import MIB
+from memlab.costs.cuda_kernels import effects
+from memlab.devices import cards
+from memlab.recording.assembly import Effect, trace_of
+from memlab.recording.recording import Recording
 
 PEAKS = Path(__file__).parent / "data" / "gpu_peaks.csv"
 PEERS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes",

@@ -29,9 +29,10 @@ from torch.utils import _pytree as pytree
 
 import memlab
 from benchmarks import report
-from memlab import StepConfig, Workload, _isolation
+from memlab import StepConfig, Workload
 from memlab.api import predict_with_forecast
-from memlab.units import GIB, KIB, MIB
+from memlab.arguments.units import GIB, KIB, MIB
+from memlab.worker import isolation
 
 RATIO_GOAL, ARITHMETIC_GOAL_MS, DRAWN_GOAL_MS = 0.35, 5.0, 100.0
 LARGE_GOAL_SECONDS, LARGE_GOAL_BYTES = 30.0, 4 * GIB
@@ -85,8 +86,8 @@ def llama_70b() -> Workload:
 
 def predict_here(workload: Workload, device: str) -> None:
     """Predict in this process."""
-    from memlab._predict import predict_in_process
-    from memlab.memory.cards import resolve
+    from memlab.devices.cards import resolve
+    from memlab.predicting.predict import predict_in_process
 
     found = predict_in_process(
         workload,
@@ -232,7 +233,7 @@ def large() -> dict[str, Any]:
 
 def worker_bytes() -> int | None:
     """Return the most resident memory that the predicting worker has had; None if not told."""
-    worker = _isolation.predicting.worker
+    worker = isolation.predicting.worker
     status = Path(f"/proc/{worker.process.pid}/status" if worker else "/proc/none")
     if not status.exists():
         return None

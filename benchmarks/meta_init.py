@@ -18,9 +18,9 @@ from torch import nn
 
 from benchmarks import report
 from memlab import workloads
+from memlab.arguments.units import KIB
 from memlab.step import set_seed
-from memlab.techniques.deferred import build_on_meta, noted_build
-from memlab.units import KIB
+from memlab.techniques.building.deferred import build_on_meta, noted_build
 
 NUM_LAYERS, NUM_LAYERS_QUICK = 24, 4
 WAYS = ("plain", "noted on meta, not made", "on meta, then made")

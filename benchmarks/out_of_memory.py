@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from benchmarks import report
-from memlab import StepConfig, Workload, _isolation
+from memlab import StepConfig, Workload
 from memlab.api import inspect_workload
-from memlab.units import MIB, parse_bytes
+from memlab.arguments.units import MIB, parse_bytes
+from memlab.worker import isolation
 
 NUM_RUNS, NUM_RUNS_QUICK, REPORT_EVERY = 50, 10, 10
 GOAL_BYTES = 50 * MIB
@@ -75,9 +76,9 @@ def provoke(kind: str) -> str:
     }
     guard_bytes = GUARD_BYTES if kind == "physical guard" else None
     try:
-        run = _isolation.run("measure", arguments, timeout_seconds=120, guard_bytes=guard_bytes)
+        run = isolation.run("measure", arguments, timeout_seconds=120, guard_bytes=guard_bytes)
         return str(run.outcome)
-    except _isolation.Ended as ended:
+    except isolation.Ended as ended:
         return f"{ended.outcome}, and the worker with it"
 
 
@@ -114,7 +115,7 @@ def _row(num_runs: int, outcomes: list[str], expected: str) -> dict[str, Any]:
     # a worker gives memory back after it has answered: once it answers again, that is done
     inspect_workload(stack())
     time.sleep(SETTLE_SECONDS)
-    pid = _isolation.measuring.worker.process.pid
+    pid = isolation.measuring.worker.process.pid
     return {
         "runs": num_runs,
         "as expected": sum(outcome == expected for outcome in outcomes),

@@ -17,7 +17,7 @@ import memlab
 from benchmarks import report
 from benchmarks.independent import BareStep
 from memlab import StepConfig, Workload
-from memlab._measure import timed_step
+from memlab.measuring.measure import timed_step
 from memlab.step import build_step
 
 WORKLOADS = ("gpt-small", "resnet-digits", "lstm-text")

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memlab.memory import stand_in
-from memlab.memory.recording import Recording
-from memlab.memory.tracker import Tracker, record_fake
+from memlab.recording import stand_in
+from memlab.recording.recording import Recording
+from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
 
 NUM_STEPS = 4

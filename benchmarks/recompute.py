@@ -29,16 +29,17 @@ from torch import nn
 
 import memlab
 from benchmarks import meter, recompute_checks, report
-from memlab import StepConfig, StepResult, Workload, _isolation
-from memlab._plans import chain_for
+from memlab import StepConfig, StepResult, Workload
+from memlab.arguments.units import MIB
 from memlab.config import PRESET_POLICIES
-from memlab.memory.cards import resolve
-from memlab.memory.chain import Chain
+from memlab.devices.cards import resolve
 from memlab.plan import Plan
+from memlab.planning.chain import Chain
+from memlab.planning.plans import chain_for
 from memlab.step import build_step, set_seed
-from memlab.techniques.blocks import find_blocks
+from memlab.techniques.recompute.blocks import find_blocks
 from memlab.trace import CATEGORIES, PHASES, Phase
-from memlab.units import MIB
+from memlab.worker import isolation
 
 BUDGETS = tuple(round(1 - 0.1 * i, 1) for i in range(11))
 COMPILED_BUDGETS = (1.0, 0.5, 0.0)
@@ -121,7 +122,7 @@ def ways(workload: Workload, batch_size: int, budgets: Sequence[float]) -> Itera
 
 def chain_of(workload: Workload, config: StepConfig, device: str = "cpu") -> Chain:
     """Return the plans of a workload, made in the worker."""
-    run = functools.partial(_isolation.run, timeout_seconds=600, on_progress=None, cancel=None)
+    run = functools.partial(isolation.run, timeout_seconds=600, on_progress=None, cancel=None)
     return chain_for(workload, config, resolve(device), seed=0, run=run)
 
 
@@ -346,7 +347,7 @@ def saved_bytes(result: StepResult) -> int:
 
 def solving(num_layers: int = 48) -> dict[str, Any]:
     """Return how long the chain of a deep GPT takes in this process, and picking from it."""
-    from memlab import _plan
+    from memlab.planning import chains
 
     seconds: list[float] = []
 
@@ -356,14 +357,14 @@ def solving(num_layers: int = 48) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
         return chain
 
-    solve, _plan.chain_of = _plan.chain_of, timed
+    solve, chains.chain_of = chains.chain_of, timed
     start = time.perf_counter()
     try:
-        planning = _plan.plan_in_process(
+        planning = chains.plan_in_process(
             gpt(num_layers), PLAIN, resolve(CARD), seed=0, report=lambda progress: None
         )
     finally:
-        _plan.chain_of = solve
+        chains.chain_of = solve
     whole = time.perf_counter() - start
     if planning.chain is None:
         raise RuntimeError(planning.message)

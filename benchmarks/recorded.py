@@ -22,14 +22,15 @@ import torch
 
 import memlab
 from benchmarks import report
-from memlab import Outcome, StepResult, _isolation, workloads
-from memlab._recorded import DeviceRecord, target_of
-from memlab._records import Run
+from memlab import Outcome, StepResult, workloads
+from memlab.arguments.units import format_bytes
 from memlab.config import Precision
-from memlab.memory.cards import Target
+from memlab.devices.cards import Target
+from memlab.records.recorded import DeviceRecord, target_of
+from memlab.records.records import Run
 from memlab.result import format_percent
-from memlab.techniques.compilation import is_compiled
-from memlab.units import format_bytes
+from memlab.techniques.compiling.compilation import is_compiled
+from memlab.worker import isolation
 
 GOALS = {"allocated": (1.0, 3.0), "reserved": (2.0, 5.0), "time": (5.0, 12.0)}
 NUM_WORST = 10
@@ -66,7 +67,7 @@ def predicted(run: Run, target: Target) -> StepResult:
     arguments = {"workload": workloads.get(run.workload, **run.options), "target": target}
     arguments |= {"config": run.result.config, "seed": run.seed, "plan": run.plan}
     # fake tensors of a card need a process that sees none; here nothing has to be sent to it
-    run = _isolation.run if torch.cuda.is_available() else _isolation.run_here
+    run = isolation.run if torch.cuda.is_available() else isolation.run_here
     found = run("predict", arguments | {"memory_limit": None}, timeout_seconds=600)
     result: StepResult = found.result
     return result

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import memlab
-from memlab.memory.devices import describe
+from memlab.devices.here import describe
 
 LIBRARIES = ("torch", "numpy", "transformers", "monai", "ipywidgets")
 NUM_RESAMPLES = 10_000

@@ -30,9 +30,11 @@ import torch
 import memlab
 from benchmarks import report
 from benchmarks.report import fresh_python
-from memlab import StepConfig, StepResult, Workload, _isolation, _measure
-from memlab.memory import meter
+from memlab import StepConfig, StepResult, Workload
+from memlab.measuring import measure
+from memlab.meters import meter
 from memlab.step import Step
+from memlab.worker import isolation
 
 GOALS = {"import": 0.050, "run to result": 0.3, "first paint": 2.0}
 WORKLOADS = ("gpt-small", "lstm-text")
@@ -181,7 +183,7 @@ def in_this_process(workload: Workload, num_runs: int) -> dict[str, float]:
         parts = {name: sum(spans) for name, spans in seconds.items() if name != "step"}
         first, second, *timed = seconds["step"]
         start = time.perf_counter()
-        _isolation._pickled({"workload": workload, "config": CONFIG})
+        isolation._pickled({"workload": workload, "config": CONFIG})
         pickle.loads(pickle.dumps(result))
         parts["pickling, both ways"] = time.perf_counter() - start
         parts["all other"] = wall - sum(sum(spans) for spans in seconds.values())
@@ -196,14 +198,14 @@ def in_this_process(workload: Workload, num_runs: int) -> dict[str, float]:
 def timed_parts() -> Iterator[dict[str, list[float]]]:
     """Time the functions that a measurement is made of, each without the others inside it."""
     places = {
-        "build step": (_measure, "build_step"),
+        "build step": (measure, "build_step"),
         "step": (Step, "__call__"),
         "profile start": (torch.profiler.profile, "start"),
         "profile stop": (torch.profiler.profile, "stop"),
-        "event tree and marks": (_measure, "record"),
+        "event tree and marks": (measure, "record"),
         "tree walk": (meter, "_walk"),
         "trace from events": (meter, "_trace"),
-        "classification": (_measure, "step_memory"),
+        "classification": (measure, "step_memory"),
         "gc.collect": (gc, "collect"),
     }
     seconds: dict[str, list[float]] = {name: [] for name in places}

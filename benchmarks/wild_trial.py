@@ -25,12 +25,13 @@ from benchmarks.report import fresh_python
 from benchmarks.wild_models import nth_recipe
 from benchmarks.wild_models.recipe import Recipe
 from benchmarks.wild_plain import BATCH_SIZE, NUM_UPDATES, SEED, one_line
-from memlab import Outcome, StepConfig, Workload, _isolation
-from memlab._plans import plan_for
-from memlab._running import Ended
+from memlab import Outcome, StepConfig, Workload
+from memlab.devices.cards import resolve
 from memlab.errors import MemlabError
-from memlab.memory.cards import resolve
+from memlab.planning.plans import plan_for
+from memlab.running import Ended
 from memlab.step import build_step, set_seed
+from memlab.worker import isolation
 
 CARDS = ("h200", "rtx-4060")
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -125,7 +126,7 @@ def recomputed(
 def _updates_of(
     given: Workload, config: StepConfig, updates: list[list[str]], seconds: float
 ) -> dict[str, Any]:
-    run = functools.partial(_isolation.run, timeout_seconds=seconds)
+    run = functools.partial(isolation.run, timeout_seconds=seconds)
     try:
         plan = plan_for(given, config, resolve(torch.device("cpu")), seed=SEED, run=run)
         step = build_step(given, config, "cpu", plan=plan, seed=SEED)
@@ -189,7 +190,7 @@ def run(
 
 def main() -> None:
     """Read the arguments of `run` from stdin and print the stages."""
-    _isolation.spare.end()  # a worker that stands ready costs seconds, and nobody waits here
+    isolation.spare.end()  # a worker that stands ready costs seconds, and nobody waits here
     run(*pickle.load(sys.stdin.buffer))
 
 

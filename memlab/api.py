@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab import _isolation
-from memlab._inspect import WorkloadFacts
-from memlab._isolation import OnProgress, runner
-from memlab._plans import plan_for
-from memlab._recorded import is_recorded, record_of, target_of
-from memlab._running import Ended
-from memlab._verify import VerifyReport
 from memlab._version import __version__
-from memlab.checks import checked, count, seconds, size
+from memlab.arguments.checks import checked, count, seconds, size
 from memlab.config import Precision, StepConfig
+from memlab.devices.cards import Target, resolve
+from memlab.devices.here import resolve_device
 from memlab.errors import WorkloadError
-from memlab.memory.cards import Target, resolve
-from memlab.memory.devices import resolve_device
+from memlab.measuring.inspect import WorkloadFacts
+from memlab.planning.plans import plan_for
+from memlab.records.recorded import is_recorded, record_of, target_of
 from memlab.result import Outcome, Source, StepResult
-from memlab.techniques import policies
+from memlab.running import Ended
+from memlab.techniques.recompute import policies
+from memlab.verifying.verify import VerifyReport
+from memlab.worker import isolation
+from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from memlab._predict import Prediction
+    from memlab.predicting.predict import Prediction
 
 # what the annotations of the arguments do not say
 LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
@@ -174,10 +174,10 @@ def predict_with_forecast(
         found: Prediction = run("predict", arguments | {"plan": plan})
         return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
-        from memlab import _predict  # late, as everything that fake tensors need
+        from memlab.predicting.predict import Prediction  # late, as all that fake tensors need
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
-        return _predict.Prediction(result=result, forecast=None)
+        return Prediction(result=result, forecast=None)
 
 
 @checked(timeout_seconds=seconds)
@@ -237,7 +237,7 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
         WorkloadError: the model or a batch of two could not be made; says why.
     """
     try:
-        facts: WorkloadFacts = _isolation.run(
+        facts: WorkloadFacts = isolation.run(
             "inspect", {"workload": workload}, timeout_seconds=timeout_seconds
         )
     except Ended as ended:

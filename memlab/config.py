@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from memlab.checks import Rule, count, of_type, text
+from memlab.arguments.checks import Rule, count, of_type, text
+from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError
-from memlab.quoting import is_a, shown
 
 FP32_FORMATS = ("float32",)
 

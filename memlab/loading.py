@@ -7,7 +7,7 @@ measured around it by `memlab.measure_loading`.
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from memlab.checks import check_fields, count, of_type
+from memlab.arguments.checks import check_fields, count, of_type
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome

@@ -1,6 +1,6 @@
 """`Plan`: which modules of a model are checkpointed, and what each of them keeps all the same.
 
-A plan is made from a trace (`memlab.memory.chain`) and carried out by `build_step`. It names
+A plan is made from a trace (`memlab.planning.chain`) and carried out by `build_step`. It names
 operators by overload and by their number within one call of the module, so that it holds for every
 micro-batch of the model that it was made for, and for no other model.
 """

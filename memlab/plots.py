@@ -3,7 +3,7 @@
 Figures belong to nobody but the caller: no pyplot, no global state, so they can be drawn in any
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
 never alone: order, labels, hatches and markers say the same. How figures look and are exported is
-in `_figures.py`.
+in `figures/look.py`.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from memlab._figures import (
+from memlab.arguments.checks import checked, choice
+from memlab.arguments.units import format_bytes
+from memlab.config import Precision, StepConfig
+from memlab.errors import ConfigError
+from memlab.figures.ladder import waterfall
+from memlab.figures.look import (
     CATEGORY_COLORS,
     CATEGORY_LABELS,
     FONT,
@@ -45,15 +50,10 @@ from memlab._figures import (
     write,
     write_title,
 )
-from memlab._ladder_figure import waterfall
-from memlab._peak_map_figure import peak_map, text_on
-from memlab._timeline_figure import timeline
-from memlab.checks import checked, choice
-from memlab.config import Precision, StepConfig
-from memlab.errors import ConfigError
+from memlab.figures.peak_map import peak_map, text_on
+from memlab.figures.timeline import timeline
 from memlab.result import Outcome, StepResult
 from memlab.trace import Category
-from memlab.units import format_bytes
 
 __all__ = [
     "CATEGORY_COLORS",

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from memlab.checks import check_fields, of_type
+from memlab.arguments.checks import check_fields, of_type
+from memlab.arguments.quoting import shown
+from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import MemlabError
-from memlab.quoting import shown
 from memlab.trace import Category, Phase, Place, Timeline
-from memlab.units import format_bytes, format_seconds
 
 
 class Outcome(StrEnum):

@@ -6,27 +6,18 @@ that are no samples (a workload's `num_loss_terms`), which a script cannot know.
 
 import torch
 
-from memlab.checks import checked
+from memlab.arguments.checks import checked
+from memlab.arguments.quoting import in_docstring, shown
 from memlab.config import StepConfig
 from memlab.errors import DeviceError
 from memlab.plan import Plan
-from memlab.quoting import in_docstring, shown
-from memlab.techniques import (
-    accumulation,
-    batches,
-    checkpointing,
-    checkpointing_source,
-    chunked_loss,
-    compilation,
-    inplace,
-    layout,
-    meta_init,
-    model_cache,
-    offload,
-    optimizers,
-    precision,
-    segments,
-)
+from memlab.techniques import accumulation, batches, inplace, layout, precision, segments
+from memlab.techniques.building import meta_init
+from memlab.techniques.compiling import compilation
+from memlab.techniques.loss import chunked_loss
+from memlab.techniques.offload import offload
+from memlab.techniques.optimizers import optimizers
+from memlab.techniques.recompute import checkpointing, checkpointing_source, model_cache
 from memlab.techniques.source import Source, together
 from memlab.workload import Workload
 

@@ -19,23 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
-from memlab.techniques import (
-    accumulation,
-    checkpointing,
-    chunked_loss,
-    compilation,
-    inplace,
-    layout,
-    meta_init,
-    model_cache,
-    offload,
-    optimizers,
-    precision,
-    segments,
-)
+from memlab.techniques import accumulation, inplace, layout, precision, segments
 from memlab.techniques.batches import map_tensors, moved
-from memlab.techniques.offloading import Offloader
-from memlab.techniques.optimizer_in_backward import InBackward
+from memlab.techniques.building import meta_init
+from memlab.techniques.compiling import compilation
+from memlab.techniques.loss import chunked_loss
+from memlab.techniques.offload import offload
+from memlab.techniques.offload.offloading import Offloader
+from memlab.techniques.optimizers import optimizers
+from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.recompute import checkpointing, model_cache
 from memlab.trace import Phase
 from memlab.workload import Workload
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memlab.checks import text
+from memlab.arguments.checks import text
+from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
-from memlab.quoting import is_a, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memlab.memory import stand_in
+from memlab.recording import stand_in
 
 
 @pytest.fixture(autouse=True, scope="session")

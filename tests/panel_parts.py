@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from memlab import Outcome, StepConfig, Workload
-from memlab._inspect import WorkloadFacts
 from memlab._panel import app, state
+from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Source, StepResult
 
 PATIENCE_SECONDS = 300  # ends a hang; far above what a state takes on a busy machine

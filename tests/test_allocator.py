@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memlab.allocator.pools import LARGE_SEGMENT, ExpandablePool, SegmentPool
+from memlab.allocator.replay import AllocatorSettings, Reserved, replay, round_block
+from memlab.arguments.units import GIB, KIB, MIB
 from memlab.errors import ConfigError
-from memlab.memory.allocator import AllocatorSettings, Reserved, replay, round_block
-from memlab.memory.pools import LARGE_SEGMENT, ExpandablePool, SegmentPool
-from memlab.units import GIB, KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import MemlabError, WorkloadError
-from memlab.memory.meter import Meter, record
+from memlab.meters.meter import Meter, record
 from memlab.script import script
 from memlab.step import build_step, set_seed
 from memlab.techniques.batches import map_tensors, moved, tensors_of

@@ -13,18 +13,19 @@ from torch import nn
 
 import memlab
 from benchmarks import meter, models, report
-from memlab import Outcome, StepConfig, Workload, _isolation, _plan
-from memlab._predict import predict_in_process
+from memlab import Outcome, StepConfig, Workload
+from memlab.arguments.units import KIB
+from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.memory import chain
-from memlab.memory.cards import resolve
-from memlab.memory.chain import Chain
-from memlab.memory.chain import chain_of as chain_of_told
-from memlab.memory.cut import Cut, Estimate
 from memlab.plan import Plan, Region
+from memlab.planning import chain, chains
+from memlab.planning.chain import Chain
+from memlab.planning.chain import chain_of as chain_of_told
+from memlab.planning.cut import Cut, Estimate
+from memlab.predicting.predict import predict_in_process
 from memlab.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
-from memlab.units import KIB
+from memlab.worker import isolation
 from tests.models import blocks
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
@@ -101,7 +102,7 @@ WORKLOADS = {
 
 
 def chain_of(workload, config=None, device="cpu"):
-    planning = _plan.plan_in_process(
+    planning = chains.plan_in_process(
         workload, config or StepConfig(), resolve(device), seed=0, report=lambda progress: None
     )
     assert planning.chain is not None, planning.message
@@ -203,7 +204,7 @@ def told_of(workload, device):
         return chain_of_told(told)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_plan, "chain_of", keep)
+        patch.setattr(chains, "chain_of", keep)
         chain_of(workload, device=device)
     return found[0]
 
@@ -463,13 +464,13 @@ def test_what_does_not_go_with_a_plan_is_unsupported(fields, text):
 def test_a_chain_is_made_once_for_all_budgets(monkeypatch):
     workload = WORKLOADS["gelu"]()
     asked = []
-    run = _isolation.run
+    run = isolation.run
 
     def counted(function, *args, **kwargs):
         asked.append(function)
         return run(function, *args, **kwargs)
 
-    monkeypatch.setattr(_isolation, "run", counted)
+    monkeypatch.setattr(isolation, "run", counted)
     for budget in (0.9, 0.5, 0.1):
         memlab.predict(workload, StepConfig(memory_budget=budget), "h200")
     assert asked.count("plan") == 1

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from memlab import _by_value, _isolation
+from memlab.sending import by_value
+from memlab.worker import isolation
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import functools, sys
-from memlab._by_value import dumps
+from memlab.sending.by_value import dumps
 
 @functools.lru_cache(maxsize=4, typed=True)
 def table(n):
@@ -70,18 +71,18 @@ def of_a_module(n):
     return n
 
 
-@pytest.mark.parametrize("function", [of_a_module, _by_value.pickler])
+@pytest.mark.parametrize("function", [of_a_module, by_value.pickler])
 def test_what_another_process_can_import_is_sent_by_its_name(function):
-    assert len(_by_value.dumps(function)) < 100
-    assert pickle.loads(_by_value.dumps(function)) is function
+    assert len(by_value.dumps(function)) < 100
+    assert pickle.loads(by_value.dumps(function)) is function
 
 
 def test_a_function_that_its_name_does_not_find_is_sent_by_value():
-    assert _by_value._is_found_by_name(of_a_module)
-    assert not _by_value._is_found_by_name(lru_cache(of_a_module.__wrapped__))
+    assert by_value._is_found_by_name(of_a_module)
+    assert not by_value._is_found_by_name(lru_cache(of_a_module.__wrapped__))
 
 
 def test_what_can_only_be_sent_by_its_name_is_told_with_a_remedy():
     error = "AttributeError: Can't get attribute 'Id' on <module '__main__' (built-in)>"
-    assert "define it in a module that is imported" in _isolation._unloadable(error)
-    assert _isolation._unloadable("KeyError: 3").endswith("KeyError: 3")
+    assert "define it in a module that is imported" in isolation._unloadable(error)
+    assert isolation._unloadable("KeyError: 3").endswith("KeyError: 3")

@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves
 
 import memlab
 from memlab import StepConfig
-from memlab.memory.calibration import calibrate, overhead_seconds
-from memlab.memory.cost_store import Store
-from memlab.memory.meter import Meter, record
-from memlab.memory.operators import TensorSpec, signature_of, to_text
-from memlab.memory.standalone import RNN_BACKWARD, build, smaller
+from memlab.arguments.units import GIB, KIB, MIB
+from memlab.costs.calibration import calibrate, overhead_seconds
+from memlab.costs.cost_store import Store
+from memlab.meters.meter import Meter, record
+from memlab.operators.signatures import TensorSpec, signature_of, to_text
+from memlab.operators.standalone import RNN_BACKWARD, build, smaller
 from memlab.step import build_step, set_seed
 from memlab.trace import Phase
-from memlab.units import GIB, KIB, MIB
 from tests.models import blocks, ignored_labels
 
 aten = torch.ops.aten

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memlab.arguments.units import GIB, MIB
+from memlab.devices import cards
 from memlab.errors import DeviceError
-from memlab.memory import cards
-from memlab.units import GIB, MIB
 
 ALL = [cards.find(name) for name in cards.names()]
 FORMATS = ("fp32", "tf32", "bf16", "fp16")

@@ -19,7 +19,7 @@ from memlab import Outcome, StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.step import build_step, set_seed
-from memlab.techniques import policies, recompute
+from memlab.techniques.recompute import policies, recompute
 
 aten = torch.ops.aten
 
@@ -271,7 +271,7 @@ def test_a_kept_matmul_runs_once_and_the_rest_twice():
     ],
 )
 def test_modules_are_named_by_class_pattern_or_number(which, paths):
-    from memlab.techniques.blocks import select
+    from memlab.techniques.recompute.blocks import select
 
     model = make_workload(BLOCKS["linear"]).build_model()
     assert list(select(model, which)) == paths

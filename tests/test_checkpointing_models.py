@@ -13,8 +13,8 @@ import memlab.script
 from memlab import Outcome, StepConfig, Workload, verify
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
-from memlab.techniques import recompute
-from memlab.techniques.blocks import select
+from memlab.techniques.recompute import recompute
+from memlab.techniques.recompute.blocks import select
 from tests.test_checkpointing import assert_same, keep_everything, state_after
 
 pytestmark = [

@@ -10,22 +10,22 @@ import torch
 
 import memlab
 from benchmarks import bad_calls
-from memlab import (
+from memlab import (  # fmt: skip
     LoadingConfig,
     MemlabError,
     StepConfig,
     StepResult,
     Workload,
-    _isolation,
     plots,
-    units,
     workloads,
-)  # fmt: skip
-from memlab._running import Progress
-from memlab.checks import checked, count, number, of_type
+)
+from memlab.arguments import units
+from memlab.arguments.checks import checked, count, number, of_type
+from memlab.arguments.quoting import MAX_SHOWN
 from memlab.errors import ConfigError, DeviceError, WorkloadError
-from memlab.quoting import MAX_SHOWN
 from memlab.result import Source
+from memlab.running import Progress
+from memlab.worker import isolation
 
 WORKLOAD = workloads.get("vit-digits")
 CONFIG = StepConfig(batch_size=2)
@@ -110,9 +110,9 @@ def test_drawn_calls_repeat_with_their_seed_and_none_is_raw():
          WorkloadError, "is no torch.nn.Module"),
         (lambda: memlab.measure_loading(WORKLOAD, CONFIG, bad_calls.NoClass()), WorkloadError,
          "is not map-style"),
-        (lambda: _isolation._teller(lambda: 3)(Progress(text="", fraction=0.0)), ConfigError,
+        (lambda: isolation._teller(lambda: 3)(Progress(text="", fraction=0.0)), ConfigError,
          "cannot be called with a Progress"),
-        (lambda: _isolation._teller(int)(Progress(text="", fraction=0.0)), ConfigError,
+        (lambda: isolation._teller(int)(Progress(text="", fraction=0.0)), ConfigError,
          "on_progress=<class 'int'> cannot be called with a Progress"),
         (lambda: units.format_bytes("much"), ConfigError, "num_bytes='much' is no number"),
     ],
@@ -132,7 +132,7 @@ def test_a_loss_function_that_raises_when_it_is_looked_at_is_no_error_of_memlab(
 def test_bad_calls_counts_what_on_progress_raises_as_the_callers_and_nothing_else():
     def caught(on_progress):
         with pytest.raises(Exception) as found:
-            _isolation._teller(on_progress)(Progress(text="", fraction=0.0))
+            isolation._teller(on_progress)(Progress(text="", fraction=0.0))
         return found.value
 
     def stumble(progress):

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab.step import build_step, set_seed
-from memlab.techniques import chunked_loss
-from memlab.techniques.lazy_logits import ChunkedHead, LazyLogits
+from memlab.techniques.loss import chunked_loss
+from memlab.techniques.loss.lazy_logits import ChunkedHead, LazyLogits
 from memlab.workloads.language import Gpt, Lstm
 from tests.models import blocks, ignored_labels, run_gradients
 

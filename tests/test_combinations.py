@@ -9,11 +9,12 @@ from memlab import StepConfig
 from memlab._panel import outlook, state, texts, verdicts
 from memlab._panel.forecasts import Estimate, Question
 from memlab._panel.runs import RunLog
-from memlab._predict import predict_in_process
+from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.memory.cards import resolve
+from memlab.predicting.predict import predict_in_process
 from memlab.step import check_together
-from memlab.techniques import accumulation, chunked_loss, layout
+from memlab.techniques import accumulation, layout
+from memlab.techniques.loss import chunked_loss
 
 
 @pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in pairs()])

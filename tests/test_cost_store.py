@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memlab
+from memlab.costs import cost_store
+from memlab.costs.cost_store import Store, cache_folder
 from memlab.errors import MemlabError
-from memlab.memory import cost_store
-from memlab.memory.cost_store import Store, cache_folder
-from memlab.memory.operator_cost import OperatorCost
-from memlab.memory.operators import TensorSpec, to_text
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import TensorSpec, to_text
 
 ROOT = Path(__file__).resolve().parents[1]
 sizes = st.integers(0, 2**40)

@@ -7,13 +7,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memlab.memory import cards, stand_in
-from memlab.memory.assembly import Effect
-from memlab.memory.cuda_kernels import effects
-from memlab.memory.recording import Recording
-from memlab.memory.tracker import Tracker, record_fake
+from memlab.arguments.units import KIB, MIB
+from memlab.costs.cuda_kernels import effects
+from memlab.devices import cards
+from memlab.recording import stand_in
+from memlab.recording.assembly import Effect
+from memlab.recording.recording import Recording
+from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
-from memlab.units import KIB, MIB
 
 RTX_3060, H100, T4 = (cards.find(name) for name in ("rtx-3060", "h100", "t4"))
 

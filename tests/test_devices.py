@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from memlab.memory import cuda, devices
+from memlab.devices import here as devices
+from memlab.meters import cuda
 
 
 def test_a_container_limit_counts_when_it_is_the_smaller(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure
-from memlab._predict import predict_in_process
-from memlab.memory.cards import resolve
-from memlab.memory.draws import Draws
+from memlab.devices.cards import resolve
+from memlab.predicting.predict import predict_in_process
+from memlab.recording.draws import Draws
 
 
 def predicted(given, config, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import memlab
 from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
-from memlab._holdings import blocks_pattern, group, repeated_children
+from memlab.explaining.holdings import blocks_pattern, group, repeated_children
 from memlab.result import Holding, Outcome, Source, StepResult, format_percent
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
@@ -108,7 +108,7 @@ def test_a_place_that_is_live_in_one_block_alone_keeps_its_number():
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
 def test_blocks_are_those_that_checkpointing_finds(name):
-    from memlab.techniques.blocks import find_blocks
+    from memlab.techniques.recompute.blocks import find_blocks
 
     model = workloads.get(name).build_model()
     held = [holding(Category.PARAMETERS, path, p.nbytes) for path, p in model.named_parameters()]

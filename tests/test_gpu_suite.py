@@ -17,12 +17,12 @@ import torch
 from benchmarks.gpu_suite import __main__ as suite
 from benchmarks.gpu_suite import bench, card, cases, operator_times, tasks, visit
 from memlab import Outcome, StepConfig
-from memlab._recorded import read_record
-from memlab._records import Kind, read_lines
+from memlab.arguments.units import GIB
+from memlab.devices.cards import resolve
 from memlab.errors import WorkloadError
-from memlab.memory.cards import resolve
-from memlab.memory.operators import signature_of
-from memlab.units import GIB
+from memlab.operators.signatures import signature_of
+from memlab.records.recorded import read_record
+from memlab.records.records import Kind, read_lines
 from memlab.workloads.language import Gpt
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import memlab
-from memlab import StepConfig, Workload, _held_against
-from memlab._held_against import Attempt, held_against
-from memlab._same_step import recall
-from memlab.memory import cost_store
-from memlab.memory.cost_store import Store, cost_from_row
-from memlab.memory.measured_runs import MeasuredRun, read_run, write_run
+from memlab import StepConfig, Workload
+from memlab.costs import cost_store
+from memlab.costs.cost_store import Store, cost_from_row
+from memlab.costs.measured_runs import MeasuredRun, read_run, write_run
+from memlab.predicting import held_against as holding
+from memlab.predicting.held_against import Attempt, held_against
+from memlab.sending.same_step import recall
 
 PEAK = 1000
 
@@ -32,7 +33,7 @@ def run_of(least, *, quiet=True, **changes):
 @pytest.fixture
 def predict(monkeypatch, tmp_path):
     """Predict from kept costs, and from new ones where those are doubted."""
-    monkeypatch.setattr(_held_against, "Store", lambda: Store(tmp_path))
+    monkeypatch.setattr(holding, "Store", lambda: Store(tmp_path))
 
     def predict(run, kept, new=None, *, noise=0.0, note=None, is_whole=True):
         dates = []

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure
+from memlab.allocator.hygiene import follow
+from memlab.allocator.replay import AllocatorSettings
+from memlab.arguments.units import MIB
 from memlab.errors import ConfigError
-from memlab.memory.allocator import AllocatorSettings
-from memlab.memory.hygiene import follow
-from memlab.units import MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 GROWING = [line for n in (12, 16, 20, 24) for line in (f"x{n} = {n} MiB", f"del x{n}")]

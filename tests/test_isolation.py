@@ -21,14 +21,16 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import MemlabError, StepConfig, Workload, _isolation, measure, predict, verify
-from memlab._process import WorkerProcess
-from memlab._running import Progress
-from memlab._wire import HEADER, MAGIC, Channel
+import memlab
+from memlab import MemlabError, StepConfig, Workload, measure, predict, verify
 from memlab.api import inspect_workload
-from memlab.memory.processes import resident_bytes
-from memlab.units import MIB
-from memlab.worker import FUNCTIONS
+from memlab.arguments.units import MIB
+from memlab.devices.processes import resident_bytes
+from memlab.running import Progress
+from memlab.worker import isolation
+from memlab.worker.process import WorkerProcess
+from memlab.worker.serving import FUNCTIONS
+from memlab.worker.wire import HEADER, MAGIC, Channel
 from tests.models import blocks, linear
 
 BATCH = (torch.randn(4, 3), torch.randn(4, 3))
@@ -60,9 +62,9 @@ def test_the_worker_measures_what_this_process_would():
 
 def test_the_worker_stays_warm():
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    first = _isolation.measuring.worker.process.pid
+    first = isolation.measuring.worker.process.pid
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    assert _isolation.measuring.worker.process.pid == first != os.getpid()
+    assert isolation.measuring.worker.process.pid == first != os.getpid()
 
 
 def segfault():
@@ -153,7 +155,7 @@ def test_two_measurements_take_turns():
 def test_a_run_that_waits_can_be_stopped():
     cancel = threading.Event()
     cancel.set()
-    with _isolation.measuring.lock:
+    with isolation.measuring.lock:
         result = measure(linear(), StepConfig(), "cpu", cancel=cancel)
     assert (result.outcome, result.message) == ("cancelled", "stopped before it began")
 
@@ -174,7 +176,7 @@ def test_the_physical_guard_lets_allocations_fail_and_not_the_machine():
         "device": torch.device("cpu"),
         "repeats": 1, "warmup": 0, "seed": 0, "memory_limit": None,
     }  # fmt: skip
-    guarded = _isolation.run("measure", arguments, timeout_seconds=60, guard_bytes=2**29)
+    guarded = isolation.run("measure", arguments, timeout_seconds=60, guard_bytes=2**29)
     assert guarded.outcome == "out_of_memory"
     assert "forward of micro-batch 1" in guarded.message
     assert_worker_is_back()
@@ -194,7 +196,7 @@ def test_repeated_out_of_memory_does_not_grow_the_worker():
     pids = []
     for _ in range(4):
         assert doing(exhaust_memory).outcome == "out_of_memory"
-        pid = _isolation.measuring.worker.process.pid
+        pid = isolation.measuring.worker.process.pid
         pids.append((pid, resident(pid)))
     assert len({pid for pid, _ in pids}) == 1
     assert pids[-1][1] - pids[0][1] < 50 * 2**20
@@ -279,10 +281,11 @@ def test_the_worker_ends_with_its_caller():
     script = textwrap.dedent(
         """
         import os, torch
-        from memlab import _isolation, StepConfig, measure
+        from memlab import StepConfig, measure
+        from memlab.worker import isolation
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
-        print(_isolation.measuring.worker.process.pid, flush=True)
+        print(isolation.measuring.worker.process.pid, flush=True)
         os._exit(0)  # as a killed kernel does: nothing is tidied up
         """
     )
@@ -335,7 +338,7 @@ def test_what_on_progress_raises_is_the_callers(isolate):
 
 def test_a_worker_killed_while_idle_is_replaced():
     assert_worker_is_back()
-    os.kill(_isolation.measuring.worker.process.pid, 9)
+    os.kill(isolation.measuring.worker.process.pid, 9)
     assert_worker_is_back()
 
 
@@ -343,16 +346,17 @@ def test_a_forked_child_leaves_the_worker_to_its_parent():
     script = textwrap.dedent(
         """
         import os, sys
-        from memlab import _isolation, StepConfig, measure
+        from memlab import StepConfig, measure
+        from memlab.worker import isolation
         from tests.models import linear
         measure(linear(), StepConfig(), "cpu", repeats=1)
-        pid = _isolation.measuring.worker.process.pid
+        pid = isolation.measuring.worker.process.pid
         child = os.fork()
         if child == 0:
             sys.exit(0)  # with its exit handlers
         os.waitpid(child, 0)
         result = measure(linear(), StepConfig(), "cpu", repeats=1)
-        print(result.outcome, _isolation.measuring.worker.process.pid == pid)
+        print(result.outcome, isolation.measuring.worker.process.pid == pid)
         """
     )
     done = subprocess.run(
@@ -393,7 +397,7 @@ def test_the_callers_folder_does_not_shadow_pythons_own_modules(tmp_path, monkey
     (tmp_path / "random.py").write_text("raise SystemExit('not the real one')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # one with "." in it is a person's own choice
-    _isolation.measuring.replace()
+    isolation.measuring.replace()
     assert_worker_is_back()
 
 
@@ -447,12 +451,12 @@ def test_the_worker_stays_warm_for_a_script_too(tmp_path):
     script.write_text(
         textwrap.dedent(
             """
-            from memlab import StepConfig, _isolation, measure
+            from memlab import StepConfig, isolation, measure
             from tests.models import linear
             pids = set()
             for _ in range(2):
                 measure(linear(), StepConfig(), "cpu", repeats=1)
-                pids.add(_isolation.measuring.worker.process.pid)
+                pids.add(isolation.measuring.worker.process.pid)
             print(len(pids))
             """
         )
@@ -556,7 +560,7 @@ def test_a_header_without_a_body_ends_with_the_time_limit():
 )
 def test_an_answer_to_another_question_is_not_taken(monkeypatch, other):
     answer = measure(*other, "cpu", repeats=1, isolate=False)
-    monkeypatch.setattr(_isolation, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(isolation, "run", lambda *_, **__: answer)
     result = measure(linear(), StepConfig(), "cpu")
     assert (result.outcome, result.config) == ("crashed", StepConfig())
     assert "another question" in result.message
@@ -615,7 +619,7 @@ class Unreadable:
 def test_what_cannot_be_read_is_a_crash_with_a_sentence(line, content):
     worker, end = line
     end.send(7, content)
-    with pytest.raises(_isolation.Ended, match="while testing cannot be read") as ended:
+    with pytest.raises(isolation.Ended, match="while testing cannot be read") as ended:
         worker.receive(lambda: None)
     assert ended.value.outcome == "crashed"
 
@@ -629,7 +633,7 @@ def test_a_large_workload_can_be_stopped_while_it_is_sent():
         compute_loss=lambda model, x: model(x).mean(),
     )
     assert_worker_is_back()
-    former = _isolation.measuring.worker
+    former = isolation.measuring.worker
     os.kill(former.process.pid, signal.SIGSTOP)  # it reads nothing any more
     cancel = threading.Event()
     stop = threading.Timer(0.5, cancel.set)
@@ -637,9 +641,9 @@ def test_a_large_workload_can_be_stopped_while_it_is_sent():
     result = measure(workload, StepConfig(), "cpu", cancel=cancel)
     assert (result.outcome, result.message) == ("cancelled", "stopped while taking the job")
 
-    _isolation.measuring.worker.receive(lambda: None)  # it is ready
-    _isolation.measuring.worker.doing = "idle"
-    os.kill(_isolation.measuring.worker.process.pid, signal.SIGSTOP)
+    isolation.measuring.worker.receive(lambda: None)  # it is ready
+    isolation.measuring.worker.doing = "idle"
+    os.kill(isolation.measuring.worker.process.pid, signal.SIGSTOP)
     result = measure(workload, StepConfig(), "cpu", timeout_seconds=0.5)
     assert (result.outcome, "taking the job" in result.message) == ("timed_out", True)
     assert former.has_ended()
@@ -659,7 +663,7 @@ def test_what_a_model_prints_has_a_bound():
     assert (result.outcome, "in print_without_end" in result.message) == ("crashed", True)
     assert resident_bytes() - before < 16 * MIB
 
-    output = Path(f"/proc/{_isolation.measuring.worker.process.pid}/fd/1")
+    output = Path(f"/proc/{isolation.measuring.worker.process.pid}/fd/1")
     assert wait_until(output.is_fifo)  # no file that would grow
 
 
@@ -672,14 +676,15 @@ def wait_until(state):
 
 def test_files_named_as_pythons_own_modules_beside_memlab_do_no_harm(tmp_path):
     clone = tmp_path / "a:clone"
-    shutil.copytree(Path(_isolation.__file__).parent, clone / "memlab")
+    shutil.copytree(Path(memlab.__file__).parent, clone / "memlab")
     script = textwrap.dedent(
         f"""
         import os, pathlib, sys
         sys.path.insert(0, {str(clone)!r})
         import cloudpickle
         import memlab
-        from memlab import StepConfig, _predict, measure, predict, workloads
+        import memlab.predicting.predict
+        from memlab import StepConfig, measure, predict, workloads
         assert memlab.__file__.startswith({str(clone)!r})
         def outcomes():
             workload = workloads.get("gpt-small", num_layers=1, hidden_size=32)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from memlab import MemlabError, _keeper, _kept
-from memlab._kept import Kept
+from memlab import MemlabError
+from memlab.worker import keeper
+from memlab.worker import kept as keeping
+from memlab.worker.kept import Kept
 
 ROOT = Path(__file__).resolve().parents[1]
 # ways in which a process can leave another behind; each writes the id of what it leaves to a file
@@ -145,8 +147,8 @@ def test_nothing_is_left_when_the_caller_is_killed(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_a_worker_does_not_outlive_its_keeper(tmp_path):
     (tmp_path / "worker.py").write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'memlab')!r})\n"
-        "import _start; _start.end_with(int(sys.argv[-1]))\n"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'memlab' / 'worker')!r})\n"
+        "import start; start.end_with(int(sys.argv[-1]))\n"
         f"import ctypes; open(sys.argv[1], 'x'); {IN_C}\n"
     )
     process = kept(
@@ -166,7 +168,7 @@ def test_what_is_printed_has_a_bound_and_waits_for_nobody():
         "os.write(2, b'the end')"
     )
     assert process.wait(WAIT_SECONDS) == 0
-    assert len(process.said()) == _keeper.KEPT_BYTES
+    assert len(process.said()) == keeper.KEPT_BYTES
     assert process.said().endswith("xthe end")
     process.kill()
 
@@ -195,8 +197,8 @@ def test_a_keeper_that_cannot_start_is_said(tmp_path):
 @pytest.mark.parametrize("executable", [None, "", "/no/such/python"])
 def test_an_interpreter_is_found_where_none_is_named(monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    assert os.access(_kept.interpreter(), os.X_OK)
+    assert os.access(keeping.interpreter(), os.X_OK)
     monkeypatch.setattr(sys, "prefix", "/nowhere")
     monkeypatch.setattr(sys, "base_prefix", "/nowhere")
     with pytest.raises(MemlabError, match=r"sys\.executable="):
-        _kept.interpreter()
+        keeping.interpreter()

@@ -7,7 +7,7 @@ import pytest
 import memlab
 from benchmarks import ladder as benchmark
 from memlab import StepConfig
-from memlab._ladder import RUNGS
+from memlab.comparing.ladder import RUNGS
 from memlab.errors import MemlabError
 from memlab.result import Outcome
 from tests.models import blocks, linear
@@ -63,7 +63,7 @@ def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
         outcome = Outcome.CRASHED if config.optimizer == "sgd" else Outcome.OK
         return dataclasses.replace(plain, config=config, outcome=outcome)
 
-    monkeypatch.setattr("memlab._ladder.predict", crashing)
+    monkeypatch.setattr("memlab.comparing.ladder.predict", crashing)
     rungs = [{"optimizer": "sgd"}, {"precision": "bf16"}]
     found = memlab.ladder(linear(), rungs, device="h200", batch_size=4)
     assert [result.outcome for result in found] == ["ok", "crashed", "ok"]
@@ -80,7 +80,7 @@ def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
     ],
 )
 def test_a_rung_that_is_no_config_raises_before_anything_runs(rungs, said, monkeypatch):
-    monkeypatch.setattr("memlab._ladder.measure", pytest.fail)
+    monkeypatch.setattr("memlab.comparing.ladder.measure", pytest.fail)
     with pytest.raises(MemlabError, match=said):
         memlab.ladder(linear(), rungs, device="cpu", batch_size=4)
     with pytest.raises(MemlabError, match="no-such-card"):

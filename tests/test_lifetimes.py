@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlab.memory.lifetimes import first_crossing, step_memory
+from memlab.meters.lifetimes import first_crossing, step_memory
 from memlab.result import Holding
 from memlab.trace import CATEGORIES, Category, Interval, Phase, Timeline, Trace
 

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 import memlab
-from memlab import _predict
+from memlab.costs import calibration, cost_store, targets
+from memlab.costs.calibration import calibrate
+from memlab.costs.cost_store import Store
+from memlab.costs.doubt import doubted
+from memlab.costs.targets import Kernels
+from memlab.devices import load
+from memlab.devices.cards import Target
 from memlab.errors import MemlabError
-from memlab.memory import calibration, cost_store, load, targets
-from memlab.memory.calibration import calibrate
-from memlab.memory.cards import Target
-from memlab.memory.cost_store import Store
-from memlab.memory.doubt import doubted
-from memlab.memory.operator_cost import OperatorCost
-from memlab.memory.operators import signature_of
-from memlab.memory.targets import Kernels
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import signature_of
+from memlab.predicting import predict
 
 GELU = signature_of(torch.ops.aten.gelu.default, (torch.ones(4, 4),), {})
 RELU = signature_of(torch.ops.aten.relu.default, (torch.ones(4, 4),), {})
@@ -174,7 +175,7 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     assert targets._noise_note(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
     target = Target(kind="cpu", card=None, name="cpu")
-    found = _predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), target)
+    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), target)
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from memlab import LoadingConfig, MemlabError, StepConfig, Workload, _loading, measure_loading
-from memlab._isolation import run_here
-from memlab.memory.processes import private_bytes, resident_bytes
-from memlab.units import MIB
+from memlab import LoadingConfig, MemlabError, StepConfig, Workload, measure_loading
+from memlab.arguments.units import MIB
+from memlab.devices.processes import private_bytes, resident_bytes
+from memlab.measuring import loading as measuring
+from memlab.worker.isolation import run_here
 from memlab.workloads import JpegDigits
 
 CONFIG = StepConfig(batch_size=4, optimizer="sgd")
@@ -156,7 +157,7 @@ Original Traceback (most recent call last):
     g()
 ValueError: first
 second"""
-    assert "worker: ValueError: first second; try" in _loading._explain(RuntimeError(told))[1]
+    assert "worker: ValueError: first second; try" in measuring._explain(RuntimeError(told))[1]
 
 
 def test_a_jpeg_is_decoded_to_the_digit_that_it_shows():

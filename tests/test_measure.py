@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult, Workload, measure, to_frame, workloads
-from memlab._running import explain, is_out_of_memory
-from memlab.memory import cuda, meter
-from memlab.memory.cuda import Peaks
-from memlab.memory.devices import resolve_device
+from memlab.devices.here import resolve_device
+from memlab.meters import cuda, meter
+from memlab.meters.cuda import Peaks
+from memlab.running import explain, is_out_of_memory
 from memlab.trace import Phase, Place
 from tests.models import blocks, linear, unseen_count
 

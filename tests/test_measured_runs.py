@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from memlab.memory import measured_runs
-from memlab.memory.cost_store import Store
-from memlab.memory.measured_runs import MeasuredRun, read_run, stamp_of, write_run
-from memlab.memory.operator_cost import OperatorCost
+from memlab.costs import measured_runs
+from memlab.costs.cost_store import Store
+from memlab.costs.measured_runs import MeasuredRun, read_run, stamp_of, write_run
+from memlab.operators.cost import OperatorCost
 from tests.test_cost_store import operator
 
 RUN = MeasuredRun(

@@ -12,10 +12,10 @@ from torch import nn
 from benchmarks import meta_init
 from memlab import StepConfig, Workload, measure, predict, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.memory.meter import Meter, record
+from memlab.meters.meter import Meter, record
 from memlab.step import build_step, set_seed
-from memlab.techniques.deferred import noted_build
-from memlab.techniques.meta_init import build
+from memlab.techniques.building.deferred import noted_build
+from memlab.techniques.building.meta_init import build
 from tests.models import linear
 from tests.test_script import assert_same
 

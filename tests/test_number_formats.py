@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure
-from memlab._predict import predict_in_process
-from memlab.memory.cards import resolve
+from memlab.devices.cards import resolve
+from memlab.predicting.predict import predict_in_process
 
 HALF = torch.bfloat16
 

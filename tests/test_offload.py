@@ -9,11 +9,12 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload
-from memlab.memory import stand_in
+from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step
-from memlab.techniques import checkpointing, offloading
-from memlab.techniques.offloading import Offloader, offload_state
+from memlab.techniques.offload import offloading
+from memlab.techniques.offload.offloading import Offloader, offload_state
+from memlab.techniques.recompute import checkpointing
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 

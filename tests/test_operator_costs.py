@@ -2,12 +2,13 @@ import functools
 
 import pytest
 
-from memlab import StepConfig, _isolation, workloads
-from memlab._plans import plan_for
-from memlab.memory.cards import Target, resolve
-from memlab.memory.operator_cost import KnownCosts, OperatorCost
+from memlab import StepConfig, workloads
+from memlab.devices.cards import Target, resolve
+from memlab.operators.cost import KnownCosts, OperatorCost
+from memlab.planning.plans import plan_for
+from memlab.worker import isolation
 
-RUN = functools.partial(_isolation.run, timeout_seconds=120)
+RUN = functools.partial(isolation.run, timeout_seconds=120)
 GPT = workloads.get("gpt-small", num_layers=2, hidden_size=32, num_heads=2, sequence_length=16)
 
 

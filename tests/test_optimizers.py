@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memlab import StepConfig, Workload, measure, verify
-from memlab._predict import predict_in_process
+from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.memory.cards import resolve
+from memlab.predicting.predict import predict_in_process
 from memlab.step import build_step, set_seed
-from memlab.techniques import optimizers
-from memlab.techniques.optimizer_in_backward import InBackward
+from memlab.techniques.optimizers import optimizers
+from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.trace import CATEGORIES, PHASES, Category, Phase
 from tests.models import IN, OUT, blocks, linear
 

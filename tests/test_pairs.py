@@ -10,9 +10,9 @@ import torch
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload, workloads
+from memlab.arguments.units import MIB
+from memlab.comparing import pairs
 from memlab.result import Source, StepResult
-from memlab.units import MIB
-from memlab.workloads import pairs
 from tests.models import blocks, linear
 
 WIDE = {"depth": 6, "width": 64}
@@ -163,7 +163,7 @@ def test_the_command_line_prints_the_table(monkeypatch, capsys, pair):
 
 def test_it_runs_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "memlab.workloads.pairs", "--help"],
+        [sys.executable, "-m", "memlab.comparing.pairs", "--help"],
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, Workload, _isolation
+from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab._panel import job, state
-from memlab._running import Progress
+from memlab.running import Progress
+from memlab.worker import isolation
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 
 
@@ -213,14 +214,14 @@ def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
     try:
         slow._run_clicked()
         until(lambda: "metering memory" in find(slow, "memlab-status").value)
-        former = _isolation.measuring.worker
+        former = isolation.measuring.worker
         slow._stop_clicked()
         until(lambda: slow._page.job is None)
         assert slow.result.outcome is Outcome.CANCELLED
     finally:
         slow.close()
-    assert _isolation.measuring.worker is not former
-    assert _isolation.measuring.worker.process.poll() is None
+    assert isolation.measuring.worker is not former
+    assert isolation.measuring.worker.process.poll() is None
     assert panel.run(batch_size=2).outcome is Outcome.OK
 
 

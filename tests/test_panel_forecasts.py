@@ -11,8 +11,8 @@ from memlab import MemlabError, Outcome, StepConfig, api
 from memlab._panel import choices, forecasts, outlook, verdicts
 from memlab._panel.forecasts import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog, table_html
-from memlab._predict import Prediction
-from memlab.memory import cards
+from memlab.devices import cards
+from memlab.predicting.predict import Prediction
 from memlab.result import Source
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 

@@ -3,10 +3,11 @@
 import pytest
 
 import memlab
-from memlab import StepConfig, _recorded, workloads
+from memlab import StepConfig, workloads
 from memlab._panel import advice, choices
-from memlab._records import Kind, append
 from memlab.errors import DeviceError
+from memlab.records import recorded
+from memlab.records.records import Kind, append
 from memlab.result import Source
 from tests.panel_parts import until
 from tests.test_records import OPTIONS, VISIT, result, run
@@ -16,7 +17,7 @@ LABEL = "t4, recorded"
 
 @pytest.fixture
 def panel(tmp_path, monkeypatch):
-    monkeypatch.setattr(_recorded, "FOLDER", tmp_path)
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
     append(tmp_path / "t4.jsonl", Kind.VISIT, VISIT)
     for batch_size in (4, 8):
         measured = result(StepConfig(batch_size=batch_size), peak_allocated_bytes=batch_size)

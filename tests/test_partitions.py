@@ -8,9 +8,9 @@ import torch
 from memlab import StepConfig, Workload, measure, verify, workloads
 from memlab.errors import UnsupportedError
 from memlab.step import build_step
-from memlab.techniques import compilation, partitions
-from memlab.techniques.footprint import Footprint, footprint
-from memlab.techniques.partitions import Partition, stepped, take
+from memlab.techniques.compiling import compilation, partitions
+from memlab.techniques.compiling.footprint import Footprint, footprint
+from memlab.techniques.compiling.partitions import Partition, stepped, take
 from tests.models import blocks
 
 KIB_FLOATS = 256  # numbers of 4 bytes in a KiB
@@ -145,7 +145,7 @@ def measured_and_estimated(workload: Workload) -> tuple[int, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         forget()
-        patch.setattr("memlab._measure.forget", noted)
+        patch.setattr("memlab.measuring.measure.forget", noted)
         result = measure(workload, compiled(0.0), "cpu", repeats=1, isolate=False)
     return result.peak_allocated_bytes, estimates[-1]
 

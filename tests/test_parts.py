@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from memlab._fingerprint import Fingerprint
+from memlab.worker.unchanged.fingerprint import Fingerprint
 
 
 class Base:

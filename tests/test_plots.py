@@ -16,9 +16,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Polygon, Rectangle
 
-from memlab import _figures, _peak_map_figure, _timeline_figure, plots
-from memlab._peak_map_figure import squarified
+from memlab import plots
 from memlab.config import StepConfig
+from memlab.figures import look, peak_map
+from memlab.figures import timeline as timeline_figure
+from memlab.figures.peak_map import squarified
 from memlab.result import Holding, Outcome, Source, StepResult
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
 
@@ -105,9 +107,9 @@ def test_stack_holds_each_value_until_the_next_instant():
 def test_thinning_keeps_the_global_peak_and_stays_in_order(num_instants, seed):
     activations = np.random.default_rng(seed).integers(0, 2**40, num_instants)
     timeline = make_timeline(activations)
-    rows = _timeline_figure._thin(timeline)
+    rows = timeline_figure._thin(timeline)
     assert timeline.peak_index in rows
-    assert len(rows) <= _timeline_figure.COLUMNS
+    assert len(rows) <= timeline_figure.COLUMNS
     assert (np.diff(rows) > 0).all()
 
 
@@ -128,7 +130,7 @@ def test_a_long_timeline_gives_a_small_svg():
 
 
 def test_optimizer_phase_takes_a_fifth_of_the_axis():
-    x = _timeline_figure._positions(make_timeline([1] * 100))
+    x = timeline_figure._positions(make_timeline([1] * 100))
     assert x[100] == pytest.approx(0.8)
     assert (np.diff(x) > 0).all()
     assert x[0] == 0
@@ -351,7 +353,7 @@ def test_svg_takes_ink_and_font_from_the_page():
     assert "var(--jp-border-color2" in svg
     assert "var(--jp-ui-font-family, sans-serif)" in svg
     assert "DejaVu" not in svg
-    assert f"fill: {_figures.INK}" not in svg
+    assert f"fill: {look.INK}" not in svg
     assert "$5 &amp; &lt;b&gt;" in svg
 
 
@@ -391,7 +393,7 @@ def test_no_pyplot_figure_is_left():
     assert pyplot is None or pyplot.get_fignums() == []
 
 
-@pytest.mark.parametrize("module", [plots, _figures, _timeline_figure])
+@pytest.mark.parametrize("module", [plots, look, timeline_figure])
 def test_imports_at_the_top_are_light(module):
     names = set()
     for node in ast.parse(Path(module.__file__).read_text()).body:
@@ -485,10 +487,10 @@ def test_a_peak_map_shows_categories_by_their_bytes_and_blocks_as_one():
 
 def test_the_tiles_of_a_category_hold_all_of_it():
     many = [held(Category.ACTIVATIONS, f"branch{i}.deep.er", (40 - i) * MIB) for i in range(40)]
-    shown = _peak_map_figure._tiles(many, str, sum(h.nbytes for h in many))
+    shown = peak_map._tiles(many, str, sum(h.nbytes for h in many))
     assert sum(size for _, size in shown) == sum(h.nbytes for h in many)
     assert shown[-1][0] == "other"
-    assert len(shown) == _peak_map_figure.MOST_TILES + 1
+    assert len(shown) == peak_map.MOST_TILES + 1
 
 
 @pytest.mark.parametrize("size", [(5.0, 3.0), (7.0, 4.0), (9.0, 4.6), (12.0, 6.0)])
@@ -563,8 +565,8 @@ def test_text_reads_on_every_colour_of_a_peak_map():
 
     for color in plots.CATEGORY_COLORS.values():
         for index, name in ((0, "a"), (1, "a"), (2, "a"), (0, "other")):
-            ground = _peak_map_figure._tone(color, index, name)
-            light, dark = sorted((luminance(ground), luminance(_peak_map_figure.text_on(ground))))
+            ground = peak_map._tone(color, index, name)
+            light, dark = sorted((luminance(ground), luminance(peak_map.text_on(ground))))
             assert (dark + 0.05) / (light + 0.05) >= 4.5, (color, index)
 
 

@@ -13,7 +13,7 @@ from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
 from memlab.techniques import precision
-from memlab.techniques.stochastic_rounding import round_at_random
+from memlab.techniques.optimizers.stochastic_rounding import round_at_random
 from tests.models import linear
 from tests.test_optimizers import predicted
 

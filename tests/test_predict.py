@@ -7,8 +7,8 @@ import torch
 
 import memlab
 from memlab import Outcome, StepConfig, Workload
+from memlab.arguments.units import GIB
 from memlab.errors import DeviceError
-from memlab.units import GIB
 from tests.models import blocks, ignored_labels, linear
 
 CONFIGS = [

@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from memlab import StepConfig, Workload, measure, predict
-from memlab._predict import predict_in_process
+from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
-from memlab.memory.built import made_fake
-from memlab.memory.cards import resolve
+from memlab.predicting.predict import predict_in_process
+from memlab.recording.built import made_fake
 
 CONFIG = StepConfig(batch_size=4)
 

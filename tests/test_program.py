@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlab import StepConfig
-from memlab._predict import recorded
-from memlab.memory.assembly import sizes_of
-from memlab.memory.forecast import forecast_of
-from memlab.memory.lifetimes import step_memory
-from memlab.memory.tracker import Tracker
+from memlab.meters.lifetimes import step_memory
+from memlab.predicting.forecast import forecast_of
+from memlab.predicting.predict import recorded
+from memlab.recording.assembly import sizes_of
+from memlab.recording.tracker import Tracker
 from tests.models import blocks
 
 CPU = torch.device("cpu")

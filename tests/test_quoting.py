@@ -9,11 +9,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memlab import StepConfig, Workload, _figures, plots, workloads
+from memlab import StepConfig, Workload, plots, workloads
 from memlab._panel import state
+from memlab.arguments.quoting import MAX_SHOWN, in_docstring, literal, printable, shown
 from memlab.errors import MemlabError
+from memlab.figures import look
 from memlab.plan import Plan, Region
-from memlab.quoting import MAX_SHOWN, in_docstring, literal, printable, shown
 from memlab.script import script
 from tests.test_plots import make_result, texts_of
 
@@ -225,7 +226,7 @@ def test_pictures_show_a_hostile_name_as_it_is(text):
             plots.to_svg(figure, label=text)
             plots.to_png(figure, dpi=20)
     labels = [label.get_text() for axes in figures["heat"].axes for label in axes.get_yticklabels()]
-    assert _figures.shorten(config.checkpoint_modules, 0.4 * 4.4 * 72) in labels
+    assert look.shorten(config.checkpoint_modules, 0.4 * 4.4 * 72) in labels
     assert any(printable(text)[:3] in shown for shown in texts_of(figures["scatter"]))
 
 

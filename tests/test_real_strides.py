@@ -5,9 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from memlab.memory.operators import signature_of
-from memlab.memory.real_strides import MOST_BYTES, as_on_cpu
-from memlab.memory.standalone import tensors_in
+from memlab.operators.signatures import signature_of
+from memlab.operators.standalone import tensors_in
+from memlab.recording.real_strides import MOST_BYTES, as_on_cpu
 
 aten = torch.ops.aten
 SIX = torch.ones(6)

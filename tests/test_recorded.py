@@ -8,7 +8,7 @@ import torch
 import memlab
 from benchmarks import recorded
 from memlab import workloads
-from memlab._records import Kind
+from memlab.records.records import Kind
 
 RECORDS = {record.name: record for record in memlab.recordings()}
 

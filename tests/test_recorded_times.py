@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 import memlab
-from memlab import StepConfig, _predict, workloads
-from memlab.memory.cards import Target
-from memlab.memory.targets import Kernels
+from memlab import StepConfig, workloads
+from memlab.costs.targets import Kernels
+from memlab.devices.cards import Target
+from memlab.predicting import predict
 
 DEVICE = "amd-epyc, recorded"
 GPT = workloads.get("gpt-small", num_layers=2, sequence_length=64)
@@ -41,5 +42,5 @@ def test_what_is_missing_widens_the_uncertainty_before_it_takes_the_time(share, 
     kernels = Kernels(effects=[], seconds=None, unknown_share=share)
     recording = SimpleNamespace(assumptions=())
     target = Target(kind="cpu", card=None, name="cpu")
-    found = _predict._uncertainty(100, kernels, recording, target)
+    found = predict._uncertainty(100, kernels, recording, target)
     assert found["step_seconds"] == pytest.approx(width)

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 import memlab
-from memlab import Outcome, StepConfig, _recorded, _records, workloads
-from memlab._records import (
+from memlab import Outcome, StepConfig, workloads
+from memlab.errors import DeviceError, MemlabError
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import signature_of
+from memlab.plan import Plan, Region
+from memlab.records import recorded, records
+from memlab.records.records import (
     Kind,
     Run,
     append,
@@ -18,10 +23,6 @@ from memlab._records import (
     cut_damage,
     read_lines,
 )
-from memlab.errors import DeviceError, MemlabError
-from memlab.memory.operator_cost import OperatorCost
-from memlab.memory.operators import signature_of
-from memlab.plan import Plan, Region
 from memlab.result import Holding, Source, StepResult
 from memlab.trace import CATEGORIES, Category, Phase, Timeline
 
@@ -65,7 +66,7 @@ def run(config=None, **fields):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(_recorded, "FOLDER", tmp_path)
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
     path = tmp_path / "t4.jsonl"
     append(path, Kind.VISIT, VISIT)
     return path
@@ -204,7 +205,7 @@ def test_a_recorded_target_holds_what_operators_cost_there(file):
         line = {"visit": "v", "tf32": tf32, "overheads": {"forward": 2e-6}}
         append(file, Kind.OPERATORS, line | costs_to_line({signature: cost}))
     (record,) = memlab.recordings()
-    target = _recorded.target_of(record, tf32=True)
+    target = recorded.target_of(record, tf32=True)
     assert (target.kind, target.name, target.card.memory_bytes) == ("cuda", "t4, recorded", 2**33)
     assert target.costs.operators == {signature: slower}
     assert target.costs.overheads == {Phase.FORWARD: 2e-6}
@@ -276,12 +277,12 @@ def test_rows_of_costs_that_cannot_be_are_left_out():
     x = torch.ones(2, 3)
     signatures = [signature_of(torch.ops.aten.mm.default, (x[:n], x.T), {}) for n in (1, 2)]
     line = costs_to_line(dict.fromkeys(signatures, COST))
-    rows = json.loads(_records._unpacked(line["packed"]["costs"]))
+    rows = json.loads(records._unpacked(line["packed"]["costs"]))
     first = next(iter(rows))
     rows = {
         first: rows[first],
         "no signature(": rows[first],
         list(rows)[1]: [[1], -5, 0, 0.1, False],
     }
-    packed = {"costs": _records.pack(json.dumps(rows).encode())}
+    packed = {"costs": records.pack(json.dumps(rows).encode())}
     assert list(costs_from_line(line | {"packed": packed})) == signatures[:1]

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memlab.memory import cards, roofline
-from memlab.memory.operators import TensorSpec, signature_of
-from memlab.memory.roofline import Call
+from memlab.costs import roofline
+from memlab.costs.roofline import Call
+from memlab.devices import cards
+from memlab.operators.signatures import TensorSpec, signature_of
 
 aten = torch.ops.aten
 H100, T4, A100 = (cards.find(name) for name in ("h100", "t4", "a100-80"))

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import memlab
 from memlab import StepConfig, Workload
-from memlab._running import REMEDIES, explain
+from memlab.running import REMEDIES, explain
 
 FLOATS, LABELS = torch.ones(2, 4), torch.tensor([1, 2])
 

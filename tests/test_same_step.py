@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from memlab import Outcome, StepConfig, Workload, _same_step, workloads
-from memlab._same_step import recall, remember, step_of
-from memlab.memory.cards import Target, resolve
-from memlab.memory.measured_runs import stamp_of
-from memlab.memory.operator_cost import KnownCosts
+from memlab import Outcome, StepConfig, Workload, workloads
+from memlab.costs.measured_runs import stamp_of
+from memlab.devices.cards import Target, resolve
+from memlab.operators.cost import KnownCosts
+from memlab.sending import same_step
+from memlab.sending.same_step import recall, remember, step_of
 from tests.panel_parts import make_result
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_a_step_elsewhere_and_one_that_cannot_be_told_have_no_name(monkeypatch):
     assert measured(LINE, arguments={"device": torch.device("meta")}) is None
     assert step_of("plan", {**ARGUMENTS, "workload": LINE}, **AROUND) is None
     assert measured(line(data=threading.Lock())) is None
-    monkeypatch.setattr(_same_step, "MOST_BYTES", 100)
+    monkeypatch.setattr(same_step, "MOST_BYTES", 100)
     assert measured(LINE) is None
 
 
@@ -110,7 +111,7 @@ RESULT = make_result(step_seconds=0.2, step_seconds_all=(0.3, 0.1, 0.2), others_
 def test_a_run_is_recalled_while_the_files_it_used_are_the_same(cache, tmp_path):
     model = tmp_path / "model.py"
     model.write_text("WIDTH = 3")
-    files = {str(model): stamp_of(str(model)), _same_step.OWN_FOLDER + "api.py": (0, 0, 0, 0)}
+    files = {str(model): stamp_of(str(model)), same_step.OWN_FOLDER + "api.py": (0, 0, 0, 0)}
     remember("a", RESULT, files)
     run, note = recall("a")
     assert (run.least_seconds, run.median_seconds, run.num_repeats) == (0.1, 0.2, 3)

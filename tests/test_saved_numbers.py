@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from memlab import StepConfig, Workload, measure
-from memlab._predict import predict_in_process
-from memlab.memory.cards import resolve
+from memlab.devices.cards import resolve
+from memlab.predicting.predict import predict_in_process
 from memlab.trace import PHASES, Phase
 
 FORMULAS = {

@@ -9,11 +9,11 @@ from torch import nn
 
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
-from memlab.memory.meter import Meter, record
+from memlab.meters.meter import Meter, record
 from memlab.plan import Plan, Region
 from memlab.script import script
 from memlab.step import build_step, set_seed
-from memlab.techniques.compilation import forget
+from memlab.techniques.compiling.compilation import forget
 from tests.models import blocks
 
 CPU = torch.device("cpu")

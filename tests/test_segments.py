@@ -2,8 +2,8 @@
 
 import memlab
 from memlab import Outcome, StepConfig
+from memlab.arguments.units import MIB
 from memlab.script import script
-from memlab.units import MIB
 
 
 def test_less_is_reserved_and_the_same_allocated():

@@ -12,8 +12,9 @@ import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.step import build_step
-from memlab.techniques import checkpointing, meta_init
-from memlab.techniques.stochastic_rounding import round_at_random
+from memlab.techniques.building import meta_init
+from memlab.techniques.optimizers.stochastic_rounding import round_at_random
+from memlab.techniques.recompute import checkpointing
 from tests.models import blocks
 
 SIZE = 8

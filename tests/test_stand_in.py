@@ -9,9 +9,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from memlab.memory import stand_in
-from memlab.memory.recording import Recording
-from memlab.memory.tracker import Tracker, record_fake
+from memlab.recording import stand_in
+from memlab.recording.recording import Recording
+from memlab.recording.tracker import Tracker, record_fake
 
 
 @pytest.fixture

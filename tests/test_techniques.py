@@ -8,9 +8,9 @@ from memlab import StepConfig, Workload, measure, verify
 from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
-from memlab.techniques import compilation
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.blocks import find_blocks
+from memlab.techniques.compiling import compilation
+from memlab.techniques.recompute.blocks import find_blocks
 from memlab.trace import CATEGORIES, Category
 from tests.models import blocks, linear, run_gradients
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from memlab import StepConfig, Workload
-from memlab._predict import recorded
 from memlab.errors import UnsupportedError
-from memlab.memory.assembly import sizes_of, trace_of
-from memlab.memory.lifetimes import step_memory
-from memlab.memory.meter import Meter, record
-from memlab.memory.recording import Recording
-from memlab.memory.tracker import Tracker, record_fake
+from memlab.meters.lifetimes import step_memory
+from memlab.meters.meter import Meter, record
+from memlab.predicting.predict import recorded
+from memlab.recording.assembly import sizes_of, trace_of
+from memlab.recording.recording import Recording
+from memlab.recording.tracker import Tracker, record_fake
 from memlab.step import build_step
 from memlab.trace import Phase
 
@@ -209,7 +209,7 @@ def test_a_resized_storage_is_counted_at_its_new_size():
 
 
 def test_effects_overrule_fake_sizes():
-    from memlab.memory.assembly import Effect
+    from memlab.recording.assembly import Effect
 
     recording = run_fake(lambda: torch.empty(D).relu())
     effects = [None, Effect(output_bytes=(100,), workspace_bytes=7, kept_bytes=3)]

@@ -1,7 +1,7 @@
 import pytest
 
 from memlab import MemlabError
-from memlab.units import format_bytes, format_seconds, parse_bytes
+from memlab.arguments.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,14 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from memlab import StepConfig, Workload, _full_batch, _verify, verify
-from memlab._differences import relative_errors
+from memlab import StepConfig, Workload, verify
 from memlab.config import OptimizerImplementation
-from memlab.techniques import compilation, optimizers, state
+from memlab.techniques.compiling import compilation
+from memlab.techniques.optimizers import optimizers
+from memlab.techniques.recompute import state
+from memlab.verifying import full_batch
+from memlab.verifying import verify as verifying
+from memlab.verifying.differences import relative_errors
 from tests.models import blocks, ignored_labels, linear, unseen_count
 
 
@@ -320,7 +324,7 @@ def test_a_rounding_is_allowed_where_the_step_does_not_repeat_its_own_bits():
 
 
 def test_every_field_is_carried_over_exact_or_rounds():
-    every = [*_verify.CARRIED, *_verify.EXACT, *_verify.ROUNDING]
+    every = [*verifying.CARRIED, *verifying.EXACT, *verifying.ROUNDING]
     assert sorted(every) == sorted(field.name for field in dataclasses.fields(StepConfig))
 
 
@@ -422,7 +426,7 @@ def of_nearly_zero(loss=lambda out: out.square().mean(), **fields):
 
 
 def test_gradients_that_are_rounding_are_judged_in_fp64(monkeypatch):
-    monkeypatch.setattr(_full_batch, "TOLERANCE", 0.0)  # or the floor hides them at random
+    monkeypatch.setattr(full_batch, "TOLERANCE", 0.0)  # or the floor hides them at random
     report = check(of_nearly_zero(), accumulation_steps=4)
     assert report.same_as_full_batch == "yes"
     assert "vanishes in fp64" in report.why
@@ -459,7 +463,7 @@ def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, s
             scale if len(out) == 8 else 1.0
         )
 
-    monkeypatch.setattr(_full_batch, "TOLERANCE", 0.0)
+    monkeypatch.setattr(full_batch, "TOLERANCE", 0.0)
     report = check(of_nearly_zero(loss), accumulation_steps=4)
     assert report.same_as_full_batch == verdict
     assert ("only fp64 would show" in report.why) is (verdict == "unknown")

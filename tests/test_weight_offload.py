@@ -12,18 +12,18 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab._measure import measure_in_process
-from memlab._plan import plan_in_process
-from memlab._plans import plan_for
-from memlab._predict import predict_in_process
-from memlab._verify import verify_in_process
-from memlab.memory import stand_in
-from memlab.memory.cards import resolve
+from memlab.devices.cards import resolve
+from memlab.measuring.measure import measure_in_process
+from memlab.planning.chains import plan_in_process
+from memlab.planning.plans import plan_for
+from memlab.predicting.predict import predict_in_process
+from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step, set_seed
-from memlab.techniques import offload, offloading
-from memlab.techniques.offloading import Offloader
-from memlab.techniques.weight_offloading import OffloadedWeights
+from memlab.techniques.offload import offload, offloading
+from memlab.techniques.offload.offloading import Offloader
+from memlab.techniques.offload.weight_offloading import OffloadedWeights
+from memlab.verifying.verify import verify_in_process
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 from tests.test_offload import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted

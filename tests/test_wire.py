@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from memlab._wire import HEADER, MAGIC, MOST_BYTES, PIECE_BYTES, Channel, Garbage
+from memlab.worker.wire import HEADER, MAGIC, MOST_BYTES, PIECE_BYTES, Channel, Garbage
 
 
 class Stopped(Exception):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, _isolation, measure, predict
-from memlab._sources import is_library
+from memlab import StepConfig, Workload, measure, predict
+from memlab.sending.sources import is_library
+from memlab.worker import isolation
 from tests.models import blocks, linear
 
 BATCH = (torch.randn(4, 3), torch.randn(4, 3))
@@ -100,11 +101,11 @@ def worker_of(lane):
 @pytest.mark.parametrize("action", ATTACKS, ids=lambda action: action.__name__)
 def test_a_changed_worker_serves_no_other_run(action):
     first = measure(building(action), StepConfig(), "cpu", repeats=1)
-    changed = worker_of(_isolation.measuring)
+    changed = worker_of(isolation.measuring)
     after = measure(blocks(norm=True), StepConfig(), "cpu", repeats=1)
     here = measure(blocks(norm=True), StepConfig(), "cpu", repeats=1, isolate=False)
     if first.outcome == "ok":  # else it has been replaced already
-        assert worker_of(_isolation.measuring) != changed
+        assert worker_of(isolation.measuring) != changed
     assert (after.outcome, after.peak_by_category) == ("ok", here.peak_by_category)
 
 
@@ -123,44 +124,44 @@ def verdict_of(lane):
 
 def test_a_worker_says_what_a_job_changed():
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
-    assert verdict_of(_isolation.measuring) == ["torch.nn.LayerNorm"]
+    assert verdict_of(isolation.measuring) == ["torch.nn.LayerNorm"]
 
 
 @pytest.mark.parametrize("config", [StepConfig(), StepConfig(checkpointing="blocks")])
 def test_runs_that_change_nothing_share_a_worker(config):
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    worker = worker_of(_isolation.measuring)
+    worker = worker_of(isolation.measuring)
     for workload in (blocks(), blocks(norm=True), linear()):
         found = measure(workload, config if workload.name != "linear" else StepConfig(), "cpu")
         assert found.outcome == "ok", found.message
-        assert worker_of(_isolation.measuring) == worker, workload.name
+        assert worker_of(isolation.measuring) == worker, workload.name
 
 
 def test_predictions_share_a_worker_until_one_changes_it():
     predict(linear(), StepConfig(), "cpu")
-    worker = worker_of(_isolation.predicting)
+    worker = worker_of(isolation.predicting)
     assert predict(blocks(), StepConfig(), "t4").outcome == "ok"
-    assert worker_of(_isolation.predicting) == worker
+    assert worker_of(isolation.predicting) == worker
 
     predict(building(replace_a_layer), StepConfig(), "cpu")
     predict(linear(), StepConfig(), "cpu")
-    assert worker_of(_isolation.predicting) != worker
+    assert worker_of(isolation.predicting) != worker
 
 
 def test_a_spare_worker_takes_the_place_of_a_changed_one():
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    while (spare := _isolation.spare.worker) is None:
+    while (spare := isolation.spare.worker) is None:
         time.sleep(0.05)
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
     measure(linear(), StepConfig(), "cpu", repeats=1)
-    assert worker_of(_isolation.measuring) == spare.process.pid
+    assert worker_of(isolation.measuring) == spare.process.pid
 
 
 def test_a_changed_worker_is_replaced_while_nothing_runs():
     measure(building(replace_a_layer), StepConfig(), "cpu", repeats=1)
-    changed = _isolation.measuring.worker
+    changed = isolation.measuring.worker
     while not changed.is_spent():
         time.sleep(0.05)
-    _isolation.spare.before_start()
-    assert _isolation.measuring.worker is not changed
-    assert not _isolation.measuring.worker.is_spent()
+    isolation.spare.before_start()
+    assert isolation.measuring.worker is not changed
+    assert not isolation.measuring.worker.is_spent()

@@ -21,8 +21,8 @@ from benchmarks import report
 from benchmarks.gpu_suite import bench, card, cases, tasks, visit
 from benchmarks.gpu_suite.bench import need
 from benchmarks.gpu_suite.cases import Case
-from memlab._records import Kind, read_lines
-from memlab.units import format_seconds
+from memlab.arguments.units import format_seconds
+from memlab.records.records import Kind, read_lines
 
 BEGUN = time.monotonic() - time.process_time()  # when imports began
 LAST_SECONDS = 3.0  # for the table and the end of the workers

@@ -19,16 +19,17 @@ import torch
 
 from benchmarks.gpu_suite import card
 from benchmarks.gpu_suite.cases import Case
-from memlab import Outcome, StepResult, Workload, _isolation, workloads
-from memlab._operator_costs import StepOperators
-from memlab._plans import plan_for
-from memlab._records import Kind
-from memlab._running import Ended, Progress, explain
-from memlab.memory.cards import Target, resolve
-from memlab.memory.operators import Signature
+from memlab import Outcome, StepResult, Workload, workloads
+from memlab.devices.cards import Target, resolve
+from memlab.operators.signatures import Signature
 from memlab.plan import Plan
+from memlab.planning.plans import plan_for
+from memlab.predicting.operator_costs import StepOperators
+from memlab.records.records import Kind
 from memlab.result import Source
+from memlab.running import Ended, Progress, explain
 from memlab.step import set_seed
+from memlab.worker import isolation
 
 CPU = torch.device("cpu")
 SEED, WARMUP = 0, 1
@@ -83,7 +84,7 @@ class Bench:
         Raises:
             Ended: there is no answer; says why.
         """
-        return _isolation.run(function, arguments, timeout_seconds=seconds, cancel=self.stop)
+        return isolation.run(function, arguments, timeout_seconds=seconds, cancel=self.stop)
 
     def measure(
         self,
@@ -98,7 +99,7 @@ class Bench:
             plan = self.plan_of(case, seconds)
             more = {"repeats": REPEATS[self.device.type], "memory_limit": None} | more
             arguments = self.arguments_of(case) | {"plan": plan, "warmup": WARMUP} | more
-            run = _isolation.run_here if self.is_card else _isolation.run
+            run = isolation.run_here if self.is_card else isolation.run
             with self.measuring():
                 result: StepResult = run(
                     "measure", arguments, timeout_seconds=seconds, on_progress=tell
@@ -209,5 +210,5 @@ def bench_of(device: str) -> Bench:
     if here.type == "cuda":
         torch.cuda.init()  # this process has seen its card, so that the next may not
         with card.hidden():
-            _isolation.predicting.ensure()
+            isolation.predicting.ensure()
     return Bench(device=here, target=resolve(str(here)), at_start_bytes=at_start or 0)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from memlab._recorded import device_name
-from memlab.memory.devices import available_memory_bytes, describe
-from memlab.units import GIB, format_bytes
+from memlab.arguments.units import GIB, format_bytes
+from memlab.devices.here import available_memory_bytes, describe
+from memlab.records.recorded import device_name
 
 MOST_IN_USE_BYTES = GIB  # an idle driver holds some hundred MiB of a large card
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlab import StepConfig
-from memlab._ladder import RUNGS as LADDER
-from memlab._records import Kind
+from memlab.comparing.ladder import RUNGS as LADDER
+from memlab.records.records import Kind
 
 # Set aside for good: what memlab says of them owes nothing to what they did.
 HOLDOUT = {"vit-large", "lstm-large", "densenet-121", "lstm-text", "densenet-digits"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from memlab.memory.operator_cost import OperatorCost
-from memlab.memory.operators import Signature
-from memlab.memory.standalone import as_in_training, prepare
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import Signature
+from memlab.operators.standalone import as_in_training, prepare
 
 WARMUP, MOST_CALLS, ENOUGH_SECONDS = 3, 50, 2e-3
 NOT_ALONE = "_rnn"

@@ -10,13 +10,14 @@ from benchmarks.gpu_suite import card
 from benchmarks.gpu_suite.bench import REPEATS, SEED, WARMUP, Bench, why
 from benchmarks.gpu_suite.cases import Case
 from benchmarks.gpu_suite.operator_times import time_operators
-from memlab import Outcome, StepResult, _isolation
-from memlab._records import Kind, Run, costs_to_line
-from memlab._running import Progress
+from memlab import Outcome, StepResult
+from memlab.arguments.units import parse_bytes
 from memlab.config import Precision
-from memlab.memory.operators import to_text
+from memlab.operators.signatures import to_text
+from memlab.records.records import Kind, Run, costs_to_line
+from memlab.running import Progress
 from memlab.techniques.precision import matrix_products
-from memlab.units import parse_bytes
+from memlab.worker import isolation
 
 MOST_SECONDS = 120.0  # of one measurement
 OPERATOR_SECONDS = 4.0  # of timing those of one case on a card
@@ -129,7 +130,7 @@ def _raised(run: Callable[[int], StepResult], batch_size: int) -> Iterator[tuple
 def verify(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     """Return the line of a comparison with the reference step."""
     arguments = bench.arguments_of(case) | {"plan": bench.plan_of(case, seconds)}
-    run = _isolation.run_here if bench.is_card else _isolation.run
+    run = isolation.run_here if bench.is_card else isolation.run
     with bench.measuring():
         report = run("verify", arguments, timeout_seconds=seconds)
     return {"report": dataclasses.asdict(report) | {"outcome": str(report.outcome)}}
@@ -142,17 +143,17 @@ def allocator(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
     """
     before = {name: os.environ.get(name) for name in CONF}
     os.environ |= dict.fromkeys(CONF, case.setting)
-    _isolation.measuring.replace()
+    isolation.measuring.replace()
     try:
         arguments = {"workload": bench.workload(case), "seed": SEED}
         arguments |= {"config": case.config, "device": bench.device, "memory_limit": None}
         arguments |= {"repeats": REPEATS[bench.device.type], "warmup": WARMUP}
         with bench.measuring():
-            result: StepResult = _isolation.run("measure", arguments, timeout_seconds=seconds)
+            result: StepResult = isolation.run("measure", arguments, timeout_seconds=seconds)
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        _isolation.measuring.replace()
+        isolation.measuring.replace()
     kept = ("outcome", "message", "peak_allocated_bytes", "peak_reserved_bytes", "step_seconds")
     return {name: result.to_dict()[name] for name in kept}
 

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.gpu_suite.cases import Case
 from memlab import Outcome
-from memlab._records import SUFFIX, Kind, append, cut_damage, read_lines
-from memlab.techniques.compilation import is_compiled
-from memlab.units import MIB
+from memlab.arguments.units import MIB
+from memlab.records.records import SUFFIX, Kind, append, cut_damage, read_lines
+from memlab.techniques.compiling.compilation import is_compiled
 
 FIRST_SECONDS = {"cuda": 15.0, "cpu": 5.0}  # of a model that nothing is known of yet
 COMPILE_SECONDS = 40.0  # the same, where it is compiled

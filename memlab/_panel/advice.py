@@ -10,12 +10,12 @@ from memlab._panel.runs import Run
 from memlab._panel.state import FIELDS, from_config
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, setting_words
+from memlab.arguments.units import format_bytes
 from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
-from memlab.techniques.model_cache import OFF
+from memlab.techniques.recompute.model_cache import OFF
 from memlab.trace import CATEGORIES, Category
-from memlab.units import format_bytes
 
 NEXT_BUDGETS = (0.5, 0.2, 0.0)
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab._isolation import prewarm
 from memlab._panel import cells, choices, snapshot, state, verdicts
 from memlab._panel.asked import Asked
 from memlab._panel.forecasts import Question
@@ -18,14 +17,15 @@ from memlab._panel.outlook import with_numbers
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog, count_runs
 from memlab._panel.view import View
-from memlab._recorded import is_recorded
-from memlab._verify import VerifyReport
 from memlab.api import to_frame
-from memlab.checks import anything, checked
+from memlab.arguments.checks import anything, checked
 from memlab.config import StepConfig
+from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, MemlabError
-from memlab.memory.devices import resolve_device
+from memlab.records.recorded import is_recorded
 from memlab.result import StepResult
+from memlab.verifying.verify import VerifyReport
+from memlab.worker.isolation import prewarm
 from memlab.workload import Workload
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 from memlab._panel import cells, choices, state
 from memlab._panel.forecasts import Question
 from memlab._panel.view import View
-from memlab._recorded import is_recorded, nearest, sizes
+from memlab.arguments.units import parse_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.units import parse_bytes
+from memlab.records.recorded import is_recorded, nearest, sizes
 from memlab.workload import Workload
 
 

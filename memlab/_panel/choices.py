@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from memlab import workloads
-from memlab._recorded import is_recorded, record_of, recordings, target_of
+from memlab.arguments.units import KIB, format_bytes, parse_bytes
+from memlab.devices import cards
+from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, DeviceError, WorkloadError
-from memlab.memory import cards
-from memlab.memory.devices import describe, resolve_device
-from memlab.units import KIB, format_bytes, parse_bytes
+from memlab.records.recorded import is_recorded, record_of, recordings, target_of
 from memlab.workload import Workload
 
 OTHER, OTHER_TEXT = "other", "another card, by its memory"

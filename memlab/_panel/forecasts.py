@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memlab._running import Progress
 from memlab.api import predict_with_forecast
+from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.memory.lifetimes import step_memory
+from memlab.meters.lifetimes import step_memory
 from memlab.result import Outcome, Source, StepResult
-from memlab.units import format_bytes
+from memlab.running import Progress
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    from memlab._predict import Prediction
+    from memlab.predicting.predict import Prediction
 
 SETTLE_SECONDS = 0.15  # a slider that has not moved for so long is worth an exact prediction
 PATIENCE_SECONDS = 10.0  # after which a prediction that nobody waits for is worth a new worker
@@ -269,7 +269,9 @@ class Forecasts:
         return self._closed or self._wanted != newest or not self._is_open()
 
     def _predict(self, question: Question) -> "Prediction":
-        from memlab._predict import Prediction  # late, as everything that fake tensors need
+        from memlab.predicting.predict import (
+            Prediction,  # late, as everything that fake tensors need
+        )
 
         try:
             return predict_with_forecast(

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab._recorded import is_recorded, recorded
-from memlab._running import Progress
-from memlab._verify import VerifyReport
 from memlab.api import measure, verify
 from memlab.config import StepConfig
+from memlab.records.recorded import is_recorded, recorded
 from memlab.result import Outcome, StepResult
+from memlab.running import Progress
+from memlab.verifying.verify import VerifyReport
 from memlab.workload import Workload
 
 UPDATE_SECONDS = 0.1  # a page that is told more often than this falls behind

@@ -16,9 +16,9 @@ from memlab._panel.pictures import Scene
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import OPEN, Verdict
-from memlab._recorded import SAID
+from memlab.arguments.units import format_bytes, format_seconds
+from memlab.records.recorded import SAID
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
-from memlab.units import format_bytes, format_seconds
 
 WRONG = "waiting for settings that can be"
 PREDICTING, STARTING = "predicting", "starting the worker"

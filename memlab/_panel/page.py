@@ -9,7 +9,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from memlab._inspect import WorkloadFacts
 from memlab._panel import choices, state, style, texts, verdicts
 from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
@@ -19,11 +18,12 @@ from memlab._panel.outlook import Outlook, outlook, with_numbers
 from memlab._panel.runs import RunLog
 from memlab._panel.texts import Line
 from memlab._panel.view import View
-from memlab._running import Progress
 from memlab.api import inspect_workload
 from memlab.config import FP32_FORMATS
 from memlab.errors import MemlabError
+from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome
+from memlab.running import Progress
 from memlab.workload import Workload
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from memlab._panel import verdicts
 from memlab._panel.state import others
-from memlab._recorded import is_recorded
-from memlab._verify import VerifyReport
+from memlab.arguments.units import format_bytes, format_seconds
+from memlab.records.recorded import is_recorded
 from memlab.result import Outcome, StepResult, signed_percent
-from memlab.units import format_bytes, format_seconds
+from memlab.verifying.verify import VerifyReport
 
 MOST_SHOWN = 30
 NONE = "-"

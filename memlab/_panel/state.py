@@ -11,6 +11,7 @@ from typing import Any
 
 from memlab._panel import saving_texts
 from memlab._panel.choices import zoo_options
+from memlab.arguments.quoting import literal
 from memlab.config import (
     PRESET_POLICIES,
     BudgetEngine,
@@ -23,7 +24,6 @@ from memlab.config import (
     StepConfig,
 )
 from memlab.errors import ConfigError
-from memlab.quoting import literal
 from memlab.result import StepResult
 from memlab.workload import Workload
 

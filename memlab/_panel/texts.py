@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from memlab._inspect import WorkloadFacts
 from memlab._panel import saving_texts
 from memlab._panel.state import Settings, largest_accumulation
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
+from memlab.arguments.units import MIB, format_bytes, parse_bytes
 from memlab.config import (
     FP32_FORMATS,
     BudgetEngine,
@@ -22,8 +22,8 @@ from memlab.config import (
     StepConfig,
 )
 from memlab.errors import MemlabError
+from memlab.measuring.inspect import WorkloadFacts
 from memlab.techniques.precision import MODEL_DTYPE
-from memlab.units import MIB, format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)

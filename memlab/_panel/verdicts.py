@@ -7,13 +7,13 @@ import dataclasses
 import html
 from dataclasses import dataclass
 
-from memlab._inspect import WorkloadFacts
 from memlab._panel import saving_texts
 from memlab._panel.state import FIELDS, describe
-from memlab._verify import VerifyReport
+from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
+from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome, Source, StepResult, format_percent
-from memlab.units import format_bytes
+from memlab.verifying.verify import VerifyReport
 
 OUTCOME_WORDS = {
     Outcome.OK: "ok",

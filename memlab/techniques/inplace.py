@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.compilation import asked_by, is_compiled
+from memlab.techniques.compiling.compilation import asked_by, is_compiled
 from memlab.techniques.same_operators import Watch
 from memlab.techniques.source import Source
 

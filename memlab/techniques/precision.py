@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, Source, text_of
-from memlab.units import format_bytes
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.techniques.keeping import NO_OPERATORS, is_counted
+from memlab.techniques.recompute.keeping import NO_OPERATORS, is_counted
 
 END, REFUSED = "the end", "in-place operation"
 # as strides need them, which one sample may not have, and as offloading makes them as it saves

@@ -8,9 +8,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from memlab.checks import choice, count, number, of_type
+from memlab.arguments.checks import choice, count, number, of_type
+from memlab.arguments.quoting import MAX_SHOWN, is_a, shown
 from memlab.errors import ConfigError, WorkloadError
-from memlab.quoting import MAX_SHOWN, is_a, shown
 from memlab.workload import Workload
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm

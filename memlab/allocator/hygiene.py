@@ -1,0 +1,97 @@
+"""What a program's habits do to reserved memory: a story of allocations through the replay.
+
+A story is a list of lines such as "a = 12 MiB", "del a" and "empty_cache()". What comes out is
+predicted for a CUDA card with PyTorch's caching allocator; none need be there. Left out: what
+`allocator.py` leaves out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memlab.allocator.replay import AllocatorSettings, Reserved, replay
+from memlab.arguments.units import parse_bytes
+from memlab.errors import ConfigError
+
+EMPTY_CACHE = "empty_cache()"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """The caching allocator after one line of a story; names as in `torch.cuda.memory_summary`.
+
+    Attributes:
+        line: of the story.
+        allocated_bytes: in blocks that are in use.
+        reserved_bytes: in segments that are held.
+        releasable_bytes: of the reserved, what `empty_cache()` would give back now.
+        non_releasable_bytes: free, but in a segment with a block in use: no request that is larger
+            than its hole can have it, and `empty_cache()` cannot give it back.
+    """
+
+    line: str
+    allocated_bytes: int
+    reserved_bytes: int
+    releasable_bytes: int
+    non_releasable_bytes: int
+
+
+def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> list[Moment]:
+    """Return what the caching allocator holds after each line.
+
+    Args:
+        story: "name = size" (such as "a = 12 MiB"), "del name", or "empty_cache()".
+        settings: of the allocator; None is PyTorch's defaults.
+
+    Raises:
+        ConfigError: a line is none of these, or a name is taken twice or freed while it is not.
+
+    >>> from memlab.arguments.units import MIB
+    >>> [m.reserved_bytes // MIB for m in follow(["a = 30 MiB", "del a", "empty_cache()"])]
+    [30, 30, 0]
+    """
+    numbers: dict[str, int] = {}
+    events = [_event(line, numbers) for line in story]
+    moments = []
+    for last, line in enumerate(story):
+        now = _replayed(story[: last + 1], events[: last + 1], settings)
+        emptied = _replayed(
+            [*story[: last + 1], EMPTY_CACHE], [*events[: last + 1], (0, 0)], settings
+        )
+        allocated, reserved = int(now.allocated_bytes[-1]), int(now.reserved_bytes[-1])
+        left = int(emptied.reserved_bytes[-1])
+        moments.append(
+            Moment(
+                line=line,
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
+                releasable_bytes=reserved - left,
+                non_releasable_bytes=left - allocated,
+            )
+        )
+    return moments
+
+
+def _event(line: str, numbers: dict[str, int]) -> tuple[int, int]:
+    """Return address and bytes of a line, as `replay` takes them."""
+    if line == EMPTY_CACHE:
+        return 0, 0
+    name, is_taken, size = (part.strip() for part in line.partition("="))
+    if is_taken and name:
+        return numbers.setdefault(name, len(numbers) + 1), parse_bytes(size)
+    freed = line.removeprefix("del ").strip()
+    if not line.startswith("del ") or freed not in numbers:
+        raise ConfigError(
+            f"{line!r} is no line of a story; allowed is 'a = 12 MiB', then 'del a', and "
+            f"{EMPTY_CACHE!r}"
+        )
+    return numbers[freed], -1
+
+
+def _replayed(
+    story: Sequence[str], events: Sequence[tuple[int, int]], settings: AllocatorSettings | None
+) -> Reserved:
+    address, nbytes = np.array(events, np.int64).reshape(-1, 2).T
+    flushes = [index for index, line in enumerate(story) if line == EMPTY_CACHE]
+    return replay(address, nbytes, settings, flush_before=flushes)

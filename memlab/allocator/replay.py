@@ -1,0 +1,250 @@
+"""A replay of PyTorch's CUDA caching allocator: allocations and frees in, reserved bytes out.
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` as read in sources from torch 2.6 on and
+in the headers of 2.11 and 2.13; with default settings they are one set of rules. Counted are the
+bytes that `torch.cuda.memory_reserved` and `torch.cuda.memory_allocated` would show.
+
+Left out: more than one stream (all is one stream, so a freed block can be used again at once);
+private pools (CUDA graphs, `MemPool`); and what is off by default: `max_split_size_mb` (without it
+PyTorch's first resort at the limit, giving back large segments one by one, does nothing),
+`garbage_collection_threshold`, `roundup_power2_divisions`, and `large_segment_size_mb`, with which
+newer versions can change the 20 MiB. Not documented is at which addresses the driver puts segments,
+which decides between free blocks of one size: here each lies below all earlier ones, as on Linux
+memory maps grow, and as the public peaks of `benchmarks/gpu_peaks.py` bear out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from memlab.allocator.pools import (
+    BLOCK_BYTES,
+    LARGE_SEGMENT,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    UNLIMITED,
+    ExpandablePool,
+    SegmentPool,
+)
+from memlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
+
+Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
+
+
+def round_block(nbytes: Bytes) -> Bytes:
+    """Return what the allocator rounds a request to, the next 512 B; 0 stays 0, arrays work.
+
+    A block of the large pool can be larger still (at most 1 MiB), where the rest of the free block
+    that it is cut from is too small to stand alone: `Reserved.allocated_bytes` counts that.
+
+    >>> round_block(1), round_block(512), round_block(0)
+    (512, 512, 0)
+    """
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorSettings:
+    """How the caching allocator is set; the defaults are PyTorch's.
+
+    Attributes:
+        expandable_segments: grow one segment a pool by pages (2 MiB small, 20 MiB large), as
+            `PYTORCH_ALLOC_CONF=expandable_segments:True` does.
+        limit_bytes: device memory that it may reserve. Where the next segment or page would cross
+            it, all cached segments are given back and the request is tried once more; then it is
+            out of memory. None: no limit. (`torch.cuda.set_per_process_memory_fraction` is a little
+            stricter with expandable segments: there too it asks for the room of a whole segment.)
+    """
+
+    expandable_segments: bool = False
+    limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes is not None and self.limit_bytes < 1:
+            raise ConfigError(
+                f"limit_bytes={self.limit_bytes} is below one byte; allowed is a positive number "
+                "of bytes, or None for no limit"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reserved:
+    """What the caching allocator held after each event of a replay.
+
+    After the event that could not be served nothing more happens: the rest repeats its state.
+
+    Attributes:
+        reserved_bytes: int64, (events,), segments held, a multiple of 2 MiB.
+        allocated_bytes: int64, (events,), blocks in use as `torch.cuda.memory_allocated` counts
+            them: rounded to 512 B, with the rests that were too small to be split off.
+        out_of_memory_at: index of the first event that could not be served, else None.
+        num_flushes: how often the limit made it give cached segments back (the
+            `num_alloc_retries` of `torch.cuda.memory_stats`).
+    """
+
+    reserved_bytes: npt.NDArray[np.int64]
+    allocated_bytes: npt.NDArray[np.int64]
+    out_of_memory_at: int | None
+    num_flushes: int
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most bytes reserved in the whole replay."""
+        return int(self.reserved_bytes.max(initial=0))
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most bytes allocated in the whole replay."""
+        return int(self.allocated_bytes.max(initial=0))
+
+    def since(self, event: int) -> Reserved:
+        """Return the replay from this event onward, so that its peaks are those after a reset.
+
+        A free that comes first counts as done before the reset.
+
+        >>> Reserved(reserved_bytes=np.array([9, 9, 4]), allocated_bytes=np.array([9, 0, 4]),
+        ...          out_of_memory_at=None, num_flushes=1).since(2).peak_reserved_bytes
+        4
+        """
+        late = self.out_of_memory_at
+        return Reserved(
+            reserved_bytes=self.reserved_bytes[event:],
+            allocated_bytes=self.allocated_bytes[event:],
+            out_of_memory_at=None if late is None else max(late - event, 0),
+            num_flushes=self.num_flushes,
+        )
+
+
+class _Allocator:
+    """Both pools under one limit."""
+
+    __slots__ = ("_large", "_limit", "_small", "num_flushes")
+
+    def __init__(self, settings: AllocatorSettings) -> None:
+        self._small: SegmentPool
+        self._large: SegmentPool
+        if settings.expandable_segments:
+            self._small, self._large = ExpandablePool(SMALL_SEGMENT), ExpandablePool(LARGE_SEGMENT)
+        else:
+            self._small, self._large = SegmentPool(1), SegmentPool(SMALL_REQUEST + 1)
+        limit = settings.limit_bytes
+        self._limit = UNLIMITED if limit is None else limit // BLOCK_BYTES
+        self.num_flushes = 0
+
+    @property
+    def reserved(self) -> int:
+        return self._small.reserved + self._large.reserved
+
+    def allocate(self, size: int) -> tuple[SegmentPool, int, int] | None:
+        """Return pool, start and size of a new block; None if it is out of memory."""
+        pool = self._small if size <= SMALL_REQUEST else self._large
+        block = pool.take(size)
+        if block is None:
+            if not pool.grow(size, self._limit - self.reserved):
+                self.flush()
+                self.num_flushes += 1
+                pool.grow(size, self._limit - self.reserved)
+            block = pool.take(size)
+        return None if block is None else (pool, *block)
+
+    def flush(self) -> None:
+        """Give back what no block is in, as `torch.cuda.empty_cache` does."""
+        self._large.flush()
+        self._small.flush()
+
+
+def replay(
+    address: npt.NDArray[np.int64],
+    nbytes: npt.NDArray[np.int64],
+    settings: AllocatorSettings | None = None,
+    *,
+    flush_before: Collection[int] = (),
+) -> Reserved:
+    """Return what the caching allocator would hold after each of these allocations and frees.
+
+    Args:
+        address: int64, (events,); a block is known by it from its allocation to its free, and by
+            nothing more: where the replay puts the block is its own affair.
+        nbytes: int64, (events,), positive for an allocation of that many requested bytes, negative
+            for the free of the block at that address. An event of 0 bytes does nothing, as an
+            empty tensor has no block.
+        settings: None means PyTorch's defaults.
+        flush_before: indices of the events just before which `torch.cuda.empty_cache()` runs.
+
+    Raises:
+        ConfigError: the arrays differ in length, an address is allocated while it is in use or
+            freed while it is not, or `flush_before` names no event.
+
+    >>> replay(np.array([1, 2, 1]), np.array([5_000_000, 100, -1])).reserved_bytes
+    array([20971520, 23068672, 23068672])
+    """
+    if np.shape(address) != np.shape(nbytes) or np.ndim(address) != 1:
+        raise ConfigError(
+            f"address of shape {np.shape(address)} and nbytes of shape {np.shape(nbytes)}; allowed "
+            "are two arrays of one length: give each event one address and one size"
+        )
+    strangers = sorted(event for event in flush_before if not 0 <= event < len(address))
+    if strangers:
+        raise ConfigError(
+            f"flush_before={strangers} is outside of the events; allowed are indices of events, "
+            f"0 to {len(address) - 1}: leave out what lies beyond"
+        )
+    allocator = _Allocator(AllocatorSettings() if settings is None else settings)
+    rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
+    reserved, allocated, failed = _run(
+        allocator, np.asarray(address).tolist(), rounded.tolist(), frozenset(flush_before)
+    )
+    return Reserved(
+        reserved_bytes=np.array(reserved, np.int64) * BLOCK_BYTES,
+        allocated_bytes=np.array(allocated, np.int64) * BLOCK_BYTES,
+        out_of_memory_at=failed,
+        num_flushes=allocator.num_flushes,
+    )
+
+
+def _run(
+    allocator: _Allocator, addresses: list[int], sizes: list[int], flush_before: frozenset[int]
+) -> tuple[list[int], list[int], int | None]:
+    """Return reserved and allocated after each event, and the event that was out of memory."""
+    live: dict[int, tuple[SegmentPool, int, int]] = {}
+    in_use = held = 0
+    reserved: list[int] = []
+    allocated: list[int] = []
+    for event, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+        if event in flush_before:
+            allocator.flush()
+            held = allocator.reserved
+        if size > 0:
+            if address in live:
+                raise _misuse(
+                    event, address, "allocated while it is in use", "let its free come first"
+                )
+            block = allocator.allocate(size)
+            held = allocator.reserved
+            if block is None:
+                left = len(sizes) - event
+                return reserved + [held] * left, allocated + [in_use] * left, event
+            live[address] = block
+            in_use += block[2]
+        elif size < 0:
+            if address not in live:
+                raise _misuse(
+                    event, address, "freed while it is not in use", "let its allocation come first"
+                )
+            pool, start, whole = live.pop(address)
+            pool.give(start, whole)
+            in_use -= whole
+        reserved.append(held)
+        allocated.append(in_use)
+    return reserved, allocated, None
+
+
+def _misuse(event: int, address: int, what: str, remedy: str) -> ConfigError:
+    return ConfigError(f"address[{event}]={address} is {what}; {remedy}")

@@ -1,0 +1,342 @@
+"""Arguments of public functions, checked against their annotations before anything runs.
+
+`checked` makes a function check every argument, so that one that is added is checked too. What an
+annotation cannot say (a smallest number, a choice) is a rule of the parameter. Left out: what only
+running can tell, which is the outcome of a result.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar, Union
+
+from memlab.arguments.quoting import is_a, shown
+from memlab.arguments.units import parse_bytes
+from memlab.errors import ConfigError, DeviceError, MemlabError, WorkloadError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Rule = Callable[[str, Any], Any]
+"""From the name of an argument and its value to the value to use, or ConfigError."""
+
+MOST = 2**63 - 1  # what fits PyTorch's and NumPy's integers
+LONGEST_SECONDS = 1e9
+MOST_THINGS = 10**6  # in a list; an iterator may have no end
+SEVERAL = (Sequence, Collection, Iterable, list)
+CALLABLE = typing.get_origin(Callable[..., Any])
+
+# what to say of a type beside its name: the error it is, and what to pass
+ERRORS: dict[str, type[MemlabError]] = {"Workload": WorkloadError, "device": DeviceError}
+REMEDIES = {
+    "Workload": "pass memlab.workloads.get('gpt-small'), or Workload.from_module(module, "
+    "example_batch, loss_fn)",
+    "StepConfig": "pass StepConfig(batch_size=8)",
+    "LoadingConfig": "pass LoadingConfig()",
+    "StepResult": "pass what memlab.measure or memlab.predict returned",
+    "VerifyReport": "pass what memlab.verify returned",
+    "Figure": "pass what a function of memlab.plots returned",
+    "Event": "pass a threading.Event()",
+    "Module": "pass the torch.nn.Module itself",
+}
+
+
+def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that checks every argument of a function.
+
+    Args:
+        **rules: of parameters whose annotation does not say all; they are given what was passed.
+            The others take what `of_type` allows for their annotation.
+
+    >>> @checked(share=number(0.0, 1.0))
+    ... def keep(share: float, repeats: int = 1) -> float:
+    ...     return share * repeats
+    >>> keep(0.5, repeats="two")
+    Traceback (most recent call last):
+    memlab.errors.ConfigError: repeats='two' is no whole number; allowed is an int of at least 0
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        every = {name: rules.get(name) or _by_annotation(p) for name, p in
+                 signature.parameters.items() if p.kind is not p.VAR_KEYWORD}  # fmt: skip
+        assert set(rules) <= set(every), "a rule names no parameter"
+
+        @functools.wraps(function)
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            for name, value in bound.arguments.items():
+                if name in every:
+                    bound.arguments[name] = every[name](name, value)
+            return function(*bound.args, **bound.kwargs)
+
+        return check_and_call
+
+    return decorate
+
+
+def _by_annotation(parameter: inspect.Parameter) -> Rule:
+    annotation = parameter.annotation
+    return lambda name, value: of_type(name, value, annotation)
+
+
+def of_type(name: str, value: Any, annotation: Any) -> Any:
+    """Return a value as an annotation says it is.
+
+    An int is at least 0, a float above 0, a text of a `StrEnum` becomes its member, several things
+    become a tuple. No bool is a number, and no text is a sequence.
+
+    Raises:
+        MemlabError: it is nothing of the kind; the message names the argument and what is allowed.
+    """
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (Any, inspect.Parameter.empty, object):
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of_types(name, value, inside)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation](name, value)
+    if origin is CALLABLE or annotation is Callable:
+        return function(name, value)
+    if origin in SEVERAL:
+        return _several(name, value, inside[0])
+    if origin is tuple:
+        return _fixed(name, value, inside)
+    if annotation is Mapping or origin in (Mapping, dict):
+        return _instance(name, value, Mapping)
+    if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
+        return choice(*annotation)(name, value)
+    return _instance(name, value, origin or annotation)
+
+
+def check_fields(record: Any) -> None:
+    """Raise MemlabError if a field of a dataclass does not hold what its annotation says.
+
+    Unlike an argument a number may be of any size and sign, NaN included, and stays as it is. The
+    text of a choice becomes that choice.
+    """
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if inspect.isclass(field.type) and issubclass(field.type, StrEnum):
+            object.__setattr__(record, field.name, choice(*field.type)(field.name, value))
+        else:
+            _check_field(field.name, value, field.type)
+
+
+def _check_field(name: str, value: Any, annotation: Any) -> None:
+    kinds = _alternatives(annotation)
+    for kind in kinds:
+        number_kind = {int: Integral, float: Real}.get(kind)
+        plain = typing.get_origin(kind) or kind
+        if number_kind is not None:
+            if is_a(value, number_kind) and not is_a(value, bool):
+                return
+        elif is_a(value, plain):
+            for each in value if plain is tuple else ():
+                _check_field(f"{name} holds", each, typing.get_args(kind)[0])
+            return
+    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise ConfigError(f"{name}={shown(value)}; allowed is {names.replace('NoneType', 'None')}")
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return True or False; nothing else counts as one of them."""
+    if value is True or value is False:
+        return bool(value)
+    raise ConfigError(f"{name}={shown(value)} is no bool; allowed is True or False")
+
+
+def text(name: str, value: Any) -> str:
+    """Return a text that can be shown and stored: no half of a surrogate pair is in it."""
+    if not is_a(value, str):
+        raise ConfigError(f"{name}={shown(value)} is no text; allowed is a str")
+    plain = str.__str__(value)  # of a subclass, which may print itself as anything
+    try:
+        plain.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{name}={shown(plain)} cannot be encoded as UTF-8; allowed is text without lone "
+            "surrogates"
+        ) from None
+    return plain
+
+
+def function(name: str, value: Any) -> Any:
+    """Return what can be called."""
+    if not callable(value):
+        raise ConfigError(
+            f"{name}={shown(value)} cannot be called; pass a function, or leave it out"
+        )
+    return value
+
+
+def count(least: int = 0, most: int = MOST) -> Callable[[str, Any], int]:
+    """Return the rule of a whole number from `least` to `most`; NumPy's are taken, bools not."""
+    limit = "" if most == MOST else f" and at most {most}"
+    allowed = f"allowed is an int of at least {least}{limit}"
+
+    def rule(name: str, value: Any) -> int:
+        found = _whole(value)
+        if found is None:
+            raise ConfigError(f"{name}={shown(value)} is no whole number; {allowed}")
+        if not least <= found <= most:
+            beyond = f"below {least}" if found < least else f"above {most}"
+            raise ConfigError(f"{name}={shown(value)} is {beyond}; {allowed}")
+        return found
+
+    return rule
+
+
+def number(least: float, most: float) -> Rule:
+    """Return the rule of a number from `least` to `most`, both allowed."""
+
+    def rule(name: str, value: Any) -> float:
+        found = _real(value)
+        if found is None or not least <= found <= most:
+            raise ConfigError(f"{name}={shown(value)}; allowed is a number from {least} to {most}")
+        return found
+
+    return rule
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a time above 0; one longer than anybody waits is 30 years."""
+    found = _real(value)
+    if found is None or not found > 0:
+        raise ConfigError(f"{name}={shown(value)}; allowed is a number above 0")
+    return min(found, LONGEST_SECONDS)
+
+
+def size(name: str, value: Any) -> int | None:
+    """Return bytes, from an int or from text such as "24GiB"; None stays None."""
+    return None if value is None else parse_bytes(value, name)
+
+
+def choice(*allowed: Any) -> Rule:
+    """Return the rule of one of these texts, or members of a `StrEnum`."""
+    members = {str(each): each for each in allowed}
+    said = ", ".join(map(repr, members))
+
+    def rule(name: str, value: Any) -> Any:
+        if not is_a(value, str) or str.__str__(value) not in members:
+            raise ConfigError(f"{name}={shown(value)} is unknown; allowed is one of {said}")
+        return members[str.__str__(value)]
+
+    return rule
+
+
+def anything(name: str, value: Any) -> Any:
+    """Return the value: the function checks it itself."""
+    return value
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number as an int, whatever a subclass of int says of itself; else None."""
+    if not is_a(value, Integral) or is_a(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except Exception:  # a person's own class may raise anything
+        return None
+
+
+def _real(value: Any) -> float | None:
+    """Return a number as a float; None for what is none, or too large for one."""
+    if not is_a(value, Real) or is_a(value, bool):
+        return None
+    try:
+        found = float(value)
+    except Exception:  # too large, or of a person's own class, which may raise anything
+        return None
+    return None if math.isnan(found) else found
+
+
+def _positive(name: str, value: Any) -> float:
+    found = _real(value)
+    if found is None or not 0 < found < math.inf:
+        raise ConfigError(f"{name}={shown(value)}; allowed is a finite number above 0")
+    return found
+
+
+def _nothing(name: str, value: Any) -> None:
+    if value is not None:
+        raise ConfigError(f"{name}={shown(value)}; allowed is None")
+
+
+def _instance(name: str, value: Any, kind: type) -> Any:
+    if is_a(value, kind):
+        return value
+    said = kind.__name__
+    error = ERRORS.get(said, ConfigError)
+    remedy = REMEDIES.get(said, f"allowed is a {said}")
+    raise error(f"{name}={shown(value)} is no {said}; {remedy}")
+
+
+def _one_of_types(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    said = []
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        try:
+            return of_type(name, value, kind)
+        except MemlabError as error:
+            said.append(error)
+    if len(said) == 1:
+        raise said[0]
+    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds
+                        if kind is not type(None))  # fmt: skip
+    kind_of_error = next((type(e) for e in said if type(e) is not ConfigError), ConfigError)
+    raise kind_of_error(f"{name}={shown(value)}; allowed is {names}") from None
+
+
+def _several(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    allowed = "allowed is a list"
+    if is_a(value, str | bytes | Mapping) or not is_a(value, Iterable):
+        raise ConfigError(f"{name}={shown(value)} is no list; {allowed}")
+    found: list[Any] = []
+    try:
+        for each in value:
+            if len(found) == MOST_THINGS:
+                raise ConfigError(f"{name} holds more than {MOST_THINGS} things; {allowed}")
+            found.append(of_type(f"{name}[{len(found)}]", each, kind))
+    except MemlabError:
+        raise
+    except Exception as error:  # a person's own iterator may raise anything
+        raise ConfigError(
+            f"{name}={shown(value)} cannot be read: {type(error).__name__}; {allowed}"
+        ) from error
+    return tuple(found)
+
+
+def _fixed(name: str, value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    if kinds[-1] is Ellipsis:
+        return _several(name, value, kinds[0])
+    found = _several(name, value, Any)
+    if len(found) != len(kinds):
+        raise ConfigError(f"{name}={shown(value)}; allowed is a tuple of {len(kinds)}")
+    each = zip(found, kinds, strict=True)
+    return tuple(of_type(f"{name}[{i}]", one, kind) for i, (one, kind) in enumerate(each))
+
+
+_PLAIN: dict[Any, Rule] = {
+    bool: flag,
+    int: count(),
+    float: _positive,
+    str: text,
+    None: _nothing,
+    type(None): _nothing,
+}

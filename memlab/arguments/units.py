@@ -1,0 +1,97 @@
+"""Bytes and seconds: parsed from what people type, printed as people read them.
+
+Everywhere else sizes are int bytes and times float seconds; conversion happens only here.
+Binary units only in print (1 GiB = 2**30 bytes), so that no "GB" can mean two things.
+"""
+
+import math
+import operator
+import re
+from typing import Any
+
+from memlab.arguments.quoting import is_a, shown
+from memlab.errors import ConfigError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+MOST_BYTES = 2**63 - 1
+BYTES_PER_UNIT = {
+    "B": 1,
+    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+
+
+def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
+    """Return a positive size in bytes from an int (bytes) or text such as "24GiB" or "512 MiB".
+
+    "GB" is read as 10**9 bytes, as the standard says; "24G" is refused because it means both.
+
+    Raises:
+        ConfigError: the text is no size, or the size is not at least one byte.
+
+    >>> parse_bytes("1.5 KiB")
+    1536
+    """
+    field = field if type(field) is str else shown(field)
+    allowed = 'an int (bytes) or text such as "24GiB" or "512 MiB"'
+    given: Any = value
+    if is_a(given, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str.__str__(given))
+        unit = (match.group(2) or "B").upper() if match else ""
+        if match is None or unit not in BYTES_PER_UNIT or len(match.group(1)) > 20:
+            raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}")
+        size = math.floor(float(match.group(1)) * BYTES_PER_UNIT[unit])
+    else:
+        try:
+            if isinstance(given, bool):
+                raise TypeError
+            size = operator.index(given)
+        except Exception:  # no int, or of a person's own class, which may raise anything
+            raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}") from None
+    if size < 1:
+        raise ConfigError(f"{field}={shown(value)} is below one byte; allowed is {allowed}")
+    if size > MOST_BYTES:
+        raise ConfigError(f"{field}={shown(value)} is more than any memory; allowed is {allowed}")
+    return size
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size with three significant digits or so, in the largest binary unit below it.
+
+    >>> format_bytes(1406142546)
+    '1.31 GiB'
+    """
+    size = abs(_number("num_bytes", num_bytes))
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            scaled = num_bytes / factor
+            return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three significant digits or so, in s, ms or us.
+
+    >>> format_seconds(0.4123)
+    '412 ms'
+    """
+    _number("seconds", seconds)
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= factor:
+            scaled = seconds / factor
+            return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {unit}"
+    return f"{seconds / 1e-6:.0f} us"
+
+
+def _number(field: str, value: Any) -> float:
+    """Return a number as a float.
+
+    Raises:
+        ConfigError: it is none, or too large for a float.
+    """
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        return float(value)
+    except Exception:  # too large, or of a person's own class, which may raise anything
+        raise ConfigError(f"{field}={shown(value)} is no number; pass an int or a float") from None

@@ -1,0 +1,308 @@
+"""A model as it is, and with recompute: the largest batch of each that fits a memory limit.
+
+    python -m memlab.comparing.pairs vnet --limit 2GiB
+
+The four models of the checkpointing repository (pytorch_memonger, 2018) and the rest of the zoo,
+baseline and optimized. Both batches are found by prediction; where the device is in this machine
+both steps are then measured under the limit. The optimizer is the repository's, SGD with momentum.
+Left out: what saves memory otherwise, such as smaller micro-batches or number formats.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memlab import workloads
+from memlab.api import measure, predict, predict_with_forecast
+from memlab.arguments.units import GIB, format_bytes, format_seconds, parse_bytes
+from memlab.config import Checkpointing, Optimizer, StepConfig
+from memlab.devices.cards import resolve
+from memlab.devices.here import resolve_device
+from memlab.errors import ConfigError, DeviceError, MemlabError, UnsupportedError
+from memlab.result import Outcome, StepResult
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    from memlab.predicting.forecast import Forecast
+
+# its table: how many more images, volumes and words of text fit a batch (tutorial/results.png; its
+# LSTM has 20 samples of 800 and 8100 words, so that the ratio is one of words). None for DenseNet.
+REPOSITORY_RATIOS = {"resnet": 51 / 15, "vnet": 9 / 5, "lstm": 8100 / 800}
+DEFAULT_CPU_LIMIT_BYTES = 2 * GIB
+DEFAULT_BATCH_LIMIT = 4096
+FIRST_BATCH = 2  # a single sample often runs other operators, and says nothing of larger batches
+GUESSES = 6  # by forecast; after them the interval is halved
+REPEATS = 3
+TIMEOUT_SECONDS = 1800.0
+RECOMPUTE = ({"memory_budget": 0.0}, {"checkpointing": Checkpointing.BLOCKS})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fit:
+    """The largest batch within a limit.
+
+    Attributes:
+        predicted: its step, within the limit.
+        measured: the same step under that limit; None where the device is not here.
+        is_capped: whether no larger batch was tried because of the batch limit.
+    """
+
+    predicted: StepResult
+    measured: StepResult | None
+    is_capped: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch."""
+        return self.predicted.config.batch_size
+
+    @property
+    def is_confirmed(self) -> bool | None:
+        """Whether the measured step stayed within the limit; None where it was not measured."""
+        return None if self.measured is None else self.measured.fits is True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pair:
+    """A model without recompute and with it, under one limit.
+
+    Attributes:
+        limit_bytes: allocated bytes on a CPU, reserved ones on CUDA.
+        baseline: the plain step.
+        optimized: recompute of whichever kind holds least.
+    """
+
+    limit_bytes: int
+    baseline: Fit
+    optimized: Fit
+
+    @property
+    def ratio(self) -> float:
+        """How many times larger the optimized batch is."""
+        return self.optimized.batch_size / self.baseline.batch_size
+
+    @property
+    def repository_ratio(self) -> float | None:
+        """The same of the repository; None where its table has none."""
+        family = self.baseline.predicted.workload_name.partition("-")[0]
+        return REPOSITORY_RATIOS.get(family)
+
+    def __str__(self) -> str:
+        """Return a table of plain text."""
+        told = self.baseline.predicted
+        kind = "allocated" if resolve(told.device).kind == "cpu" else "reserved"
+        rows = [["", "batch", "peak predicted", "peak measured", "step", "a sample"]]
+        rows += [_row("baseline", self.baseline), _row("optimized", self.optimized)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        theirs = self.repository_ratio
+        said = f"the repository's is {theirs:.1f}x" if theirs else "the repository tells none"
+        more = " or more" if self.optimized.is_capped else ""
+        return "\n".join([
+            f"{told.workload_name} on {told.device}, {format_bytes(self.limit_bytes)} {kind}; "
+            "peaks are allocated bytes",
+            *table,
+            f"baseline: {told.config}",
+            f"optimized: {self.optimized.predicted.config}",
+            f"ratio of the batches: {self.ratio:.1f}x{more}; {said}",
+        ])  # fmt: skip
+
+
+def compare(
+    workload: Workload,
+    limit: int | str | None = None,
+    device: str | None = None,
+    *,
+    batch_limit: int = DEFAULT_BATCH_LIMIT,
+) -> Pair:
+    """Return the largest batch of a workload within a limit, without recompute and with it.
+
+    Args:
+        workload: what is trained.
+        limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is 2 GiB
+            on a CPU and what a process can use of a card.
+        device: as for `memlab.predict`; measured too if it is in this machine.
+        batch_limit: above which no batch is tried.
+
+    Raises:
+        MemlabError: not even one sample fits, or nothing of the model can be recomputed.
+    """
+    if batch_limit < 1:
+        raise ConfigError(f"batch_limit={batch_limit}; allowed is an int of at least 1")
+    limit_bytes = _limit(limit, device)
+    plain = StepConfig(batch_size=1, optimizer=Optimizer.SGD_MOMENTUM)
+    search = _Search(workload, limit_bytes, device, batch_limit)
+    baseline = search.largest(plain, FIRST_BATCH)
+    first = baseline.config.batch_size
+    optimized = search.largest(search.least(replace(plain, batch_size=first)), first)
+    return Pair(
+        limit_bytes=limit_bytes,
+        baseline=search.confirmed(baseline),
+        optimized=search.confirmed(optimized),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    workload: Workload
+    limit_bytes: int
+    device: str | None
+    batch_limit: int
+
+    def largest(self, config: StepConfig, first: int) -> StepResult:
+        """Return the step with the largest batch that fits for sure; the next may not.
+
+        Sure is what a prediction says at the upper end of the uncertainty that it states.
+
+        Args:
+            config: of any batch size.
+            first: the batch that is tried first.
+        """
+        best: StepResult | None = None
+        low, high, guess = 0, self.batch_limit + 1, first
+        tries = 0
+        while high - low > 1:
+            size = min(max(guess, low + 1), high - 1)
+            found = predict_with_forecast(
+                self.workload, replace(config, batch_size=size), self.device,
+                memory_limit=self.limit_bytes, timeout_seconds=TIMEOUT_SECONDS,
+            )  # fmt: skip
+            result = _ran(found.result)
+            if _surely_held(result) <= self.limit_bytes:
+                low, best = size, result
+            else:
+                high = size
+            tries += 1
+            guess = (low + high) // 2
+            if tries <= GUESSES and found.forecast is not None:
+                spread = _surely_held(result) / _held(result)
+                guess = _guess(found.forecast, low, high, self.limit_bytes / spread)
+        if best is None:
+            raise ConfigError(
+                f"memory_limit={format_bytes(self.limit_bytes)} is too little for one sample of "
+                f"{self.workload.name}, {config}; allowed is what one sample takes or more"
+            )
+        return best
+
+    def least(self, config: StepConfig) -> StepConfig:
+        """Return the config with the recompute whose step has the lowest predicted peak.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        results = [
+            predict(self.workload, replace(config, **change), self.device,
+                    timeout_seconds=TIMEOUT_SECONDS)
+            for change in RECOMPUTE
+        ]  # fmt: skip
+        possible = [result for result in results if result.outcome is Outcome.OK]
+        if not possible:
+            raise UnsupportedError(results[0].message)
+        return min(possible, key=_held).config
+
+    def confirmed(self, predicted: StepResult) -> Fit:
+        """Return a prediction with its measurement, where the device is here."""
+        is_capped = predicted.config.batch_size == self.batch_limit
+        try:
+            here = resolve_device(self.device)
+        except DeviceError:
+            return Fit(predicted=predicted, measured=None, is_capped=is_capped)
+        measured = measure(
+            self.workload, predicted.config, here, repeats=REPEATS,
+            memory_limit=self.limit_bytes, timeout_seconds=TIMEOUT_SECONDS,
+        )  # fmt: skip
+        return Fit(predicted=predicted, measured=measured, is_capped=is_capped)
+
+
+def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: float) -> int:
+    """Return the largest batch between that fits by arithmetic."""
+    while high - low > 1:
+        size = (low + high) // 2
+        if not forecast.covers([size]):
+            return min(size, 2 * max(low, 1))
+        held = forecast.trace([size])[1]
+        if held is None:  # no caching allocator
+            held = int(forecast.timeline([size]).total_bytes.max())
+        low, high = (size, high) if held <= limit_bytes else (low, size)
+    return low
+
+
+def _limit(limit: int | str | None, device: str | None) -> int:
+    if limit is not None:
+        return parse_bytes(limit)
+    card = resolve(device).card
+    return DEFAULT_CPU_LIMIT_BYTES if card is None else card.usable_bytes
+
+
+def _ran(result: StepResult) -> StepResult:
+    if result.outcome is not Outcome.OK:
+        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
+    return result
+
+
+def _held(result: StepResult) -> int:
+    """Return the peak that counts against a limit: reserved bytes where there are such."""
+    return result.peak_reserved_bytes or result.peak_allocated_bytes or 0
+
+
+def _surely_held(result: StepResult) -> float:
+    """Return that peak at the upper end of its stated uncertainty."""
+    kind = "peak_allocated_bytes" if result.peak_reserved_bytes is None else "peak_reserved_bytes"
+    return _held(result) * (1 + (result.uncertainty or {}).get(kind, 0.0))
+
+
+def _row(title: str, fit: Fit) -> list[str]:
+    measured, told = fit.measured, fit.measured or fit.predicted
+    seconds, source = told.step_seconds, "" if measured else " predicted"
+    if measured is None:
+        peak = "not here"
+    elif measured.outcome is Outcome.OK:
+        peak = format_bytes(measured.peak_allocated_bytes or 0)
+    else:
+        peak = str(measured.outcome)
+    return [
+        title,
+        f"{fit.batch_size}",
+        format_bytes(fit.predicted.peak_allocated_bytes or 0),
+        peak,
+        "not known" if seconds is None else format_seconds(seconds) + source,
+        "not known" if seconds is None else format_seconds(seconds / fit.batch_size) + source,
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare one workload as the command line says, and return the exit code."""
+    options = _parse(arguments)
+    try:
+        pair = compare(
+            workloads.get(options.name),
+            options.limit,
+            options.device,
+            batch_limit=options.batch_limit,
+        )
+    except MemlabError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(pair)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m memlab.comparing.pairs",
+        description="The largest batch within a memory limit, without recompute and with it.",
+    )
+    parser.add_argument("name", help=f"one of {', '.join(workloads.names())}")
+    parser.add_argument("--limit", help='such as "2GiB"; by default 2 GiB, or the whole card')
+    parser.add_argument("--device", help='"cpu", or a card by name such as "h200"')
+    parser.add_argument("--batch-limit", type=int, default=DEFAULT_BATCH_LIMIT)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

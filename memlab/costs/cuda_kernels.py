@@ -1,0 +1,160 @@
+"""What CUDA kernels allocate beyond their outputs, by rules read in PyTorch's sources.
+
+Fake tensors show what an operator returns. Here is what its kernel asks of the caching allocator
+beside that, in torch 2.11 to 2.15: workspaces of cuBLAS, cuDNN's convolutions (`cudnn_workspace`),
+buffers of cuDNN's RNN, contiguous copies, partial sums. Left out: what is below 1 MiB, what
+libraries allocate behind the allocator's back, and of operators that are not built into PyTorch all
+but the product of bitsandbytes' 4-bit weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from memlab.costs.cudnn_workspace import convolution_bytes
+from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
+from memlab.operators.signatures import TensorSpec
+from memlab.recording.assembly import Effect
+from memlab.recording.recording import Operator, Recording
+from memlab.trace import Phase
+
+CUBLAS = frozenset(
+    "aten::" + name for name in ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv", "vdot")
+)
+
+# ATen/native/cuda/EmbeddingBackwardKernel.cu: NROWS_PER_THREAD, C10_WARP_SIZE, and the number of
+# indices from which embedding_dense_backward_cuda sorts them (Embedding.cu).
+ROWS_PER_THREAD = 10
+WARP = 32
+SORTED_FROM = 3073
+
+FUSED_ROWS = 4  # _GEMM_4BIT_CUSTOM_FLOOR_M of bitsandbytes
+
+
+def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
+    """Return what the kernel of each operator does to memory; None where fake tensors show all.
+
+    Args:
+        recording: of a run on the device that stands in for CUDA.
+        card: None means one whose architecture is not known.
+    """
+    found = [_effect(operator, card) for operator in recording.operators]
+    workspace = CUBLAS_WORKSPACE_BYTES if card is None else card.cublas_workspace_bytes
+    for number in _first_uses(recording):
+        found[number] = Effect(kept_bytes=workspace)
+    return found
+
+
+def _first_uses(recording: Recording) -> list[int]:
+    """Return the operators that make a handle of cuBLAS, and with it a workspace that stays.
+
+    Each thread has its own (CublasHandlePool.cpp); autograd runs backward in one of its own.
+    """
+    first: dict[bool, int] = {}
+    for number, operator in enumerate(recording.operators):
+        if operator.name in CUBLAS and operator.signature is not None:
+            is_backward = recording.intervals[operator.interval].phase is Phase.BACKWARD
+            first.setdefault(is_backward, number)
+    return list(first.values())
+
+
+def _effect(operator: Operator, card: Card | None) -> Effect | None:
+    if operator.signature is None or operator.name not in RULES:
+        return None
+    return RULES[operator.name](operator, card)
+
+
+def _convolution(operator: Operator, card: Card | None) -> Effect | None:
+    size = convolution_bytes(operator, card)
+    return Effect(workspace_bytes=size) if size else None
+
+
+def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
+    """Copies of inputs that are not contiguous (`expect_contiguous` in layer_norm_kernel.cu)."""
+    count = 2 if operator.name.endswith("backward") else 1  # gradient and input, or the input
+    size = sum(_copied_bytes(spec) for spec in _arguments(operator)[:count])
+    return Effect(workspace_bytes=size) if size else None
+
+
+def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
+    """Sorted indices, and the sums of parts of segments (embedding_backward_cuda_kernel)."""
+    gradient, indices = _arguments(operator)[:2]
+    count, width = _numel(indices), gradient.shape[-1]
+    if count < SORTED_FROM:
+        return None
+    num_weights = operator.outputs[0].shape[0]
+    most_parts = count // ROWS_PER_THREAD + min(count, num_weights)
+    sums = most_parts * (-(-width // WARP) * WARP) * 4  # in fp32, whatever the gradient
+    return Effect(workspace_bytes=sums + 4 * count * indices.dtype.itemsize)
+
+
+def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
+    """The reserve of cuDNN: what backward needs of every step, layer and direction.
+
+    cuDNN does not publish its size. Taken is what the arithmetic needs: the gates, and of an LSTM
+    also the cell and its tanh.
+    """
+    assert operator.signature is not None
+    args = operator.signature[1]
+    x, mode, hidden, layers, train, both = args[0], args[6], args[7], args[9], args[12], args[13]
+    if str(getattr(train, "text", train)) != "True":
+        return None
+    values = {0: 1, 1: 1, 2: 6, 3: 4}[mode]
+    directions = 2 if str(getattr(both, "text", both)) == "True" else 1
+    steps = x.shape[0] if args[14] else x.shape[0] * x.shape[1]  # packed, or padded
+    size = steps * layers * directions * hidden * values * x.dtype.itemsize
+    outputs = tuple(_numel(spec) * spec.dtype.itemsize for spec in operator.outputs[:3])
+    return Effect(output_bytes=(*outputs, size, 0))
+
+
+def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
+    """The weight that bitsandbytes dequantizes for a product of many rows, and its scales.
+
+    It does so for more than 1536 rows, and for fewer by a table of cards and shapes; the fused
+    kernel serves up to 4 rows always. In between the larger is taken.
+    Source: `gemm_4bit` in bitsandbytes/backends/cuda/ops.py.
+    """
+    assert operator.signature is not None
+    tensors = _arguments(operator)
+    rows, columns = operator.signature[1][2]
+    if _numel(tensors[0]) // columns <= FUSED_ROWS:
+        return None
+    size = rows * columns * tensors[0].dtype.itemsize
+    scales = [spec for spec in tensors[2:] if spec.dtype is torch.uint8]  # quantized themselves
+    return Effect(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
+
+
+def _arguments(operator: Operator) -> list[TensorSpec]:
+    assert operator.signature is not None
+    _, args, kwargs = operator.signature
+    keys = (*args, *(key for _, key in kwargs))
+    return [key for key in keys if isinstance(key, TensorSpec)]
+
+
+def _copied_bytes(spec: TensorSpec) -> int:
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if size > 1 and stride != step:
+            return _numel(spec) * spec.dtype.itemsize
+        step *= size
+    return 0
+
+
+def _numel(spec: TensorSpec) -> int:
+    count = 1
+    for size in spec.shape:
+        count *= size
+    return count
+
+
+RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution,
+    "aten::native_layer_norm": _layer_norm,
+    "aten::native_layer_norm_backward": _layer_norm,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_cudnn_rnn": _recurrent,
+    "bitsandbytes::gemm_4bit": _four_bit_product,
+}

@@ -1,0 +1,272 @@
+"""How fast a card can be: the time of an operator from its arithmetic and its memory traffic.
+
+The bound of an operator is the longer of two times: its arithmetic at the datasheet peak of its
+number format, and its bytes at the datasheet bandwidth, each tensor read and written once. It is
+the floor of *this* algorithm on *this* memory: Winograd convolutions multiply less than is counted,
+and tensors that still lie in the L2 cache are read faster, so for small ones it is no proof. What
+to show a person is the estimate, which adds what cards reach in practice and the launches.
+
+Left out: overlap of operators on several streams, time on the host between launches that the card
+waits for, clocks that fall under load, and data-dependent work.
+"""
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from memlab.devices.cards import Card
+from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
+
+Outputs = tuple[TensorSpec, ...]
+
+# Matrix products, as a share of the dense peak. Large bf16 ones at their best shape: A100 SXM 0.86,
+# H100 SXM 0.80, B200 0.78 (MAMF table of stas00/ml-engineering). Other shapes reach less; this is
+# our choice below the best shape, good to about +-20 %.
+COMPUTE_EFFICIENCY = 0.7
+# Large pointwise operators and copies, as a share of the bandwidth: 0.90 for 100 MB and more on an
+# A100 (calculon-ai/calculon, systems/a100_80g.json).
+BANDWIDTH_EFFICIENCY = 0.9
+# From one operator to the next in eager PyTorch, host bound: 4 us on CUDA (pytorch issue 82793),
+# 5-7 us from Python (pytorch issue 41383); backward and foreach operators come from C++.
+LAUNCH_SECONDS = 5e-6
+# Copies between pinned memory and a card, as a share of the bus's raw rate: our choice, for packet
+# headers and waiting; not held against a card yet. From pageable memory it is less.
+HOST_EFFICIENCY = 0.78
+
+FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+CONVOLUTIONS = {"convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"}
+RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
+
+NO_KERNEL = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
+NO_KERNEL |= {"new_empty_strided", "resize_", "set_", "record_stream", "_local_scalar_dense"}
+NO_KERNEL |= {"_unsafe_view"}  # a view whose schema does not say so
+# Arguments of which no element is read: overwritten, or asked for their shape alone.
+UNREAD = dict.fromkeys(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"), 0)
+UNREAD |= dict.fromkeys(("bernoulli_", "exponential_", "_foreach_copy_", "_foreach_zero_"), 0)
+UNREAD |= dict.fromkeys(("zeros_like", "ones_like", "full_like", "rand_like", "randn_like"), 0)
+UNREAD |= dict.fromkeys(("new_zeros", "new_ones", "new_full"), 0)
+UNREAD |= dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), 1)
+UNREAD |= dict.fromkeys(("max_pool2d_with_indices_backward",), 1)
+# Of the first argument only as much is touched as the others and the results hold.
+SPARSE = {"embedding", "index", "index_select", "gather", "nll_loss_forward"}
+SPARSE |= {"nll_loss2d_forward", "index_put_", "_index_put_impl_", "index_add_", "scatter_"}
+SPARSE |= {"scatter_add_", "index_copy_"}
+
+
+class Call(NamedTuple):
+    """One dispatched operator: what it was called with, what it returned, its kernels."""
+
+    signature: Signature
+    outputs: Outputs
+    num_kernels: int = 1
+
+
+class Work(NamedTuple):
+    """What an operator does, whatever the card.
+
+    Attributes:
+        flops: floating-point operations of matrix products, convolutions, attention and RNNs, a
+            multiply-add being two; other operators wait for memory.
+        num_bytes: read from and written to the card's memory: each argument once, elements that
+            exist, views nothing. A lookup reads the rows that it returns.
+        dtype: of the numbers that are multiplied.
+        kind: "matmul", "cudnn" (convolutions, RNNs) or "attention"; "" where no flops are counted.
+    """
+
+    flops: int
+    num_bytes: int
+    dtype: torch.dtype | None
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """The time of operators, a step or one alone, on a card that may not be here.
+
+    Attributes:
+        lower_bound_seconds: the sum of the operators' bounds.
+        estimate_seconds: what to expect, never below the bound; predicted, not measured.
+    """
+
+    lower_bound_seconds: float
+    estimate_seconds: float
+
+
+def step_time(calls: Iterable[Call], card: Card, *, tf32_matmul: bool = False) -> StepTime | None:
+    """Return the time of a sequence of operators, None if the card's speed is not known.
+
+    Args:
+        calls: in any order; equal ones are computed once.
+        card: with datasheet figures, or without.
+        tf32_matmul: what `torch.backends.cuda.matmul.allow_tf32` will be; PyTorch's default is off.
+    """
+    if card.memory_bytes_per_second is None:
+        return None
+    times: dict[tuple[Work, int], StepTime] = {}
+    bound = estimate = 0.0
+    for signature, outputs, num_kernels in calls:
+        key = work_of(signature, outputs), num_kernels
+        time = times.get(key)
+        if time is None:
+            time = times[key] = _time_of(*key, card, tf32_matmul)
+        bound += time.lower_bound_seconds
+        estimate += time.estimate_seconds
+    return StepTime(lower_bound_seconds=bound, estimate_seconds=estimate)
+
+
+def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> StepTime:
+    if work.num_bytes == 0:
+        return StepTime(lower_bound_seconds=0.0, estimate_seconds=0.0)
+    compute, memory = _seconds_of(work, card, tf32_matmul)
+    reached = max(compute / COMPUTE_EFFICIENCY, memory / BANDWIDTH_EFFICIENCY)
+    return StepTime(
+        lower_bound_seconds=max(compute, memory),
+        estimate_seconds=max(reached, LAUNCH_SECONDS * num_kernels),
+    )
+
+
+@functools.lru_cache(maxsize=65536)
+def work_of(signature: Signature, outputs: Outputs) -> Work:
+    """Return what an operator does; cached, since a step repeats its operators layer by layer."""
+    try:
+        func, args, kwargs = call_of(signature, _empty)
+    except AttributeError:  # a custom operator of another process: only its tensors are known
+        tensors = _flat((signature[1], signature[2]))
+        return Work(0, sum(map(_size, (*tensors, *outputs))), None, "")
+    num_bytes = _bytes(func, signature, outputs)
+    flops, kind = _flops(func, args, kwargs, outputs) if num_bytes else (0, "")
+    floats = (t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point)
+    return Work(flops, num_bytes, next(floats, None), kind)
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+
+def _seconds_of(work: Work, card: Card, tf32_matmul: bool) -> tuple[float, float]:
+    """Return the seconds of arithmetic and of memory traffic, each at the card's peak."""
+    assert card.memory_bytes_per_second is not None
+    peak = _peak(work, card, tf32_matmul) if work.flops else None
+    return work.flops / peak if peak else 0.0, work.num_bytes / card.memory_bytes_per_second
+
+
+def _peak(work: Work, card: Card, tf32_matmul: bool) -> float | None:
+    """Return the operations a second of the fastest unit that the operator may use."""
+    fp32, tf32 = card.fp32_flops_per_second, card.tf32_flops_per_second
+    if work.dtype in FORMATS:
+        return getattr(card, f"{FORMATS[work.dtype]}_flops_per_second") or fp32
+    if fp32 is None or tf32 is None or work.dtype is not torch.float32:
+        return fp32
+    # torch.backends.cudnn.allow_tf32 is on by default, unlike that of matmul
+    if work.kind == "cudnn" or (work.kind == "matmul" and tf32_matmul):
+        return max(fp32, tf32)
+    # the memory-efficient kernel multiplies fp32 as three tf32 products (OpMultiplyAddFastF32)
+    return max(fp32, tf32 / 3) if work.kind == "attention" else fp32
+
+
+def _flops(
+    func: OpOverload, args: list[Any], kwargs: dict[str, Any], outputs: Outputs
+) -> tuple[int, str]:
+    from torch.utils.flop_counter import flop_registry
+
+    name = func.overloadpacket.__name__
+    if name == "convolution_backward":
+        return _convolution_backward_flops(args), "cudnn"
+    if name in RNNS:
+        return _rnn_flops(name, args), "cudnn"
+    if name.startswith("_scaled_dot_product"):
+        return _attention_flops(func, args, kwargs), "attention"
+    count = flop_registry.get(func.overloadpacket)
+    if count is None:
+        return 0, ""
+    results = tuple(_empty(spec) for spec in outputs)
+    flops = count(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
+    return int(flops), "cudnn" if name in CONVOLUTIONS else "matmul"
+
+
+def _convolution_backward_flops(args: list[Any]) -> int:
+    """Return those of the gradients asked for; each costs what the forward does.
+
+    flop_registry counts the weight's gradient of a grouped convolution `groups` times.
+    """
+    grad_output, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+    positions = (x if transposed else grad_output).shape[2:]
+    once = 2 * x.shape[0] * math.prod(positions) * weight.numel()
+    return int(once) * (bool(mask[0]) + bool(mask[1]))
+
+
+def _rnn_flops(name: str, args: list[Any]) -> int:
+    """Return those of the matrix products of a fused RNN: every weight once a token."""
+    weights = args[1] if isinstance(args[1], list) else args[1:3]
+    tokens = args[0].numel() // args[0].shape[-1]
+    once = 2 * tokens * sum(w.numel() for w in weights if w.dim() == 2)
+    with_weights = args[-1][3] if isinstance(args[-1], list) else True  # cuDNN's output_mask
+    return int(once) * (1 + bool(with_weights) if name.endswith("backward") else 1)
+
+
+def _attention_flops(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> int:
+    """Return those of two products forward; five backward, the scores once more among them.
+
+    Kernels skip the query-key pairs that a causal mask hides, which flop_registry counts; in torch
+    2.11 it also refuses fewer key heads than query heads.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    values = dict(zip(names, args, strict=False)) | kwargs
+    batch, heads, queries, query_width = values["query"].shape
+    keys, value_width = values["value"].shape[2:]
+    pairs = queries * keys
+    if values.get("is_causal"):
+        seen = min(queries, keys)
+        pairs = seen * (seen + 1) // 2 + max(0, queries - keys) * keys
+    if "backward" in func.overloadpacket.__name__:
+        return int(2 * batch * heads * pairs * (3 * query_width + 2 * value_width))
+    return int(2 * batch * heads * pairs * (query_width + value_width))
+
+
+def _bytes(func: OpOverload, signature: Signature, outputs: Outputs) -> int:
+    name, schema = func.overloadpacket.__name__, func._schema
+    returned = [value.alias_info for value in schema.returns]
+    no_kernel = name in NO_KERNEL or func.namespace in ("prim", "profiler")
+    if no_kernel or (returned and all(a and not a.is_write for a in returned)):
+        return 0
+    passed = dict(zip((a.name for a in schema.arguments), signature[1], strict=False))
+    passed |= dict(signature[2])
+    sizes, traffic = [], []
+    for position, argument in enumerate(schema.arguments):
+        size = sum(map(_size, _flat(passed.get(argument.name))))
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        written &= not (
+            argument.name == "grads" and name.startswith("_fused_")
+        )  # with a scaler only
+        sizes.append(size)
+        read = UNREAD.get(name) != position and not argument.is_out
+        traffic.append(size * (read + written))
+    fresh = 0 if any(returned) else sum(map(_size, outputs))
+    if name in SPARSE:
+        traffic[0] = min(traffic[0], 2 * (sum(sizes[1:]) + fresh))
+    return sum(traffic) + fresh
+
+
+def _flat(value: Any) -> list[TensorSpec]:
+    """Return the tensors in nested arguments."""
+    if isinstance(value, TensorSpec):
+        return [value]
+    if not isinstance(value, tuple) or isinstance(value, Scalar):
+        return []
+    return [spec for item in value for spec in _flat(item)]
+
+
+def _size(spec: TensorSpec) -> int:
+    """Return the bytes of the elements that exist: an expanded dimension holds one."""
+    if not spec.stride:
+        return math.prod(spec.shape) * spec.dtype.itemsize
+    shape = (
+        min(size, 1) if step == 0 else size
+        for size, step in zip(spec.shape, spec.stride, strict=True)
+    )
+    return math.prod(shape) * spec.dtype.itemsize

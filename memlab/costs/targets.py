@@ -1,0 +1,354 @@
+"""What the kernels of a recorded run do, on a CPU as calibrated and on a CUDA card by rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from memlab.arguments.units import GIB
+from memlab.costs import cuda_kernels
+from memlab.costs.calibration import Calibration, calibrate, overhead_seconds
+from memlab.costs.cost_store import Store
+from memlab.costs.host import python_seconds
+from memlab.costs.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time, work_of
+from memlab.devices.cards import Card, Target
+from memlab.devices.here import available_memory_bytes
+from memlab.operators.cost import KnownCosts, OperatorCost
+from memlab.operators.signatures import Signature
+from memlab.recording import stand_in
+from memlab.recording.assembly import Effect
+from memlab.recording.program import Program
+from memlab.recording.recording import Operator, Recording
+from memlab.trace import Phase
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
+
+SCALARS_BYTES = 64  # what kernels make of numbers, whatever the size of tensors
+FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
+LEAST_NOISE = 0.05  # of a step's time, to be told
+SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
+
+# it is a polynomial whose degree, and so its terms, the size of the matrix's values decides
+BY_VALUES = frozenset({"aten.linalg_matrix_exp.default"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Kernels:
+    """What is known of a recording's kernels.
+
+    Attributes:
+        effects: on memory, of each operator; None where fake tensors show all.
+        seconds: float64, (operators,); None where no time is known.
+        unsure_bytes: of the largest operator whose memory is not known from a run.
+        noisy_share: of the step's time, what comes of operators that were timed while other
+            programs used the processor.
+        unknown_share: of the work of the step's operators, what lies in those whose time is not
+            known; their time is missing in `seconds`.
+        notes: sentences on what is not known.
+    """
+
+    effects: list[Effect | None]
+    seconds: npt.NDArray[np.float64] | None
+    unsure_bytes: int = 0
+    noisy_share: float = 0.0
+    unknown_share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def recording_for(target: Target) -> Iterator[torch.device]:
+    """Give the device that fake tensors must be on to dispatch as they would on the target."""
+    if target.kind == "cpu":
+        yield torch.device("cpu")
+    else:
+        capability = None if target.card is None else target.card.compute_capability
+        with stand_in.as_cuda(capability) as device:
+            yield device
+
+
+def kernels_of(
+    program: Program,
+    sizes: Sequence[int],
+    target: Target,
+    on_progress: Callable[[float], None],
+    *,
+    tf32_matmul: bool = False,
+    doubted_before: float | None = None,
+) -> Kernels:
+    """Return what the kernels of a run do on the target, a card with or without TF32 products.
+
+    On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
+    is known of them is scaled to the other recorded size. A target with recorded costs is asked for
+    these instead, and nothing is run. Costs that were found before the date `doubted_before`, in
+    seconds since 1970, are found again.
+    """
+    if target.kind == "cuda":
+        return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
+    return _on_cpu(program, sizes, target.costs, on_progress, doubted_before)
+
+
+def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
+    """Return the time of each interval, (intervals,); None if times are not known."""
+    if kernels.seconds is None:
+        return None
+    interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
+    count = len(recording.intervals)
+    hidden = _is_hidden(recording)
+    kernel, copy = (
+        np.bincount(interval[which], weights=kernels.seconds[which], minlength=count)
+        for which in (~hidden, hidden)
+    )
+    return np.maximum(kernel, copy).astype(np.float64)
+
+
+def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Return which operators run beside the kernels: copies on streams of their own.
+
+    The bus takes as long as both directions together.
+    """
+    phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in recording.intervals]
+    return np.array([o.beside and phases[o.interval] for o in recording.operators], dtype=bool)
+
+
+def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
+    card = target.card
+    seconds = None
+    if card is not None and card.memory_bytes_per_second is not None:
+        known = {} if target.costs is None else target.costs.operators
+        times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
+        seconds = np.array(times)
+    return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
+
+
+def _time_on(
+    operator: Operator, card: Card, known: Mapping[Signature, OperatorCost], tf32_matmul: bool
+) -> float:
+    if operator.signature is None:
+        return 0.0
+    if operator.crosses:
+        nbytes = sum(output.nbytes for output in operator.outputs)
+        return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
+    cost = known.get(operator.signature)
+    if cost is not None and cost.seconds is not None:
+        return cost.seconds
+    call = Call(operator.signature, operator.outputs)
+    time = step_time([call], card, tf32_matmul=tf32_matmul)
+    return 0.0 if time is None else time.estimate_seconds
+
+
+_store = Store()
+
+
+def _on_cpu(
+    program: Program,
+    sizes: Sequence[int],
+    known: KnownCosts | None,
+    on_progress: Callable[[float], None],
+    doubted_before: float | None,
+) -> Kernels:
+    recording = program.recording
+    steps = program.steps_of(sizes)
+    wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
+    run = [o for o in recording.operators if o.interval in wanted and o.signature]
+    num_outputs = {o.signature: len(o.outputs) for o in run if o.signature}
+    if known is None:
+        found, overheads = _found_here(num_outputs, on_progress, doubted_before)
+    else:
+        found, overheads = _looked_up(num_outputs, known), known.overheads
+    phases = [interval.phase for interval in recording.intervals]
+    overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
+    for first, seconds in _recomputing(recording):
+        overhead[first] += seconds
+    costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
+    _scale_to_other_size(program, costs)
+    noisy = _noisy_share(run, found)
+    return Kernels(
+        effects=[
+            None if cost is None else _effect(cost, operator)
+            for cost, operator in zip(costs, recording.operators, strict=True)
+        ],
+        seconds=np.array(
+            [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
+        ),
+        unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
+        noisy_share=noisy,
+        unknown_share=_unknown_share(run, found),
+        notes=(
+            *_notes(recording, found),
+            *(_noise_note(noisy) if known is None else ()),
+            *_store.notes,
+        ),
+    )
+
+
+def _found_here(
+    num_outputs: Mapping[Signature, int],
+    on_progress: Callable[[float], None],
+    doubted_before: float | None,
+) -> tuple[Calibration, Mapping[Phase, float]]:
+    """Return what operators cost on this machine, and what Python adds to each.
+
+    Args:
+        num_outputs: of each operator, tensors that it returns.
+        on_progress: as for `calibrate`.
+        doubted_before: as for `calibrate`.
+    """
+    available = available_memory_bytes()
+    found = calibrate(
+        num_outputs,
+        timed=True,
+        store=_store,
+        max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
+        num_outputs=num_outputs,
+        doubted_before=doubted_before,
+        on_progress=on_progress,
+    )
+    return found, overhead_seconds(_store, doubted_before)
+
+
+def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
+    """Return what is known of operators on this machine's CPU, after a prediction has found it."""
+    return KnownCosts(operators=_store.read(signatures), overheads=overhead_seconds(_store))
+
+
+def _looked_up(num_outputs: Mapping[Signature, int], known: KnownCosts) -> Calibration:
+    found = Calibration()
+    for signature, number in num_outputs.items():
+        cost = known.operators.get(signature)
+        is_of_it = cost is not None and len(cost.output_bytes) == number
+        found[signature] = cost if is_of_it else None
+        if not is_of_it:
+            found.reasons[signature] = "it is not in the record"
+    return found
+
+
+def _recomputing(recording: Recording) -> Iterator[tuple[int, float]]:
+    """Yield the first operator of each recomputed module's call, and what Python takes for it."""
+    paths = list(recording.modules)
+    for call in recording.calls:
+        keeps = recording.recomputed.get(paths[call.module])
+        if keeps is not None and call.end > call.first:
+            yield call.first, python_seconds(1, call.end - call.first, keeps=keeps)
+
+
+def _seconds(cost: OperatorCost | None) -> float:
+    return 0.0 if cost is None or cost.seconds is None else cost.seconds
+
+
+def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> None:
+    """Fill in what is not known of step 0 from the same operators of step 1, in proportion."""
+    if program.differs:
+        return
+    fakes: dict[int, dict[int, int]] = defaultdict(dict)
+    for block in program.recording.blocks:
+        fakes[block.operator][block.output] = block.nbytes
+    share, slices = program.other_size / program.size, program.operator_slices()
+    for one, zero in program.partners.items():
+        for known, other in zip(range(*slices[one]), range(*slices[zero]), strict=True):
+            cost = costs[known]
+            if cost is not None and costs[other] is None:
+                costs[other] = _scaled(cost, share, fakes[known], fakes[other])
+
+
+def _scaled(
+    cost: OperatorCost, share: float, fake: dict[int, int], other: dict[int, int]
+) -> OperatorCost:
+    """Return a cost at a share of the size; outputs that fake tensors show rightly stay theirs."""
+    outputs = tuple(
+        other.get(index, 0) if nbytes == fake.get(index, 0) else round(nbytes * share)
+        for index, nbytes in enumerate(cost.output_bytes)
+    )
+    inside = cost.peak_bytes - sum(cost.output_bytes)
+    return OperatorCost(
+        output_bytes=outputs,
+        peak_bytes=sum(outputs) + (inside if inside <= SCALARS_BYTES else round(inside * share)),
+        seconds=None if cost.seconds is None else cost.seconds * share,
+    )
+
+
+def _effect(cost: OperatorCost, operator: Operator) -> Effect:
+    inside = cost.peak_bytes - sum(cost.output_bytes) - cost.kept_bytes
+    return Effect(
+        # alone it ran on other values, and returned another size
+        output_bytes=None if operator.by_values else cost.output_bytes,
+        workspace_bytes=max(inside, 0),
+        kept_bytes=cost.kept_bytes,
+    )
+
+
+def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
+    """Return what an operator may take beyond what is known of it: as much as it returns.
+
+    Where values decide how much a kernel takes, that may be as wrong as it is large.
+    """
+    if operator.signature is None:
+        return 0
+    if cost is not None and operator.signature[0] in BY_VALUES:
+        return max(0, cost.peak_bytes - sum(cost.output_bytes))
+    if cost is not None and not cost.extrapolated:
+        return 0
+    return sum(output.nbytes for output in operator.outputs)
+
+
+def _noisy_share(run: Sequence[Operator], found: Calibration) -> float:
+    """Return the share of the operators' time that was taken on a busy machine, 0..1."""
+    costs = [cost for o in run if o.signature and (cost := found[o.signature]) is not None]
+    every = sum(map(_seconds, costs))
+    return sum(_seconds(cost) for cost in costs if cost.is_noisy) / every if every > 0 else 0.0
+
+
+def _noise_note(share: float) -> list[str]:
+    if share < LEAST_NOISE:
+        return []
+    return [
+        f"{share:.0%} of the time comes of operators that were timed while other programs used the "
+        "processor, and may be too long; they are timed again by a later prediction, once the "
+        "machine is quiet, or all at once after memlab.forget_costs()."
+    ]
+
+
+def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
+    """Return the share of the operators' work whose time is not known, 0..1.
+
+    Work is counted from shapes, in seconds of a usual processor, so that large operators weigh
+    more than small ones.
+    """
+    every = unknown = 0.0
+    for operator in run:
+        assert operator.signature is not None
+        work = work_of(operator.signature, operator.outputs)
+        weight = work.flops / FLOPS_PER_SECOND + work.num_bytes / BYTES_PER_SECOND
+        every += weight
+        cost = found[operator.signature]
+        if cost is None or cost.seconds is None:
+            unknown += weight
+    return unknown / every if every else 0.0
+
+
+def _notes(recording: Recording, found: Calibration) -> list[str]:
+    names = {o.signature: o.name for o in recording.operators}
+    alone = sorted({names[signature] for signature in found.reasons})
+    smaller = sorted({names[s] for s, cost in found.items() if cost and cost.extrapolated})
+    notes = []
+    if alone:
+        notes.append(
+            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone, "
+            "would take too long alone, or is not in the record."
+        )
+    if smaller:
+        notes.append(
+            f"Too large to be run here, so extrapolated from smaller sizes: {', '.join(smaller)}."
+        )
+    by_values = sorted({names[signature] for signature in found if signature[0] in BY_VALUES})
+    if by_values:
+        notes.append(
+            f"Values that a prediction does not have decide the memory of {', '.join(by_values)}."
+        )
+    return notes

@@ -1,0 +1,105 @@
+"""Devices that memlab can measure on: the CPU and, through `torch.accelerator`, a CUDA card."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+from memlab.arguments.quoting import shown
+from memlab.arguments.units import KIB
+from memlab.errors import DeviceError
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """Return the device to run on; None means the accelerator if there is one, else the CPU.
+
+    Raises:
+        DeviceError: this machine has no such device; the message lists what it has.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None and accelerator.type != "cuda":
+        accelerator = None  # memory is metered on the CPU and on CUDA only
+    if device is None:
+        return torch.device(accelerator.type, 0) if accelerator else torch.device("cpu")
+    count = torch.accelerator.device_count() if accelerator else 0
+    here = ["cpu", *(f"cuda:{i}" for i in range(count))]
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        resolved = None
+    if resolved is not None and resolved.type == "cuda" and resolved.index is None:
+        resolved = torch.device("cuda", 0)
+    if (
+        resolved is None
+        or str(resolved).removesuffix(":0" if resolved.type == "cpu" else "") not in here
+    ):
+        said = shown(str(device) if isinstance(device, torch.device) else device)
+        raise DeviceError(
+            f"device={said} is not in this machine; allowed here is "
+            f"{', '.join(repr(name) for name in here)}, or None for the fastest of them"
+        )
+    return torch.device("cpu") if resolved.type == "cpu" else resolved
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work that was queued; nothing to wait for on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def describe(device: torch.device) -> str:
+    """Return the name of the processor or the card."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def available_memory_bytes() -> int | None:
+    """Return what this process could still take of the machine's or its container's memory."""
+    return _least(_meminfo("MemAvailable"), _cgroup_available())
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes the system has killed for memory since it started."""
+    return _field(Path("/proc/vmstat"), "oom_kill") or 0
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _meminfo(name: str) -> int | None:
+    kibibytes = _field(Path("/proc/meminfo"), f"{name}:")
+    return None if kibibytes is None else kibibytes * KIB
+
+
+def _cgroup(name: str) -> int | None:
+    """Return one number of this container (cgroup v2) in bytes; None where it has no limit."""
+    try:
+        return int((CGROUP / name).read_text())
+    except (OSError, ValueError):  # no such file, or the word "max"
+        return None
+
+
+def _cgroup_available() -> int | None:
+    limit, current = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is None or current is None:
+        return None
+    # file pages that are not in use are given back before anything fails
+    return limit - current + (_field(CGROUP / "memory.stat", "inactive_file") or 0)
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)

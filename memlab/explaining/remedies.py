@@ -1,0 +1,334 @@
+"""Which settings would lower a peak, and by how much: read off the result, nothing is run.
+
+Offered is what memlab has built, what this config can still take, and what acts at the peak. Bytes
+are estimated from the timeline: every instant is scaled as the technique would scale it, and the
+highest one is taken, since a peak may move. Where no scaling is known there is no number. On the
+zoo's four small models on a CPU the savings were as estimated to 0.3 % for optimizers, to 40 % for
+the rest, mostly to 5 %; of a few MiB they may be half. Whether a model breaks a graph is not known
+here: `measure` says it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.explaining import logits
+from memlab.explaining.holdings import blocks_pattern, patterns
+from memlab.result import Holding, StepResult
+from memlab.techniques import precision
+from memlab.techniques.compiling import compilation
+from memlab.techniques.loss import chunked_loss
+from memlab.techniques.optimizers import optimizers
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
+
+LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
+CHUNKS = 16  # of a loss: what is left of its logits is little beside anything else
+BUDGET = 0.5  # half of the activations that the plain step keeps
+# NVIDIA cards of compute capability below 8.0 have no bfloat16 arithmetic (CUDA C Programming
+# Guide, "Arithmetic Instructions")
+OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", re.IGNORECASE)
+# parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
+# often finds nothing to cut, and its workspace does not halve
+RECURRENT = ("rnn", "lstm", "gru")
+TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
+ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """A change of the settings that would lower the peak.
+
+    Attributes:
+        change: the `StepConfig` fields to set.
+        config: the config with that change, ready to be measured.
+        effect: what it does to the memory.
+        price: what it costs.
+        categories: what it frees.
+        within: pattern of the modules that it acts in; empty for all.
+        operators: whose blocks it frees; empty for all.
+        freed_bytes: about how much the peak would fall; None where that cannot be said.
+    """
+
+    change: Mapping[str, Any]
+    config: StepConfig
+    effect: str
+    price: str
+    categories: tuple[Category, ...]
+    within: str = ""
+    operators: tuple[str, ...] = ()
+    freed_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The change as it is written, such as "accumulation_steps=2"."""
+        return ", ".join(f"{field}={_text(value)}" for field, value in self.change.items())
+
+    def frees(self, category: Category, pattern: str, operator: str) -> bool:
+        """Return whether it acts on blocks of this category, place in the model and operator."""
+        is_there = f"{pattern}.".startswith(self.within)
+        is_its = not self.operators or operator in self.operators
+        return category in self.categories and is_there and is_its
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """What the estimates read; live bytes by category are (instants, len(CATEGORIES)) floats."""
+
+    result: StepResult
+    holdings: Sequence[Holding]
+    timeline: Timeline
+    live: npt.NDArray[np.float64]
+
+    @property
+    def config(self) -> StepConfig:
+        return self.result.config
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether all is computed in fp32: asked for, or as the model was built."""
+        is_built_so = self.result.parameter_formats in ((), FP32_FORMATS)  # older results have none
+        kind = self.config.precision
+        return kind is Precision.FP32 or (kind is Precision.AS_BUILT and is_built_so)
+
+    def at_peak(self, category: Category) -> int:
+        return int(self.live[self.timeline.peak_index, CATEGORIES.index(category)])
+
+    def has_operator(self, *names: str) -> bool:
+        """Return whether an operator with one of these in its name holds some of the peak."""
+        return any(name in holding.operator for holding in self.holdings for name in names)
+
+    def freed(self, factors: Mapping[Category, float]) -> int:
+        """Return by how much the peak falls if these categories are scaled at every instant."""
+        scaled = self.live * [factors.get(category, 1.0) for category in CATEGORIES]
+        return self.fall_to(scaled.sum(axis=1))
+
+    def fall_to(self, total: npt.NDArray[np.float64]) -> int:
+        return int(self.live.sum(axis=1).max() - total.max())
+
+
+def remedies(result: StepResult) -> tuple[Remedy, ...]:
+    """Return what would lower the peak of this result, most bytes first; it needs a timeline."""
+    timeline = result.timeline
+    if timeline is None or not len(timeline):
+        return ()
+    step = _Step(result=result, holdings=result.peak_holdings, timeline=timeline,
+                 live=timeline.bytes_by_category.astype(np.float64))  # fmt: skip
+    least = LEAST_SHARE * timeline.total_bytes.max()
+    found = [
+        remedy
+        for make in MAKERS
+        for remedy in make(step)
+        if _is_built(remedy.config)
+        and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
+        and (remedy.freed_bytes is None or remedy.freed_bytes > least)
+    ]
+    return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
+
+
+def _remedy(step: _Step, change: Mapping[str, Any], **facts: Any) -> Remedy:
+    return Remedy(change=change, config=replace(step.config, **change), **facts)
+
+
+def _accumulation(step: _Step) -> Iterator[Remedy]:
+    config = step.config
+    steps = min(2 * config.accumulation_steps, config.batch_size)
+    if steps == config.accumulation_steps or config.optimizer_in_backward:
+        return
+    change: dict[str, Any] = {"accumulation_steps": steps}
+    smaller = replace(config, **change).micro_batch_size / config.micro_batch_size
+    scaled = [Category.ACTIVATIONS, Category.TEMPORARIES]
+    if not step.result.device.startswith("cpu"):
+        scaled.append(Category.INPUTS)  # on a card only the micro-batch at work
+    live = step.live.copy()
+    in_batch = step.timeline.phase != PHASES.index(Phase.OPTIMIZER)
+    for category in scaled:
+        live[in_batch, CATEGORIES.index(category)] *= smaller
+    if config.accumulation_steps == 1:  # from the second micro-batch on the gradients stand
+        gradients = live[:, CATEGORIES.index(Category.GRADIENTS)]
+        newborn = np.maximum(np.diff(gradients, prepend=gradients[0]), 0)
+        gradients[in_batch] = gradients.max() + newborn[in_batch]
+    yield _remedy(
+        step,
+        change,
+        effect=f"micro-batches of {replace(config, **change).micro_batch_size} instead of "
+        f"{config.micro_batch_size}, so less is saved for each backward",
+        price="more and smaller kernels; equal gradients within rounding, unless BatchNorm or "
+        "dropout sees the smaller micro-batches",
+        categories=tuple(scaled),
+        freed_bytes=step.fall_to(live.sum(axis=1)),
+    )
+
+
+def _checkpointing(step: _Step) -> Iterator[Remedy]:
+    blocks = blocks_pattern(step.holdings)
+    if step.config.checkpointing is not Checkpointing.NONE or not blocks:
+        return
+    inside = _activations_by_block(step.holdings, blocks)
+    activations = step.at_peak(Category.ACTIVATIONS)
+    share = (sum(inside) - max(inside, default=0)) / activations if activations else 0.0
+    traced = bool(inside) or not compilation.is_compiled(step.config)
+    yield _remedy(
+        step,
+        {"checkpointing": Checkpointing.BLOCKS},
+        effect=f"of the blocks {blocks} only the input of each is kept, and one at a time is run "
+        "again",
+        price="one more forward of the blocks, about a third more compute",
+        categories=(Category.ACTIVATIONS,),
+        within=f"{blocks}.",
+        freed_bytes=step.freed({Category.ACTIVATIONS: 1.0 - share}) if traced else None,
+    )
+
+
+def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]:
+    """Return the bytes of activations in each repeated block."""
+    pattern_of, depth = patterns(holdings), blocks.count(".") + 1
+    sizes: dict[str, int] = {}
+    for holding in holdings:
+        is_inside = f"{pattern_of(holding.module)}.".startswith(f"{blocks}.")
+        if holding.category is Category.ACTIVATIONS and is_inside:
+            block = ".".join(holding.module.split(".")[:depth])
+            sizes[block] = sizes.get(block, 0) + holding.nbytes
+    return list(sizes.values())
+
+
+def _chunks(step: _Step) -> Iterator[Remedy]:
+    total, _ = logits.saved_logits(step.holdings)
+    if step.config.loss_chunks > 1 or not total:
+        return
+    live = logits.without_logits(step.timeline, step.live, step.holdings, CHUNKS)
+    yield _remedy(
+        step,
+        {"loss_chunks": CHUNKS},
+        effect="the logits, their log-softmax and their gradient are never whole",
+        price="one more product with the head; the logits must be what the last nn.Linear returns, "
+        "and only torch's cross_entropy may read them (memlab.measure tells)",
+        categories=(Category.ACTIVATIONS, Category.TEMPORARIES),
+        operators=logits.OPERATORS,
+        freed_bytes=step.fall_to(live.sum(axis=1)),
+    )
+
+
+def _mixed(step: _Step) -> Iterator[Remedy]:
+    # casting the weights takes half their bytes again, so there must be more to win
+    worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
+    if not step.is_fp32 or not worth_it:
+        return
+    kind = Precision.BF16_MIXED if _has_bf16(step.result) else Precision.FP16_MIXED
+    if kind is Precision.FP16_MIXED and step.result.device.startswith("cpu"):
+        return
+    yield _remedy(
+        step,
+        {"precision": kind},
+        effect="matrix products save 16-bit activations; the weights stay fp32, and a cast copy of "
+        "them lives through forward",
+        price=f"gradients within the rounding of {str(kind).removesuffix('-mixed')} (memlab.verify "
+        "tells); slower on a processor without such arithmetic",
+        categories=(Category.ACTIVATIONS,),
+    )
+
+
+def _bf16(step: _Step) -> Iterator[Remedy]:
+    kind = step.config.precision
+    if kind is Precision.AS_BUILT and not step.is_fp32:
+        return  # what halves is not known of a model in formats of its own
+    if kind in precision.MODEL_DTYPE or not _has_bf16(step.result):
+        return
+    halved = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
+    if step.is_fp32:
+        halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
+    # under autocast copies of the weights go too; the workspace of an RNN does not halve
+    can_say = step.is_fp32 and not step.has_operator(*RECURRENT)
+    yield _remedy(
+        step,
+        {"precision": Precision.BF16},
+        effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
+        + (", and so do activations" if step.is_fp32 else ""),
+        price="weights are rounded to 8 bits of mantissa, so small updates are lost; "
+        "precision='bf16-stochastic' keeps them, with fp32 states",
+        categories=tuple(halved),
+        freed_bytes=step.freed(dict.fromkeys(halved, 0.5)) if can_say else None,
+    )
+
+
+def _optimizer(step: _Step) -> Iterator[Remedy]:
+    if step.config.optimizer not in TWO_STATES:
+        return
+    yield _remedy(
+        step,
+        {"optimizer": Optimizer.ADAFACTOR},
+        effect="a row and a column of each matrix instead of two states as large as it",
+        price=ANOTHER_OPTIMIZER,
+        categories=(Category.OPTIMIZER_STATE,),
+        freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.0}),
+    )
+    yield _remedy(
+        step,
+        {"optimizer": Optimizer.SGD_MOMENTUM},
+        effect="one state a weight instead of two",
+        price=ANOTHER_OPTIMIZER,
+        categories=(Category.OPTIMIZER_STATE,),
+        freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.5}),
+    )
+
+
+def _in_backward(step: _Step) -> Iterator[Remedy]:
+    if step.config.optimizer_in_backward:
+        return
+    yield _remedy(
+        step,
+        {"optimizer_in_backward": True},
+        effect="each gradient is used and freed as soon as backward has it",
+        price="no clipping by the norm of all gradients; an optimizer for each parameter in Python",
+        categories=(Category.GRADIENTS,),
+    )
+
+
+def _budget(step: _Step) -> Iterator[Remedy]:
+    config = step.config
+    is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
+    if not is_plain or not step.holdings or step.has_operator(*RECURRENT):
+        return
+    yield _remedy(
+        step,
+        {"memory_budget": BUDGET},
+        effect="at most half of the activations are held, what is cheapest to recompute goes first",
+        price="a few percent of the step's time where pointwise operators hold most, up to a "
+        "second forward; memlab.predict tells",
+        categories=(Category.ACTIVATIONS,),
+    )
+
+
+def _has_bf16(result: StepResult) -> bool:
+    return not OLD_CARDS.search(f"{result.device} {result.versions.get('device_name', '')}")
+
+
+def _is_built(config: StepConfig) -> bool:
+    """Return whether no technique of this config is refused before a model is seen."""
+    nowhere = torch.device("meta")
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: precision.check(config.precision, nowhere),
+        lambda: optimizers.check(config, nowhere),
+        # of the device with all estimators: that of a result was possible where it was made
+        lambda: compilation.check(config, torch.device("cuda")),
+        lambda: chunked_loss.check(config),
+    )
+    try:
+        for check in checks:
+            check()
+    except UnsupportedError:
+        return False
+    return True
+
+
+MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward, _budget)
+
+
+def _text(value: Any) -> str:
+    return repr(str(value)) if isinstance(value, str) else str(value)

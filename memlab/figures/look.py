@@ -1,0 +1,300 @@
+"""The look of memlab's figures, and figures as SVG or PNG.
+
+Transparent ground and mid-grey ink hold on light and dark pages; positions that are not data are in
+points (1/72 inch). No pyplot and no rcParams: figures are drawn from several threads at once.
+What the figures show is in `plots.py`.
+"""
+
+import functools
+import html
+import io
+import itertools
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends import backend_svg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import MaxNLocator
+
+from memlab.arguments.checks import checked, count, number, of_type
+from memlab.arguments.quoting import printable
+from memlab.arguments.units import GIB, KIB, MIB, TIB
+from memlab.errors import ConfigError
+from memlab.result import Source, StepResult
+from memlab.trace import Category
+
+Size = tuple[float, float]
+SMALLEST_INCHES, LARGEST_INCHES = 0.5, 100.0
+FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH = 10, 2400
+MOST_PIXELS = 2**16 - 1  # along one side, of matplotlib's renderer
+INK = "#777677"  # text: contrast 4.5 on white, 4.2 on #111
+GRID = "#9e9d9e"
+LIMIT = "#d1384e"
+LINE, HALO = "#26262a", "#fdfefd"  # a line with its halo holds on any area
+FONT = "DejaVu Sans"  # ships with matplotlib; `to_svg` hands the choice to the page
+FONT_SIZE = 9.0
+POINTS = 72
+PAGE_COLORS = {
+    INK: f"var(--jp-ui-font-color1, {INK})",
+    GRID: f"var(--jp-border-color2, {GRID})",
+    LINE: f"var(--jp-ui-font-color0, {LINE})",
+    HALO: f"var(--jp-layout-color1, {HALO})",
+}
+# Okabe and Ito's colour-blind-safe palette, softened; bottom to top, the standing ones first.
+CATEGORY_COLORS: dict[Category, str] = {
+    Category.PARAMETERS: "#3c7fb5",
+    Category.BUFFERS: "#8b98a5",
+    Category.OPTIMIZER_STATE: "#bd87ae",
+    Category.INPUTS: "#e2d265",
+    Category.GRADIENTS: "#35967a",
+    Category.ACTIVATIONS: "#e6a33e",
+    Category.TEMPORARIES: "#86c3e6",
+}
+CATEGORY_LABELS: dict[Category, str] = {
+    category: str(category).replace("_", " ") for category in CATEGORY_COLORS
+}
+STACK = tuple(CATEGORY_COLORS)  # bottom to top
+_svg_ids = itertools.count()
+
+
+class Picture(Figure):
+    """A figure that shows itself as the last line of a cell, without a pyplot backend."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
+def new_figure(size: Size) -> Figure:
+    """Return an empty transparent figure of this size in inches."""
+    figure = Picture(figsize=size, dpi=100)
+    figure.patch.set_alpha(0.0)
+    return figure
+
+
+def canvas(figure: Figure) -> Axes:
+    """Return bare axes over the whole figure whose data units are points, origin lower left."""
+    width, height = figure.get_size_inches() * POINTS
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), label="canvas", zorder=5)
+    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.set_axis_off()
+    _remember_place(axes)
+    return axes
+
+
+def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float, float]) -> Axes:
+    """Return quiet axes with these margins in points: left, bottom, right, top."""
+    width, height = figure.get_size_inches() * POINTS
+    left, bottom, right, top = margins
+    # of a picture that is too small for its margins a point is left
+    inner = max(width - left - right, 1.0), max(height - bottom - top, 1.0)
+    axes = figure.add_axes(
+        (left / width, bottom / height, inner[0] / width, inner[1] / height),
+        label=label,
+    )  # fmt: skip
+    axes.patch.set_alpha(0.0)
+    _remember_place(axes)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.tick_params(
+        colors=GRID, labelcolor=INK, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0
+    )
+    return axes
+
+
+def _remember_place(axes: Axes) -> None:
+    """Build the transform of the ground once: every artist asks for it, to be clipped to it."""
+    transform = axes.patch.get_transform()
+    axes.patch.get_transform = lambda: transform  # type: ignore[method-assign]
+
+
+def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
+    """Write plain text (a "$" is a dollar) in the figures' ink and font."""
+    defaults = {"color": INK, "fontfamily": FONT, "fontsize": FONT_SIZE, "va": "center"}
+    lines = "\n".join(map(printable, text.split("\n")))
+    return axes.text(x, y, lines, **{**defaults, "parse_math": False, **style})
+
+
+def name_ticks(axes: Axes, which: str, places: Sequence[float], names: Sequence[str]) -> None:
+    """Write plain text (a "$" is a dollar) at places on the "x" or "y" axis."""
+    set_ticks = getattr(axes, f"set_{which}ticks")
+    set_ticks(places, list(map(printable, names)), parse_math=False)
+
+
+def text_width(text: str, font_size: float = FONT_SIZE) -> float:
+    """Return about how many points wide the text is, rather more than less."""
+    return 0.6 * font_size * len(text)
+
+
+def shorten(text: str, width: float, font_size: float = FONT_SIZE) -> str:
+    """Return the text, its middle cut out where it is wider than `width` points."""
+    text = printable(text)
+    most = max(3, int(width / (0.6 * font_size)))
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return text[: most - 1 - tail] + "…" + text[len(text) - tail :]
+
+
+def box_points(axes: Axes) -> tuple[float, float, float, float]:
+    """Return left, bottom, width and height of the axes in points."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width, height = figure.get_size_inches() * POINTS
+    box = axes.get_position()
+    return box.x0 * width, box.y0 * height, box.width * width, box.height * height
+
+
+def origin(results: Sequence[StepResult]) -> str:
+    """Return how and where the numbers were got, such as "measured, cpu"."""
+    sources = sorted({str(r.source) for r in results})
+    devices = sorted({r.device for r in results})
+    if Source.RECORDED in sources:  # as the devices say too
+        devices = sorted({device.removesuffix(f", {Source.RECORDED}") for device in devices})
+    return f"{' and '.join(sources)}, {devices[0] if len(devices) == 1 else 'several devices'}"
+
+
+def byte_axis(axes: Axes, name: str, top: float) -> str:
+    """Set ticks at powers of two on the "x" or "y" axis up to `top` bytes; return their unit."""
+    units = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}
+    unit = next((name for name, factor in units.items() if top >= 2 * factor), "B")
+    factor = units[unit]
+    step = factor * 2 ** max(0, math.ceil(math.log2(max(top, 1) / factor / 5)))
+    ticks = [i * step for i in range(int(top // step) + 1)]
+    getattr(axes, f"set_{name}ticks")(ticks, [str(tick // factor) for tick in ticks])
+    axes.grid(axis=name, color=GRID, linewidth=0.5, alpha=0.45)  # type: ignore[arg-type]
+    return unit
+
+
+def second_axis(axes: Axes, slowest: float) -> str:
+    """Label the ticks of the x axis in s, ms or us, as fits `slowest` seconds; return the unit."""
+    unit, factor = next(
+        ((unit, f) for unit, f in (("s", 1.0), ("ms", 1e-3)) if slowest >= f), ("us", 1e-6)
+    )
+    ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(0, slowest)
+    ticks = [tick for tick in ticks if tick <= axes.get_xlim()[1]]
+    axes.set_xticks(ticks, [f"{tick / factor:g}" for tick in ticks])
+    axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
+    return unit
+
+
+def write_title(figure: Figure, text: str) -> None:
+    """Write what the numbers are above the axes, at the left."""
+    width, height = figure.get_size_inches()
+    overlay = canvas(figure)
+    write(overlay, 6, height * POINTS - 8, shorten(text, width * POINTS - 10))
+
+
+def inches(name: str, value: Any) -> Size:
+    """Return the size of a figure, width and height.
+
+    Raises:
+        ConfigError: it is none, or so small or large that no picture can be drawn.
+    """
+    width, height = of_type(name, value, Size)
+    rule = number(SMALLEST_INCHES, LARGEST_INCHES)
+    return rule(f"{name}[0]", width), rule(f"{name}[1]", height)
+
+
+@checked(size=inches)
+def placeholder(text: str, *, size: Size) -> Figure:
+    """Return a figure that only says something, wrapped to its width."""
+    figure = new_figure(size)
+    width, height = size[0] * POINTS, size[1] * POINTS
+    per_line = max(10, int((width - 40) / (0.55 * FONT_SIZE)))
+    lines = textwrap.wrap(text, per_line, placeholder=" …",
+                          max_lines=max(1, int((height - 16) / (1.4 * FONT_SIZE))))  # fmt: skip
+    write(canvas(figure), width / 2, height / 2, "\n".join(lines), ha="center", linespacing=1.4)
+    return figure
+
+
+@checked(dpi=count(FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH))
+def to_png(figure: Figure, *, dpi: int = 120) -> bytes:
+    """Return the figure as a transparent PNG whose mid-grey ink holds on white and on dark.
+
+    Raises:
+        ConfigError: `dpi` is no number of dots, or gives more of them than can be drawn.
+    """
+    if max(figure.get_size_inches()) * dpi > MOST_PIXELS:
+        raise ConfigError(
+            f"dpi={dpi} gives this figure more than {MOST_PIXELS} pixels along a side; lower dpi"
+        )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, transparent=True)
+    return buffer.getvalue()
+
+
+class _TextRenderer(backend_svg.RendererSVG):
+    """Text stays text whatever `svg.fonttype` says, which is global and so not ours to set."""
+
+    _draw_text_as_path = backend_svg.RendererSVG._draw_text_as_text
+
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: bool | str
+    ) -> tuple[float, float, float]:
+        # matplotlib remembers sizes by renderer, and here each picture has its own
+        return _text_size(s, prop.copy(), ismath)
+
+
+@functools.lru_cache(4096)
+def _text_size(text: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
+    size: tuple[float, float, float] = text_to_path.get_text_width_height_descent(
+        text, prop, ismath
+    )
+    return size
+
+
+@checked()
+def to_svg(figure: Figure, *, label: str) -> str:
+    """Return the figure as inline SVG for HTML: as wide as its container, in the page's colours.
+
+    Text takes the font and colour of JupyterLab's theme where there is one, the figure's own ink
+    elsewhere. Ids differ from call to call, so that many figures can stand on one page.
+
+    Args:
+        figure: of this module or `plots`.
+        label: what a screen reader says in place of the picture.
+    """
+    width, height = figure.get_size_inches() * POINTS
+    buffer, dpi = io.StringIO(), figure.dpi
+    figure.dpi = POINTS  # SVG units are points
+    try:
+        renderer = _TextRenderer(width, height, buffer, image_dpi=POINTS)  # type: ignore[no-untyped-call]
+        figure.draw(renderer)
+        renderer.finalize()  # type: ignore[no-untyped-call]
+    finally:
+        figure.dpi = dpi
+    body = buffer.getvalue()
+    body = body[body.index(">", body.index("<svg")) + 1 :]  # from here to "</svg>"
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
+    body = _unique_ids(re.sub(r"(\.\d\d)\d+", r"\1", body))
+    for color, on_page in PAGE_COLORS.items():
+        body = body.replace(color, on_page)
+    body = body.replace(f"'{FONT}'", "var(--jp-ui-font-family, sans-serif)")
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'width="100%" viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="xMidYMid meet" '
+        f'role="img" aria-label="{html.escape(label)}" '
+        'style="stroke-linejoin: round; stroke-linecap: butt; font-family: inherit">' + body.strip()
+    )
+
+
+def _unique_ids(body: str) -> str:
+    """Drop the ids that nothing refers to; number the others, unlike in any other call."""
+    prefix = f"memlab{next(_svg_ids)}"
+    used = dict.fromkeys(re.findall(r'(?:url\(#|href="#)([^)"]+)', body))
+    names = {name: f"{prefix}-{i}" for i, name in enumerate(used)}
+
+    def rename(match: re.Match[str]) -> str:
+        return f' id="{names[match[1]]}"' if match[1] in names else ""
+
+    body = re.sub(r'\sid="([^"]+)"', rename, body)
+    return re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + names[m[2]], body)

@@ -1,0 +1,328 @@
+"""The peak map: what holds the peak as a treemap. It is public as `plots.peak_map`.
+
+Areas are bytes: a region a category, in it a tile a place in the model, repeated blocks as one
+("h.*.mlp"). The layout is the squarified treemap of Bruls, Huizing and van Wijk (2000). What is too
+small for a tile of its own is "other"; what is too small for a name is named under the map.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from memlab.arguments.checks import checked
+from memlab.arguments.units import format_bytes
+from memlab.explaining.holdings import BY_PARAMETER, patterns
+from memlab.figures.look import (
+    CATEGORY_COLORS,
+    CATEGORY_LABELS,
+    LIMIT,
+    STACK,
+    Size,
+    canvas,
+    inches,
+    new_figure,
+    origin,
+    placeholder,
+    shorten,
+    text_width,
+    write,
+)
+from memlab.result import Holding, Outcome, StepResult, format_percent
+from memlab.trace import Category
+
+MOST_TILES = 9  # of a category
+SPLIT_ABOVE = 0.03  # of the peak: a larger tile is told by the modules within it
+LEAST_TILE = 0.006  # of the peak: what is smaller goes to "other"
+HEADER, LINE_HEIGHT, GAP = 16.0, 12.0, 1.6  # points
+SMALL = 8.0  # font size within tiles
+BOLD = 1.12  # width of bold text over that of plain text, at most
+
+Box = tuple[float, float, float, float]  # left, bottom, width, height in points
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A place in the model, all the places within it, and what they hold together."""
+
+    name: str
+    nbytes: int = 0
+    within: dict[str, "_Node"] = field(default_factory=dict)
+
+    def add(self, parts: Sequence[str], nbytes: int) -> None:
+        self.nbytes += nbytes
+        if parts:
+            name = f"{self.name}.{parts[0]}".lstrip(".")
+            self.within.setdefault(parts[0], _Node(name)).add(parts[1:], nbytes)
+
+    def parts(self) -> list["_Node"]:
+        """Return the places within, and what the place holds itself as one of its own name."""
+        own = self.nbytes - sum(node.nbytes for node in self.within.values())
+        return [*self.within.values(), *([_Node(self.name, own)] if own else [])]
+
+
+@checked(size=inches)
+def peak_map(
+    result: StepResult, *, limit_bytes: int | None = None, size: Size = (9.0, 4.6)
+) -> Figure:
+    """Return what holds the peak as nested areas: categories, and in them the places of the model.
+
+    Args:
+        result: without a breakdown of its peak, its message is shown instead; without holdings the
+            categories alone are.
+        limit_bytes: named beside the peak; by default the limit that the result ran under.
+        size: in inches.
+    """
+    peak, by_category = result.peak_allocated_bytes, result.peak_by_category
+    if not peak or by_category is None:
+        return placeholder(result.message, size=size)
+    figure = new_figure(size)
+    overlay = canvas(figure)
+    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    _write_title(overlay, result, peak, limit_bytes or result.memory_limit_bytes)
+    sizes = {c: by_category.get(c, 0) for c in STACK if by_category.get(c, 0)}
+    ranked = sorted(sizes, key=lambda category: -sizes[category])
+    boxes = squarified([sizes[c] for c in ranked], (6.0, 20.0, width - 12, height - 40))
+    unnamed, pattern_of = [], patterns(result.peak_holdings)
+    for category, box in zip(ranked, boxes, strict=True):
+        held = [holding for holding in result.peak_holdings if holding.category is category]
+        tiles = _tiles(held, pattern_of, peak)
+        if not _draw_category(overlay, category, box, tiles, sizes[category], peak):
+            unnamed.append((category, sizes[category]))
+    _draw_unnamed(overlay, unnamed)
+    return figure
+
+
+def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
+    """Return a rectangle for each size, the largest first, that fill the box, as square as may be.
+
+    Each row is filled along the shorter side for as long as its worst aspect ratio gets better.
+    """
+    total = sum(sizes)
+    if not sizes or total <= 0:
+        return []
+    left, bottom, width, height = box
+    areas = [size / total * width * height for size in sizes]
+    boxes: list[Box] = []
+    while areas:
+        short = min(width, height)
+        count = 1
+        while count < len(areas) and _worst(areas[: count + 1], short) <= _worst(
+            areas[:count], short
+        ):
+            count += 1
+        row, areas = areas[:count], areas[count:]
+        thick = sum(row) / short if short else 0.0
+        along = 0.0
+        for area in row:
+            long = area / thick if thick else 0.0
+            if width >= height:  # a column at the left, from the top
+                boxes.append((left, bottom + height - along - long, thick, long))
+            else:  # a row at the top, from the left
+                boxes.append((left + along, bottom + height - thick, long, thick))
+            along += long
+        if width >= height:
+            left, width = left + thick, max(width - thick, 0.0)
+        else:
+            height = max(height - thick, 0.0)
+    return boxes
+
+
+def _worst(areas: Sequence[float], short: float) -> float:
+    """Return the worst aspect ratio of these areas laid in one row along the short side."""
+    thick = sum(areas) / short if short else 0.0
+    if not thick or not min(areas):
+        return float("inf")
+    return max(max(area / thick / thick, thick * thick / area) for area in areas)
+
+
+def _tiles(
+    held: Sequence[Holding], pattern_of: Callable[[str], str], peak: int
+) -> list[tuple[str, int]]:
+    """Return name and bytes of the places in these holdings, the largest first, then the rest.
+
+    What is in no module goes by its operator; if that is all that there is to say, nothing is said.
+    """
+    if len({holding.operator for holding in held}) < 2 and not any(h.module for h in held):
+        return []
+    root = _Node("")
+    modules = [_module(holding) for holding in held]
+    places = Counter(pattern_of(module) for module in set(modules))
+    for holding, module in zip(held, modules, strict=True):
+        pattern = pattern_of(module)
+        path = pattern if places[pattern] > 1 else module
+        operator = holding.operator.rpartition("::")[2] or "no module"
+        root.add(path.split(".") if path else [operator], holding.nbytes)
+    shown = _split(root, peak)
+    large = [node for node in shown if node.nbytes >= LEAST_TILE * peak][:MOST_TILES]
+    left = root.nbytes - sum(node.nbytes for node in large)
+    tiles = [(_short(node.name), node.nbytes) for node in large]
+    return [*tiles, ("other", left)] if left and large else tiles
+
+
+def _module(holding: Holding) -> str:
+    """Return the module that holds it; of a parameter the one that it belongs to."""
+    if holding.category in BY_PARAMETER:
+        return holding.module.rpartition(".")[0] or holding.module
+    return holding.module
+
+
+def _split(root: _Node, peak: int) -> list[_Node]:
+    """Return places that cover the root, a large one told by its parts while tiles are left."""
+    shown, whole = root.parts(), set()
+    while True:
+        candidates = [n for n in shown if n.within and id(n) not in whole]
+        largest = max(candidates, key=lambda node: node.nbytes, default=None)
+        if largest is None:
+            break
+        parts = largest.parts()
+        chain = len(parts) == 1  # one way to go on: deeper costs no tile
+        if not chain and (
+            len(shown) + len(parts) - 1 > 2 * MOST_TILES or largest.nbytes < SPLIT_ABOVE * peak
+        ):
+            whole.add(id(largest))
+            continue
+        shown = [node for node in shown if node is not largest] + parts
+    return sorted(shown, key=lambda node: -node.nbytes)
+
+
+def _short(path: str) -> str:
+    """Return a path from the repeated blocks on, or its last two names."""
+    parts = path.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part == "*" or part.isdecimal()), None)
+    return ".".join(parts[-2:] if not numbered else parts[numbered - 1 :])
+
+
+def _draw_category(
+    overlay: Axes,
+    category: Category,
+    box: Box,
+    tiles: Sequence[tuple[str, int]],
+    nbytes: int,
+    peak: int,
+) -> bool:
+    """Draw a category with its tiles; return whether there was room to name it."""
+    left, bottom, width, height = _inset(box, GAP)
+    color, name = CATEGORY_COLORS[category], CATEGORY_LABELS[category]
+    overlay.add_artist(Rectangle((left, bottom), width, height, facecolor=color, linewidth=0,
+                                 label=name))  # fmt: skip
+    lines = _headings(name, nbytes, peak, (width, height))
+    ink = text_on(color)
+    style = {"color": ink, "weight": "bold"}
+    header = HEADER + LINE_HEIGHT * (len(lines) - 1)
+    if not tiles or height < header + LINE_HEIGHT + 6 or width < 40:
+        middle = bottom + height / 2 + LINE_HEIGHT * (len(lines) - 1) / 2
+        for i, line in enumerate(lines):
+            write(overlay, left + width / 2, middle - LINE_HEIGHT * i, line, ha="center", **style)
+        return format_bytes(nbytes) in "".join(lines)
+    for i, line in enumerate(lines):
+        write(overlay, left + 5, bottom + height - HEADER / 2 - 1 - LINE_HEIGHT * i, line, **style)
+    inner = (left + 2, bottom + 2, width - 4, height - header - 2)
+    boxes = squarified([size for _, size in tiles], inner)
+    for i, ((tile, size), at) in enumerate(zip(tiles, boxes, strict=True)):
+        _draw_tile(overlay, tile, size, at, _tone(color, i, tile), peak)
+    return format_bytes(nbytes) in "".join(lines)
+
+
+def _headings(name: str, nbytes: int, peak: int, room: tuple[float, float]) -> list[str]:
+    """Return a category's name, bytes and share in as many lines as fit; none if not even one."""
+    size, share = format_bytes(nbytes), format_percent(nbytes / peak)
+    width, height = room[0] - 8, room[1]
+    for lines in (
+        [f"{name}  {size}  {share}"], [f"{name}  {size}"], [name, f"{size}  {share}"],
+        [name, size], [name],
+    ):  # fmt: skip
+        fits = BOLD * max(map(text_width, lines)) < width
+        if fits and height >= HEADER + (LINE_HEIGHT if len(lines) > 1 else 0):
+            return lines
+    return []
+
+
+def _draw_tile(overlay: Axes, name: str, nbytes: int, box: Box, color: str, peak: int) -> None:
+    left, bottom, width, height = _inset(box, 0.6)
+    overlay.add_artist(Rectangle((left, bottom), width, height, facecolor=color, linewidth=0,
+                                 label=name))  # fmt: skip
+    room = width - 6
+    style = {"ha": "center", "color": text_on(color), "fontsize": SMALL}
+    x, y = left + width / 2, bottom + height / 2
+    size, share = format_bytes(nbytes), format_percent(nbytes / peak)
+    below = next((t for t in (f"{size}  {share}", size) if text_width(t, SMALL) < room), "")
+    title = _tail(name, room)
+    if title and below and height > 2 * LINE_HEIGHT:
+        write(overlay, x, y + LINE_HEIGHT / 2, title, **style)
+        write(overlay, x, y - LINE_HEIGHT / 2, below, **style)
+    elif height > LINE_HEIGHT and (title or below):
+        both = f"{title}  {size}"
+        line = both if title and text_width(both, SMALL) < room else title or below
+        write(overlay, x, y, line, **style)
+
+
+def _tail(path: str, room: float) -> str:
+    """Return the path, or as many of its last modules as fit; empty if not even the last does."""
+    parts = path.split(".")
+    names = (path, *("…" + ".".join(parts[i:]) for i in range(1, len(parts))))
+    cut = shorten(parts[-1], room, SMALL)
+    fallback = cut if len(cut) > 5 and text_width(cut, SMALL) < room else ""
+    return next((name for name in names if text_width(name, SMALL) < room), fallback)
+
+
+def _tone(color: str, index: int, name: str) -> str:
+    """Return the category's colour, lighter; neighbours in order differ, "other" is the palest."""
+    white = 0.5 if name == "other" else 0.16 + 0.12 * (index % 3)
+    red, green, blue = (c + (1 - c) * white for c in to_rgb(color))
+    return to_hex((red, green, blue))
+
+
+def text_on(color: str) -> str:
+    """Return black or white, whichever reads better on this colour."""
+    red, green, blue = (c**2.2 for c in to_rgb(color))
+    return "#141414" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "#ffffff"
+
+
+def _inset(box: Box, gap: float) -> Box:
+    left, bottom, width, height = box
+    return left + gap / 2, bottom + gap / 2, max(width - gap, 0.0), max(height - gap, 0.0)
+
+
+def _write_title(overlay: Axes, result: StepResult, peak: int, limit: int | None) -> None:
+    right, top = overlay.get_xlim()[1] - 6, overlay.get_ylim()[1] - 9
+    ended = ", out of memory" if result.outcome is Outcome.OUT_OF_MEMORY else ""
+    text = f"peak {format_bytes(peak)} allocated{ended} ({origin([result])})"
+    room = right - 6
+    if limit is not None:
+        over = peak > limit
+        said = f"{format_bytes(abs(limit - peak))} {'over' if over else 'below'} the limit of " \
+            f"{format_bytes(limit)}"  # fmt: skip
+        if text_width(f"{text}  {said}") < room:
+            write(overlay, right, top, said, ha="right", **({"color": LIMIT} if over else {}))
+            room -= text_width(f"{said}  ")
+    texts = (*(f"{text} in {place}" for place in _places(result)), text)
+    write(overlay, 6, top, next((t for t in texts if text_width(t) < room), shorten(text, room)))
+
+
+def _places(result: StepResult) -> list[str]:
+    """Return where the peak is, ever shorter."""
+    if result.peak_place is None:
+        return []
+    place = replace(result.peak_place, operator="")
+    parts = place.module.split(".")
+    tails = ["…" + ".".join(parts[i:]) for i in range(1, len(parts))]
+    places = (result.peak_place, place, *(replace(place, module=tail) for tail in tails))
+    return [str(place) for place in places]
+
+
+def _draw_unnamed(overlay: Axes, categories: Sequence[tuple[Category, int]]) -> None:
+    """Name under the map what was too small to be named in it, the largest first, as fits."""
+    x = 6.0
+    for category, nbytes in categories:
+        text = f"{CATEGORY_LABELS[category]} {format_bytes(nbytes)}"
+        if x + 14 + text_width(text) > overlay.get_xlim()[1]:
+            break
+        swatch = Rectangle((x, 5), 8, 8, facecolor=CATEGORY_COLORS[category], linewidth=0)
+        overlay.add_artist(swatch)
+        write(overlay, x + 12, 8.5, text)
+        x += 24 + text_width(text)

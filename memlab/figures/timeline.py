@@ -1,0 +1,349 @@
+"""The timeline: live bytes of one step, stacked by category. It is public as `plots.timeline`.
+
+It draws what a result holds and computes no memory of its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon, Rectangle
+
+from memlab.arguments.checks import checked
+from memlab.arguments.units import format_bytes
+from memlab.figures.look import (
+    CATEGORY_COLORS,
+    CATEGORY_LABELS,
+    GRID,
+    HALO,
+    INK,
+    LIMIT,
+    LINE,
+    POINTS,
+    STACK,
+    Size,
+    box_points,
+    byte_axis,
+    canvas,
+    data_axes,
+    inches,
+    new_figure,
+    origin,
+    placeholder,
+    shorten,
+    text_width,
+    write,
+)
+from memlab.result import StepResult, signed_percent
+from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
+
+COLUMNS = 720  # about one a point of the widest figure
+OPTIMIZER_SHARE = 0.2  # of the time axis, at most: a loop over parameters is long and flat
+PHASE_TONES = {Phase.DATA: 0.1, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stretch:
+    """One phase of one micro-batch on the time axis, 0..1."""
+
+    phase: Phase
+    micro_batch: int
+    start: float
+    end: float
+
+
+@checked(size=inches)
+def timeline(
+    result: StepResult,
+    *,
+    limit_bytes: int | None = None,
+    measured: StepResult | None = None,
+    compare: StepResult | None = None,
+    compare_label: str = "",
+    size: Size = (9.0, 3.4),
+) -> Figure:
+    """Return the live bytes of one step, stacked by category, with its peak and its limit.
+
+    The horizontal axis is the step's operators in order, its optimizer phase squeezed to a fifth.
+    Long timelines are thinned to the highest instant of each column, so the peak is exact.
+
+    Args:
+        result: without a timeline, its message is shown instead.
+        limit_bytes: drawn as a dashed line; above twice the peak it is only named.
+        measured: the same step as it was measured, whose total is drawn as a line over the
+            prediction that `result` is; the key says its peak and the signed error.
+        compare: another result, whose total is drawn as a dashed line over its own step.
+        compare_label: its name in the key; by default the settings in which it differs.
+        size: in inches; below 6.4 the key moves under the picture.
+    """
+    if result.timeline is None or not len(result.timeline):
+        return placeholder(result.message, size=size)
+    lines = [(r.timeline, style) for r, style in ((measured, "-"), (compare, "--"))
+             if r is not None and r.timeline is not None]  # fmt: skip
+    figure, beside = new_figure(size), size[0] >= 6.4
+    rows = _key_rows(result, measured, compare, compare_label)
+    under = (0 if beside else math.ceil(len(rows) / 2)) + bool(result.timeline.micro_batch.max())
+    margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
+    axes = data_axes(figure, "timeline", margins=margins)
+    every = [result.timeline, *(line for line, _ in lines)]
+    top = max(int(line.total_bytes.max()) for line in every)
+    shown_limit = limit_bytes if limit_bytes is not None and limit_bytes <= 2 * top else None
+    axes.set(xlim=(0, 1), ylim=(0, 1.12 * max(top, shown_limit or 0, 1)))
+    unit = byte_axis(axes, "y", axes.get_ylim()[1])
+    _draw_stack(axes, result.timeline, shown_limit)
+    for line, style in lines:
+        _draw_total(axes, line, style)
+    overlay = canvas(figure)
+    sources = [result] if measured is None else [result, measured]
+    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)})")
+    _mark_phases(axes, overlay, result.timeline)
+    _mark_peak(axes, overlay, result)
+    if limit_bytes:
+        what = "" if result.peak_reserved_bytes is None else " of reserved bytes"
+        _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
+    _draw_key(overlay, rows, beside=beside)
+    return figure
+
+
+def _positions(timeline: Timeline) -> npt.NDArray[np.float64]:
+    """Return where each instant lies in the step, 0..1: by operator, then by order within it."""
+    _, first, inverse, counts = np.unique(
+        timeline.operator, return_index=True, return_inverse=True, return_counts=True
+    )
+    within = (np.arange(len(timeline)) - first[inverse]) / counts[inverse]
+    x: npt.NDArray[np.float64]
+    x = (timeline.operator - timeline.operator[0] + within) / (np.ptp(timeline.operator) + 1)
+    others = np.flatnonzero(timeline.phase != PHASES.index(Phase.OPTIMIZER))
+    last = others[-1] + 1 if len(others) else 0  # in backward there may be updates before it
+    if last >= len(x) or not 0 < x[last] < 1 - OPTIMIZER_SHARE:
+        return x
+    begin = x[last]
+    x = np.interp(x, [0, begin, 1], [0, 1 - OPTIMIZER_SHARE, 1])
+    return x
+
+
+def _thin(timeline: Timeline) -> npt.NDArray[np.intp]:
+    """Return the first highest instant of each of at most `COLUMNS` equal runs of instants."""
+    total = timeline.total_bytes
+    width = -(-len(total) // COLUMNS)
+    padded = np.full(-(-len(total) // width) * width, -1)
+    padded[: len(total)] = total
+    rows: npt.NDArray[np.intp]
+    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
+    return rows
+
+
+def _stairs(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the corners of a curve that holds each value until the next instant, and to 1."""
+    kept = np.flatnonzero(np.diff(y, prepend=y[0] - 1))
+    edges = np.append(x[kept], 1.0)
+    edges[0] = 0.0
+    return np.repeat(edges, 2)[1:-1], np.repeat(y[kept], 2)
+
+
+def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
+    """Draw every category's upper edge as a polygon down to zero, the highest first."""
+    rows = _thin(timeline)
+    x = _positions(timeline)[rows]
+    columns = [CATEGORIES.index(category) for category in STACK]
+    tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
+    for k in reversed(range(len(STACK))):
+        if timeline.bytes_by_category[:, columns[k]].any():
+            color, name = CATEGORY_COLORS[STACK[k]], CATEGORY_LABELS[STACK[k]]
+            _area(axes, *_stairs(x, tops[:, k]), facecolor=color, label=name)
+    if limit is not None and tops[:, -1].max() > limit:
+        xs, ys = _stairs(x, tops[:, -1])
+        _area(axes, xs, np.maximum(ys, limit), base=limit, facecolor="none", edgecolor=LIMIT,
+              hatch="////", label="over the limit")  # fmt: skip
+
+
+def _area(
+    axes: Axes,
+    x: npt.NDArray[np.float64],
+    y: npt.NDArray[np.int64],
+    *,
+    base: int = 0,
+    **style: Any,
+) -> None:
+    """Fill from the curve down to `base`; `axes.fill` would spend 6 ms on limits we know."""
+    corners = np.column_stack((np.r_[0, x, 1], np.r_[base, y, base]))
+    patch = Polygon(corners, closed=True, linewidth=0, zorder=2, **style)
+    axes.add_artist(patch).set_clip_path(axes.patch)
+
+
+def _draw_total(axes: Axes, timeline: Timeline, style: str) -> None:
+    rows = _thin(timeline)
+    xs, ys = _stairs(_positions(timeline)[rows], timeline.total_bytes[rows])
+    _line(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
+    dashes: Any = (0, (4, 2)) if style == "--" else "-"
+    label = "compare" if style == "--" else "measured"
+    _line(axes, xs, ys, color=LINE, linewidth=1.2, linestyle=dashes, zorder=4, label=label)
+
+
+def _line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
+    """Draw a line; `axes.plot` would spend 2 ms on limits that are set already."""
+    axes.add_artist(Line2D(x, y, **style))
+
+
+def _stretches(timeline: Timeline) -> list[_Stretch]:
+    """Return the phases of the step in order, with where they begin and end."""
+    x = _positions(timeline)
+    step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
+    begins = np.r_[0, np.flatnonzero(step) + 1]
+    edges = np.r_[0.0, x[begins[1:]], 1.0]
+    return [
+        _Stretch(
+            phase=PHASES[timeline.phase[begin]],
+            micro_batch=int(timeline.micro_batch[begin]),
+            start=float(start),
+            end=float(end),
+        )
+        for begin, (start, end) in zip(begins, pairwise(edges), strict=True)
+    ]
+
+
+def _mark_phases(axes: Axes, overlay: Axes, timeline: Timeline) -> None:
+    """Mark phases by a strip of tones under the axis, named where the name fits."""
+    left, bottom, width, _ = box_points(axes)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    stretches = _stretches(timeline)
+    names = _phase_names(stretches, width)
+    for s in stretches:
+        start, room, name = left + s.start * width, (s.end - s.start) * width, str(s.phase)
+        overlay.add_artist(Rectangle((start, bottom - 6), max(room - 0.7, 0.3), 4, color=INK,
+                                    alpha=PHASE_TONES.get(s.phase, 0.1), linewidth=0))  # fmt: skip
+        name = names.get(s.phase, name)
+        if name and room > text_width(name):
+            write(overlay, start + room / 2, bottom - 14, name, ha="center")
+    spans: dict[int, tuple[float, float]] = {}
+    for s in stretches:
+        if s.phase is not Phase.OPTIMIZER:
+            spans[s.micro_batch] = (spans.get(s.micro_batch, (s.start,))[0], s.end)
+    if timeline.micro_batch.max() and spans:
+        _mark_micro_batches(axes, overlay, spans, below=27 if names[Phase.FORWARD] else 14)
+
+
+def _phase_names(stretches: Sequence[_Stretch], width: float) -> dict[Phase, str]:
+    """Return the longest names that fit every forward and backward; empty ones where none does."""
+    pair = (Phase.FORWARD, Phase.BACKWARD)
+    room = {p: min((s.end - s.start for s in stretches if s.phase is p), default=1) for p in pair}
+    for names in (("forward", "backward"), ("fwd", "bwd")):
+        if all(room[p] * width > text_width(name) for p, name in zip(pair, names, strict=True)):
+            return dict(zip(pair, names, strict=True))
+    return dict.fromkeys(pair, "")
+
+
+def _mark_micro_batches(
+    axes: Axes, overlay: Axes, spans: dict[int, tuple[float, float]], *, below: float
+) -> None:
+    left, bottom, width, _ = box_points(axes)
+    room = min(end - start for start, end in spans.values()) * width
+    count = len(spans)
+    named = room > text_width(f"micro-batch {count}")
+    every = max(1, math.ceil(text_width(f"{count} ") / max(room, 1)))
+    for batch, (start, end) in spans.items():
+        _line(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
+        if batch % every == 0:
+            text = f"micro-batch {batch + 1}" if named else str(batch + 1)
+            write(overlay, left + (start + end) / 2 * width, bottom - below, text, ha="center")
+    if below < 27:
+        begin, end = min(spans.values())[0], max(spans.values())[1]
+        write(overlay, left + (begin + end) / 2 * width, bottom - 27,
+              f"{count} micro-batches, each forward (light) and backward", ha="center")  # fmt: skip
+
+
+def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
+    """Mark the peak and say above the picture how high it is and where it happens."""
+    assert result.timeline is not None
+    peak = result.timeline.peak_index
+    x, y = float(_positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
+    left, bottom, width, height = box_points(axes)
+    _line(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
+    _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
+    right = overlay.get_xlim()[1] - 6
+    text = f"peak {format_bytes(y)}"
+    if result.peak_place is not None:
+        place = replace(result.peak_place, operator="")
+        tail = ".".join(place.module.rsplit(".", 2)[-2:])
+        places = (result.peak_place, place, replace(place, module=tail and f"…{tail}"))
+        texts = [f"{text} in {place}" for place in places]
+        text = next((t for t in texts if text_width(t) < right - left), texts[-1])
+    text = shorten(text, right - left)
+    start = max(left, min(left + x * width - 4, right - text_width(text)))
+    write(overlay, start, bottom + height + 8, text)
+
+
+def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
+    text = f"limit {format_bytes(limit)}{what}"
+    if not shown:
+        write(axes, 0.99, 0.95 * axes.get_ylim()[1], f"{text}, above this axis", color=LIMIT,
+              ha="right")  # fmt: skip
+        return
+    _line(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
+          zorder=4, label="limit")  # fmt: skip
+    # over the optimizer phase, where the least is live; the ground holds on what lies over it
+    ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
+    height = limit + 0.02 * axes.get_ylim()[1]
+    write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
+
+
+def _key_rows(
+    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
+) -> list[tuple[str, str, str]]:
+    """Return colour, name and size at the peak of what is drawn, top to bottom.
+
+    The colour is "-" or "--" for a line and empty for a row of text alone.
+    """
+    assert result.timeline is not None
+    at_peak = result.timeline.peak_by_category
+    present = result.timeline.bytes_by_category.max(axis=0)
+    rows = [
+        (CATEGORY_COLORS[category], CATEGORY_LABELS[category], format_bytes(at_peak[category]))
+        for category in reversed(STACK)
+        if present[CATEGORIES.index(category)]
+    ]
+    if measured is not None and measured.timeline is not None:
+        peak = int(measured.timeline.total_bytes.max())
+        error = sum(at_peak.values()) / peak - 1
+        rows += [
+            ("-", f"{measured.source} peak", format_bytes(peak)),
+            ("", "prediction error", signed_percent(error)),
+        ]
+    if compare is not None and compare.timeline is not None:
+        other, mine = compare.config.to_dict(), result.config.to_dict()
+        changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
+        name = label or ", ".join(changed) or str(compare.source)
+        peak = int(compare.timeline.total_bytes.max())
+        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
+    return rows
+
+
+def _draw_key(overlay: Axes, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
+    """Draw the key beside the picture with a heading, or under it in two columns."""
+    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    column = 158.0 if beside else (width - 24) / 2
+    per_column = len(rows) if beside else math.ceil(len(rows) / 2)
+    top = height - 56 if beside else per_column * 13 - 5
+    if beside:
+        write(overlay, width - 6, top + 15, "at the peak", ha="right")
+    for i, (color, name, size) in enumerate(rows):
+        x = width - 6 - column if beside else 6 + (i // per_column) * (column + 12)
+        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and beside else 0)
+        if color.startswith("#"):
+            overlay.add_artist(Rectangle((x, y - 4), 9, 9, facecolor=color, linewidth=0))
+        elif color:
+            dashes: Any = (0, (2, 1)) if color == "--" else "-"
+            _line(overlay, [x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
+        room = column - 20 - text_width(size)
+        write(overlay, x + 15, y, shorten(name, room))
+        write(overlay, x + column, y, size, ha="right")

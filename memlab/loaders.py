@@ -1,0 +1,105 @@
+"""`measure_loading`: the public function of data loading, checked here and run in the worker."""
+
+import threading
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from memlab.arguments.checks import anything, checked, count, seconds
+from memlab.arguments.quoting import shown
+from memlab.config import StepConfig
+from memlab.devices.cards import resolve
+from memlab.devices.here import resolve_device
+from memlab.errors import WorkloadError
+from memlab.loading import LoadingConfig, LoadingResult
+from memlab.planning.plans import plan_for
+from memlab.running import Ended
+from memlab.techniques.recompute import policies
+from memlab.worker.isolation import OnProgress, runner
+from memlab.workload import Workload
+
+
+@checked(dataset=anything, num_steps=count(1), timeout_seconds=seconds)
+def measure_loading(
+    workload: Workload,
+    config: StepConfig,
+    dataset: Dataset[Any],
+    loading: LoadingConfig | None = None,
+    device: str | torch.device | None = None,
+    *,
+    num_steps: int = 8,
+    seed: int = 0,
+    timeout_seconds: float = 120,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> LoadingResult:
+    """Return what fetching its batches does to a step: time, waiting, resident memory.
+
+    Args:
+        workload: model and loss; samples of the dataset take the place of its own batches.
+        config: how it is trained; `batch_size` is also the loader's.
+        dataset: map-style (`__getitem__` and `__len__`), such as `memlab.workloads.JpegDigits()`.
+        loading: how the loader fetches; None is PyTorch's default, in the training process.
+        device: as for `measure`.
+        num_steps: timed, after one that is not.
+        seed: set before the model and each step, and for the order of the samples.
+        timeout_seconds: after which the run ends as `timed_out`.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Raises:
+        MemlabError: an argument cannot be; what happens while it runs is the `outcome`.
+    """
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
+    loading = LoadingConfig() if loading is None else loading
+    if not (_has(dataset, "__getitem__") and _has(dataset, "__len__")):
+        raise WorkloadError(
+            f"dataset={shown(dataset)} is not map-style; give it __getitem__ and __len__, as "
+            "torch.utils.data.Dataset describes"
+        )
+    _check_length(dataset)
+    target = resolve_device(device)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "config": config,
+        "dataset": dataset,
+        "loading": loading,
+        "device": target,
+        "num_steps": num_steps,
+        "seed": seed,
+    }
+    run = runner(True, timeout_seconds, on_progress, cancel)
+    try:
+        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        found: LoadingResult = run("loading", arguments | {"plan": plan})
+    except Ended as ended:
+        return LoadingResult(
+            outcome=ended.outcome,
+            message=str(ended),
+            device=str(target),
+            config=config,
+            loading=loading,
+            workload_name=workload.name,
+        )
+    return found
+
+
+def _has(dataset: Any, method: str) -> bool:
+    try:
+        return hasattr(dataset, method)
+    except Exception:  # a person's own __getattr__ may raise anything
+        return False
+
+
+def _check_length(dataset: Any) -> None:
+    """Raise WorkloadError for a dataset without samples, or one that cannot count them."""
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise WorkloadError(
+            f"dataset={shown(dataset)}: its __len__ raised {type(error).__name__}: {error}; return "
+            "the number of samples"
+        ) from error
+    if not isinstance(length, int) or length < 1:
+        raise WorkloadError(f"dataset={shown(dataset)} has no samples; give it at least one")

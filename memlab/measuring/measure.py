@@ -1,0 +1,310 @@
+"""A `StepResult` from the real device, in this process: a memory pass, then a time pass.
+
+Both passes run the same step. Memory is metered with a profile open, time without; each pass builds
+its own model and drops it, so that neither sees the other's tensors.
+"""
+
+import contextlib
+import gc
+import math
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab._version import __version__
+from memlab.arguments.units import format_bytes, format_seconds
+from memlab.config import StepConfig
+from memlab.devices.generators import preserved_random_state
+from memlab.devices.here import describe, synchronize
+from memlab.devices.load import Watch
+from memlab.errors import WorkloadError
+from memlab.meters import cuda
+from memlab.meters.lifetimes import first_crossing, step_memory
+from memlab.meters.meter import Meter, record
+from memlab.plan import Plan
+from memlab.recording.scripted import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
+from memlab.result import Outcome, Source, StepResult
+from memlab.running import SMALLER, Progress, Report, explain
+from memlab.step import Step, build_step, notes, set_seed
+from memlab.techniques.compiling.compilation import forget, is_compiled
+from memlab.techniques.offload import offload
+from memlab.trace import Phase, Trace
+from memlab.workload import Workload
+
+Build = Callable[..., Step]
+"""`build_step`, told of everything but marks."""
+
+MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
+
+
+def measure_in_process(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    repeats: int,
+    warmup: int,
+    seed: int,
+    memory_limit: int | None,
+    plan: Plan | None = None,
+    report: Report,
+) -> StepResult:
+    """Return what the step costs on this device, measured here and now; never raises for the step.
+
+    Args:
+        workload: what is trained.
+        config: how.
+        device: of this machine.
+        repeats: timed steps; their median is quoted.
+        warmup: steps before these that are not counted.
+        seed: set before the model, the batch and each step.
+        memory_limit: bytes; the first crossing is `out_of_memory`. On a CPU it is accounted in
+            allocated bytes, on CUDA the caching allocator may not reserve more.
+        plan: of the config's memory budget.
+        report: called as the run goes on; what it raises ends the run.
+    """
+    built: dict[str, Any] = {}
+
+    def build(**options: Any) -> Step:
+        step = build_step(workload, config, device, plan=plan, seed=seed, **options)
+        built.update(parameter_formats=step.parameter_formats, notes=step.notes)
+        return step
+
+    facts: dict[str, Any] = {
+        "source": Source.MEASURED,
+        "device": str(device),
+        "versions": _versions(device),
+        "config": config,
+        "workload_name": workload.name,
+        "memory_limit_bytes": memory_limit,
+    }
+    meter, timing = Meter(), False
+    try:
+        with preserved_random_state(device), cuda.limited_to(memory_limit, device):
+            facts |= _memory_pass(
+                workload, config, device, seed, memory_limit, build, meter, report
+            )
+            facts["parameter_formats"] = built["parameter_formats"]
+            facts["notes"] = (*notes(config, device, plan), *built["notes"], *facts["notes"])
+            if "outcome" in facts:
+                return StepResult(**facts)
+            timing = True
+            facts |= _time_pass(workload, config, seed, repeats, warmup, build, report)
+    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+        outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
+        fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
+        ended = {"outcome": outcome, "message": message}
+        return StepResult(**{"fits": fits, **built, **facts, **ended})
+    finally:
+        _clean_up(config, device)
+    return StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
+
+
+def _memory_pass(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    memory_limit: int | None,
+    build: Build,
+    meter: Meter,
+    report: Report,
+) -> dict[str, Any]:
+    """Return peaks and timeline of the first step that began with an optimizer state."""
+    peaks: list[cuda.Peaks | None] = []
+    settled: list[tuple[int, bool]] = []
+    host_bytes: list[int] = []
+
+    def run() -> None:
+        report(Progress(text=f"building {workload.name}", fraction=0.0))
+        step = build(mark=partial(meter.mark, -1))
+        meter.know(step.model)
+        with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
+            settled.append(_run_until_settled(step, partial(metered_step, step)))
+        host_bytes.append(step.host_bytes)
+        meter.mark(-1, Phase.TEARDOWN, 0)
+
+    def metered_step(step: Step, index: int, what: str) -> float:
+        report(Progress(text=f"metering memory, {what}", fraction=min(0.1 + 0.1 * index, 0.3)))
+        set_seed(seed)
+        cuda.reset_peaks(device)
+        loss = step(partial(meter.mark, index))
+        meter.know_states(step.model, step.optimizer)
+        peaks.append(cuda.read_peaks(device))
+        return loss
+
+    trace = record(run, meter, device)
+    _check_born(trace)
+    last = len(peaks) - 1
+    facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), *settled[0])
+    if (stats := peaks[last]) is not None:
+        facts["peak_reserved_bytes"] = stats.reserved_bytes
+        traced = facts.get("peak_allocated_bytes", 0)
+        if stats.allocated_bytes != traced:
+            facts |= {
+                "peak_allocated_bytes": stats.allocated_bytes,
+                "peak_by_category": None,
+                "peak_holdings": (),
+            }
+            said.append(
+                f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
+                f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
+            )
+    facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
+    return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
+
+
+def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
+    """Return peaks, breakdown and timeline; nothing if the profiler reported no allocation."""
+    if not len(trace.nbytes):
+        return {}
+    memory = step_memory(trace, last_step)
+    return {
+        "timeline": memory.timeline,
+        "peak_allocated_bytes": memory.peak_bytes,
+        "peak_by_category": memory.timeline.peak_by_category,
+        "peak_holdings": memory.holdings(),
+        "peak_place": memory.peak_place,
+        "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
+    }
+
+
+def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> tuple[int, bool]:
+    """Run steps until one has begun with optimizer state and updated, and runs as all later ones.
+
+    That is the second step, the third if TorchScript runs a part of the model, or a later one while
+    a loss scaler skips updates. Returned are how many updated, and whether TorchScript ran.
+    """
+    updates, scripted = 0, [is_scripted(step.model)]
+    for index in range(MAX_SKIPPED_UPDATES + NUM_STEPS):
+        scale = step.loss_scale
+        with noticed_script_functions(lambda: scripted.append(True)):
+            loss = run(index, "step with optimizer state" if updates else "first step")
+        updates += step.loss_scale >= scale
+        needed = NUM_STEPS if any(scripted) else 2
+        if updates == needed or (index > 0 and not math.isfinite(loss)):  # no scale mends a NaN
+            break
+    return updates, any(scripted)
+
+
+def _check_born(trace: Trace) -> None:
+    """Raise WorkloadError if a parameter is older than the run, and so in none of its numbers."""
+    born = set(trace.address[trace.nbytes > 0].tolist())
+    if len(born) and not trace.parameters.keys() <= born:
+        raise WorkloadError(
+            "build_model returned parameters that existed before it was called, whose bytes cannot "
+            "be counted; build a new model each time, for instance copy.deepcopy(model)"
+        )
+
+
+def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> list[str]:
+    said = [SETTLED] if has_script else []
+    if num_steps > updates:
+        said.append(f"GradScaler skipped {num_steps - updates} updates after an overflow.")
+    if updates == 0:
+        said.append("No update was made, so that there is no optimizer state in these numbers.")
+    if trace.leftover_bytes:
+        said.append(
+            f"{format_bytes(trace.leftover_bytes)} were still held after model, optimizer and "
+            "batch were gone: the workload or a library keeps tensors of its own."
+        )
+    return said
+
+
+def _against_limit(
+    trace: Trace, limit: int | None, device: torch.device, peak_bytes: int
+) -> dict[str, Any]:
+    """Return whether the run stayed within the limit; on CUDA the allocator was held to it."""
+    crossing = None if limit is None or device.type == "cuda" else first_crossing(trace, limit)
+    if limit is None or crossing is None:
+        return {"fits": None if limit is None else True}
+    needs = f"the step needs {format_bytes(peak_bytes)}"
+    remedy = SMALLER
+    if crossing.phase is Phase.BUILD:  # before there is any step
+        needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
+        remedy = "use a smaller model or a higher memory_limit"
+    return {
+        "fits": False,
+        "outcome": Outcome.OUT_OF_MEMORY,
+        "message": f"out of memory in {crossing}: {needs} allocated, the limit is "
+        f"{format_bytes(limit)}; {remedy}",
+    }
+
+
+def _time_pass(
+    workload: Workload,
+    config: StepConfig,
+    seed: int,
+    repeats: int,
+    warmup: int,
+    build: Build,
+    report: Report,
+) -> dict[str, Any]:
+    report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
+    watch = Watch()
+    step = build()
+    if step.scaler is not None:
+        report(Progress(text="finding the loss scale", fraction=0.3))
+        _run_until_settled(step, lambda index, what: timed_step(step, seed)[1])
+    for index in range(warmup):
+        report(Progress(text=f"warm-up {index + 1} of {warmup}", fraction=0.35))
+        timed_step(step, seed)
+    seconds: list[float] = []
+    loss = math.nan
+    for index in range(repeats):
+        took = f", {format_seconds(seconds[-1])} a step" if seconds else ""
+        fraction = 0.4 + 0.6 * index / repeats
+        report(Progress(text=f"timing step {index + 1} of {repeats}{took}", fraction=fraction))
+        elapsed, loss = timed_step(step, seed)
+        seconds.append(elapsed)
+    median = float(np.median(seconds))
+    return {
+        "step_seconds": median,
+        "step_seconds_all": tuple(seconds),
+        "others_share": watch.others_share(),
+        "samples_per_second": config.batch_size / median,
+        "loss": loss,
+        "finite": math.isfinite(loss),
+    }
+
+
+def timed_step(step: Step, seed: int) -> tuple[float, float]:
+    """Run the step once and return its wall time in seconds and its loss."""
+    set_seed(seed)
+    synchronize(step.device)
+    start = time.perf_counter()
+    loss = step()
+    synchronize(step.device)
+    return time.perf_counter() - start, loss
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    place = facts.get("peak_place")
+    text = (
+        f"peak {format_bytes(facts['peak_allocated_bytes'])} allocated"
+        f"{f' in {place}' if place else ''}, {format_seconds(facts['step_seconds'])} a step"
+    )
+    return text if facts["finite"] else f"{text}; the loss is not finite ({facts['loss']})"
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    found = {
+        "memlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device_name": describe(device),
+        "threads": str(torch.get_num_threads()),
+    }
+    return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
+
+
+def _clean_up(config: StepConfig, device: torch.device) -> None:
+    if is_compiled(config):
+        forget()
+    gc.collect()
+    cuda.release(device)

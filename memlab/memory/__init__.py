@@ -1,1 +1,0 @@
-"""Meters and devices: what a step holds in memory, allocation by allocation."""

@@ -1,0 +1,235 @@
+"""`record`: every allocation of a run as the real allocator reports it, on a CPU or a CUDA card.
+
+Both allocators report each block to PyTorch's profiler. One profile is opened before the model is
+built and closed after model, optimizer and batch are gone; events are matched by address, and a
+free of a block that was not allocated inside is ignored, since a profile can report stale sizes for
+it. Kernel workspace counts. On CUDA sizes are as its caching allocator rounds them. Not seen: what
+libraries allocate behind the allocator's back (MKL, code that Inductor generates), and what a model
+does on threads of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from memlab.meters import module_calls
+from memlab.techniques.optimizers.optimizers import states_of
+from memlab.trace import Interval, Phase, Place, Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MARK, MODULE = "memlab.mark:", "memlab.module:"
+OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
+
+
+@dataclass(slots=True, eq=False)
+class Meter:
+    """What a run tells about itself while it is recorded.
+
+    Attributes:
+        intervals: begun so far, in order.
+        parameters: path of each parameter by the address of its storage, told once the model is
+            built.
+        states: path of the parameter by the address of a tensor of its optimizer state.
+    """
+
+    intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
+    parameters: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)  # by id: it keeps no module alive
+
+    def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
+        """Begin an interval: what is allocated from now on belongs to it."""
+        with record_function(f"{MARK}{len(self.intervals)}"):
+            self.intervals.append(Interval(step=step, phase=phase, micro_batch=micro_batch))
+
+    def know(self, model: torch.nn.Module) -> None:
+        """Remember which storages are the model's parameters; of tied ones the first path."""
+        self.parameters = {}
+        for path, parameter in model.named_parameters():
+            self.parameters.setdefault(_address(parameter), path)
+
+    def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Remember which storages hold optimizer state, once an update has made it."""
+        self.states = {_address(state): path for path, state in states_of(model, optimizer)}
+
+    def place_of(self, error: BaseException) -> Place:
+        """Return where the run is, and the innermost module that this error was raised in."""
+        module, trace = "", error.__traceback__
+        while trace is not None:
+            module = self._paths.get(id(trace.tb_frame.f_locals.get("self")), module)
+            trace = trace.tb_next
+        now = self.intervals[-1]
+        return Place(phase=now.phase, micro_batch=now.micro_batch, module=module)
+
+    @contextmanager
+    def modules(self, model: torch.nn.Module) -> Iterator[None]:
+        """Record which module is at work, by hooks on forward calls; not for compiled models."""
+        self._paths = {
+            id(module): path or type(module).__name__ for path, module in model.named_modules()
+        }
+        stack: list[Any] = []
+
+        def begin(path: str) -> None:
+            stack.append(record_function(f"{MODULE}{path}"))
+            stack[-1].__enter__()
+
+        with module_calls.told(model, begin, lambda: stack.pop().__exit__(None, None, None)):
+            yield
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace:
+    """Call `run` and return every allocation on the device while it ran.
+
+    `run` builds the model, runs its steps and drops everything before it returns, and tells the
+    meter as it goes. An exception leaves through here after the profile is closed.
+    """
+    gc.collect()
+    with warnings.catch_warnings():
+        # torch 2.11 warns that a profile of several cycles would keep only the last one
+        warnings.filterwarnings("ignore", message="Profiler clears events")
+        prof: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with prof:
+        run()
+        gc.collect()
+    return _trace(prof.profiler.kineto_results.experimental_event_tree(), meter, device)
+
+
+def _trace(roots: list[Any], meter: Meter, device: torch.device) -> Trace:
+    """Return the trace that the profiler's event tree holds."""
+    seen = _walk(roots, device)
+    allocations, leftover = _matched(seen.allocations)
+    time, address, nbytes, inside, module, sequence = _columns(allocations, 6)
+    mark_time, mark_index = _columns(sorted(seen.marks), 2)
+    starts = np.array([start for start, _ in seen.operators], np.int64)
+    order = np.argsort(starts, kind="stable")  # backward runs on a thread of its own on CUDA
+    rank = np.empty(len(order) + 1, np.int64)
+    rank[order], rank[-1] = np.arange(1, len(order) + 1), 0
+    by_sequence = np.array(
+        [seen.module_of_sequence.get(s, -1) for s in sequence.tolist()], np.int64
+    )
+    before = np.searchsorted(starts[order], time, "right")
+    interval = np.concatenate([[0], mark_index])[np.searchsorted(mark_time, time, "right")]
+    return Trace(
+        address=address,
+        nbytes=nbytes,
+        interval=interval.astype(np.int32),
+        operator=np.where(inside >= 0, rank[inside], before).astype(np.int32),
+        in_operator=inside >= 0,
+        module=np.where(module >= 0, module, by_sequence).astype(np.int32),
+        intervals=tuple(meter.intervals),
+        operators=tuple(seen.operators[i][1] for i in order),
+        modules=tuple(seen.modules),
+        parameters=meter.parameters,
+        leftover_bytes=leftover,
+        states=meter.states,
+    )
+
+
+Allocation = tuple[int, int, int, int, int, int]
+
+
+def _matched(allocations: list[Allocation]) -> tuple[list[Allocation], int]:
+    """Return the events in order, each free with its block's own size, and the bytes never freed.
+
+    A free of a block that was allocated before the profile was opened is left out.
+    """
+    live: dict[int, int] = {}
+    matched: list[Allocation] = []
+    for event in sorted(allocations, key=lambda event: event[0]):
+        time, address, nbytes, inside, module, sequence = event
+        if nbytes > 0:
+            live[address] = nbytes
+        elif address in live:
+            nbytes = -live.pop(address)
+        else:
+            continue
+        matched.append((time, address, nbytes, inside, module, sequence))
+    return matched, sum(live.values())
+
+
+def _columns(rows: list[Any], count: int) -> list[npt.NDArray[np.int64]]:
+    return list(np.array(rows, np.int64).reshape(-1, count).T)
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """What an event tree holds, in the order of the walk.
+
+    Attributes:
+        marks: (time, index into the meter's intervals).
+        operators: (time, name) of those that reach a kernel under their name.
+        allocations: (time, address, bytes, operator, module, sequence number), -1 where there is
+            none; a backward operator shares its sequence number with the forward one.
+        modules: path to index.
+        module_of_sequence: index of the module in which a forward operator ran.
+    """
+
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    operators: list[tuple[int, str]] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    modules: dict[str, int] = field(default_factory=dict)
+    module_of_sequence: dict[int, int] = field(default_factory=dict)
+
+
+def _walk(roots: list[Any], device: torch.device) -> _Seen:
+    """Return what the tree holds of this device; each event is read once, since reads cost."""
+    seen = _Seen()
+    todo: list[tuple[Any, int, int, int]] = [(event, -1, -1, -1) for event in reversed(roots)]
+    while todo:
+        event, inside, module, sequence = todo.pop()
+        if event.tag == _EventType.Allocation:
+            block = event.extra_fields
+            if block.device.type == device.type:
+                at = (event.start_time_ns, block.ptr, block.alloc_size)
+                seen.allocations.append((*at, inside, module, sequence))
+            continue
+        name = event.name
+        if name.startswith(MARK):
+            seen.marks.append((event.start_time_ns, int(name.removeprefix(MARK))))
+        elif name.startswith(MODULE):
+            module = seen.modules.setdefault(name.removeprefix(MODULE), len(seen.modules))
+        elif event.tag == _EventType.TorchOp:
+            number = event.extra_fields.sequence_number
+            if number >= 0:
+                sequence = number
+                if module >= 0:
+                    seen.module_of_sequence[number] = module
+            if inside < 0 and _is_dispatched(name):
+                inside = len(seen.operators)
+                seen.operators.append((event.start_time_ns, name))
+        todo += [(child, inside, module, sequence) for child in reversed(event.children)]
+    return seen
+
+
+@functools.cache
+def _is_dispatched(name: str) -> bool:
+    """Return whether an operator reaches a kernel under this name, and is not made of others."""
+    namespace, colons, packet_name = name.partition("::")
+    if not colons or name == "aten::detach":  # a recompute calls it inside others
+        return False
+    packet = getattr(getattr(torch.ops, namespace, None), packet_name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False  # autograd's own nodes and annotations
+    full_names = [f"{name}.{overload}".removesuffix(".default") for overload in packet.overloads()]
+    return not any(
+        torch._C._dispatch_has_kernel(full_name)  # some overloads are TorchScript's alone
+        and torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd")
+        for full_name in full_names
+    )

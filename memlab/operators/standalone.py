@@ -1,0 +1,253 @@
+"""Operators alone: a signature made into a call on real memory, and the same call made smaller.
+
+The tensors hold what keeps kernels in range: ones, and zeros in whole numbers, which are mostly
+indices. Left out: what depends on values, such as the length of `nonzero`.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from memlab.operators.signatures import Signature, TensorSpec, call_of, map_tensors, tensors_of
+
+CPU = torch.device("cpu")
+# Norms keep these in the format of their weight; fake tensors say that of the input (bf16).
+STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
+RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
+GROUPED = "aten._grouped_mm.default"
+# Functions of whole matrices take as long as a number of products of these matrices: LAPACK's
+# singular values and eigenvalues about ten, a matrix exponential up to twenty.
+OF_MATRICES = ("linalg_", "_linalg_", "geqrf", "orgqr", "ormqr", "cholesky", "_cholesky", "lu_")
+OF_ELEMENTS = ("linalg_vector_norm", "linalg_cross", "linalg_vecdot", "linalg_diagonal")
+MATRIX_PRODUCTS = 20
+
+
+class Call(NamedTuple):
+    """An operator and the arguments that it is called with."""
+
+    func: OpOverload
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        """Run it."""
+        return self.func(*self.args, **self.kwargs)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return tensors_in([self.args, self.kwargs])
+
+
+@contextlib.contextmanager
+def as_in_training() -> Iterator[None]:
+    """Reach the kernels that a training step reaches, without autograd and leaving no trace.
+
+    Gradients are enabled, since oneDNN's recurrent layers allocate their reserve only then.
+    """
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
+        yield
+
+
+def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Call]:
+    """Return what makes the call anew each time on a device, once a call of that kind has run.
+
+    A view allocates nothing and costs the same without memory, so that it is called on meta.
+
+    Raises:
+        Exception: what the operator raised; there is no telling which kind.
+    """
+    if is_view(on_meta(signature).func):
+        on_meta(signature)()
+        return functools.partial(on_meta, signature)
+    ways = [functools.partial(build, signature, whole, device) for whole in (0, 1)]
+    ways.append(functools.partial(build, _with_wide_statistics(signature), 0, device))
+    first_error: Exception | None = None
+    for make in ways:
+        try:
+            make()()
+        except Exception as error:  # whatever it is, the next way may do
+            first_error = first_error or error
+        else:
+            return make
+    assert first_error is not None
+    raise first_error
+
+
+def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> Call:
+    """Return the call with its tensors made on a device; whole numbers are set to `whole`."""
+    is_small = signature[0].startswith("aten.linalg_")
+    call = Call(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
+    if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
+        return Call(call.func, call.args, call.kwargs | _device(call.func, device))
+    special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
+    return call if special is None else special(call)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in arguments or results, in flattening order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _make(
+    spec: TensorSpec, whole: int, device: torch.device, is_small: bool = False
+) -> torch.Tensor:
+    """Return a tensor of ones, or one whose rows sum to 1 at most.
+
+    Functions of matrices iterate, the more often the larger their argument is: the exponential of a
+    large matrix of ones is squared again and again, and overflows.
+    """
+    if len(spec.stride) != len(spec.shape):
+        raise ValueError(f"a tensor of shape {spec.shape} is not strided")
+    # strides may overlap or leave gaps, so that the storage is filled before it is given a shape
+    buffer = torch.empty(spec.nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=device)
+    real = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
+    is_small &= spec.dtype.is_floating_point
+    number = 1 / max(1, *spec.shape) if is_small else 1
+    return buffer.fill_(number if real else whole).as_strided(spec.shape, spec.stride)
+
+
+def _with_workspace(call: Call) -> Call:
+    """Give a recurrent layer's backward the workspace that its forward makes.
+
+    Fake tensors say that it has no bytes; oneDNN would read beyond it.
+    """
+    names = [argument.name for argument in call.func._schema.arguments]
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    forward = torch.ops.aten.mkldnn_rnn_layer.default
+    renamed = {f"weight{i}": f"weight{i + 1}" for i in range(4)} | {"cx_": "cx_tmp"}
+    wanted = [argument.name for argument in forward._schema.arguments]
+    workspace = forward(*(given[renamed.get(name, name)] for name in wanted))[-1]
+    args = [
+        workspace if name == "workspace" else value
+        for name, value in zip(names, call.args, strict=False)
+    ]
+    return Call(call.func, args, call.kwargs)
+
+
+def _with_even_groups(call: Call) -> Call:
+    """Give a product of groups as many rows in each; with none in all, it would do nothing."""
+    a, b, offs = call.args[0], call.args[1], (*call.args[2:3], call.kwargs.get("offs"))[0]
+    if offs is None:
+        return call
+    grouped = a.shape[-1] if a.dim() == b.dim() else a.shape[0] if a.dim() == 2 else b.shape[-1]
+    ends = torch.linspace(0, grouped, len(offs) + 1, device=offs.device)[1:]
+    offs.copy_(ends.to(offs.dtype))
+    return call
+
+
+def _with_wide_statistics(signature: Signature) -> Signature:
+    """Return the signature with a norm's statistics in fp32."""
+    packet = call_of(signature, lambda spec: torch.empty(0))[0]
+    keys = [
+        key._replace(dtype=torch.float32)
+        if isinstance(key, TensorSpec) and argument.name in STATISTICS
+        else key
+        for argument, key in zip(packet._schema.arguments, signature[1], strict=False)
+    ]
+    return signature[0], tuple(keys), signature[2]
+
+
+def bytes_and_operations(signature: Signature) -> tuple[int, int]:
+    """Return the bytes of arguments and results, and the arithmetic operations where known.
+
+    Operations count products of matrices; of other functions of matrices they are what these may
+    take at most, which is no more than a bound of the time.
+
+    Nothing is allocated: results are asked for on the meta device.
+    """
+    from torch.utils.flop_counter import flop_registry  # half a second, and only here
+
+    size = sum(spec.nbytes for spec in tensors_of(signature))
+    call = Call(*call_of(signature, _on_meta))
+    try:
+        outputs = Call(
+            call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
+        )()
+    except Exception:  # an operator may have no meta kernel; its arguments must do
+        return size, _matrix_operations(signature)
+    shared = is_view(call.func) or call.func._schema.is_mutable
+    size += 0 if shared else sum(t.nbytes for t in tensors_in(outputs))
+    count: Callable[..., int] | None = flop_registry.get(call.func.overloadpacket)
+    if count is None:
+        return size, _matrix_operations(signature)
+    return size, int(count(*call.args, **call.kwargs, out_val=outputs))
+
+
+def _matrix_operations(signature: Signature) -> int:
+    """Return what a function of matrices may take at most, 0 for any other operator."""
+    name = signature[0].removeprefix("aten.")
+    if not name.startswith(OF_MATRICES) or name.startswith(OF_ELEMENTS):
+        return 0
+    matrices = [spec.shape for spec in tensors_of(signature) if len(spec.shape) > 1]
+    return sum(2 * MATRIX_PRODUCTS * math.prod(shape) * min(shape[-2:]) for shape in matrices)
+
+
+def is_view(func: OpOverload) -> bool:
+    """Return whether the operator only looks at its argument's memory in another way."""
+    returned = [returns.alias_info for returns in func._schema.returns]
+    return bool(returned) and all(info is not None and not info.is_write for info in returned)
+
+
+def on_meta(signature: Signature) -> Call:
+    """Return the call on tensors without memory; a view costs the same there."""
+    return Call(*call_of(signature, _on_meta))
+
+
+def _on_meta(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+
+
+def _device(func: OpOverload, device: torch.device) -> dict[str, Any]:
+    takes = any(argument.name == "device" for argument in func._schema.arguments)
+    return {"device": device} if takes else {}
+
+
+def smaller(signature: Signature, share: float) -> tuple[Signature, float] | None:
+    """Return the same call on about this share of its largest tensor's leading dimension.
+
+    That number is replaced wherever it leads a tensor or is given as a size. In operators over
+    lists of tensors each tensor is cut by itself, to a whole number of rows. Returned with the
+    share that came out.
+    """
+    specs = [spec for spec in tensors_of(signature) if spec.shape]
+    if not specs:
+        return None
+    if signature[0].startswith(("aten._foreach_", "aten._fused_")):
+        return map_tensors(signature, lambda spec: _cut(spec, share)), share
+    whole = max(specs, key=lambda spec: spec.nbytes).shape[0]
+    part = max(1, round(whole * share))
+    if whole < 2 or part == whole:
+        return None
+
+    def change(key: Any) -> Any:
+        if isinstance(key, TensorSpec):
+            return _led_by(key, part) if key.shape[:1] == (whole,) else key
+        if type(key) is tuple:
+            return tuple(change(item) for item in key)
+        return part if type(key) is int and key == whole else key
+
+    changed = tuple((name, change(key)) for name, key in signature[2])
+    return (signature[0], change(signature[1]), changed), part / whole
+
+
+def _led_by(spec: TensorSpec, size: int) -> TensorSpec:
+    """Return the tensor with another leading dimension; one that it lies within shrinks with it."""
+    whole, step = spec.shape[0], spec.stride[0]
+    stride = tuple(n // whole * size if step and n >= step * whole else n for n in spec.stride)
+    return spec._replace(shape=(size, *spec.shape[1:]), stride=stride)
+
+
+def _cut(spec: TensorSpec, share: float) -> TensorSpec:
+    return _led_by(spec, max(1, round(spec.shape[0] * share))) if spec.shape else spec

@@ -1,0 +1,71 @@
+"""Which plan a config is run with: chains of plans are made in a worker, once, and kept here."""
+
+import dataclasses
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from memlab.config import Checkpointing, StepConfig
+from memlab.devices.cards import Target
+from memlab.plan import Plan
+from memlab.result import Outcome
+from memlab.running import Ended, Run
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    from memlab.planning.chain import Chain
+
+MOST_KEPT = 32
+
+_chains: "OrderedDict[tuple[Any, ...], Chain]" = OrderedDict()
+
+
+def plan_for(
+    workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
+) -> Plan | None:
+    """Return the plan of a config, None if it needs none.
+
+    Raises:
+        Ended: there is no plan; says why.
+    """
+    if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
+        return None  # what does not go with a plan is refused by build_step
+    chain = chain_for(workload, config, target, seed=seed, run=run)
+    if len(chain.plans) == 1:
+        raise Ended(
+            Outcome.UNSUPPORTED,
+            f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} to "
+            "recompute: it has none below itself, or each writes over what others hold, or holds "
+            "nothing; use memory_budget=1.0 and more accumulation_steps",
+        )
+    return chain.pick(config.memory_budget)
+
+
+def chain_for(
+    workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
+) -> "Chain":
+    """Return the plans for all budgets of a config, made now or before.
+
+    Raises:
+        Ended: there are none; says why.
+    """
+    # what waits in the host's memory is no less to recompute, and a plan is of allocated bytes
+    plain = dataclasses.replace(
+        config,
+        memory_budget=1.0,
+        offload_activations=False,
+        offload_fraction=1.0,
+        offload_parameters=False,
+        expandable_segments=False,
+    )
+    key = (workload, plain, target.name, seed)
+    found = _chains.get(key)
+    if found is None:
+        planning = run(
+            "plan", {"workload": workload, "config": plain, "target": target, "seed": seed}
+        )
+        if planning.chain is None:
+            raise Ended(planning.outcome, planning.message)
+        found = _chains[key] = planning.chain
+        while len(_chains) > MOST_KEPT:
+            _chains.popitem(last=False)
+    return found

@@ -1,0 +1,163 @@
+"""`Forecast`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
+
+It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. The step that
+was recorded last is told exactly. Elsewhere every size is taken as affine in the micro-batch size,
+which workspace inside kernels is not: such a timeline is interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memlab.allocator.replay import AllocatorSettings, replay
+from memlab.meters.lifetimes import step_memory
+from memlab.recording.program import MOST_RECORDED, Part, Program
+from memlab.trace import CATEGORIES, PHASES, Timeline, Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # it costs 5 ms at import
+
+STEP = 1  # the recorded step that begins with optimizer state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Forecast:
+    """A program with its sizes and times.
+
+    Attributes:
+        program: the recorded run.
+        own: int64, (blocks,), bytes of every block as recorded.
+        columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
+        seconds: float64, (intervals,), of every recorded interval; None if times are not known.
+        settings: of the caching allocator that serves the blocks; None where there is none.
+    """
+
+    program: Program
+    own: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64] | None
+    settings: AllocatorSettings | None
+
+    def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
+        """Return whether the timeline of these micro-batches can be told from this run."""
+        program, count = self.program, len(micro_batch_sizes)
+        if tuple(micro_batch_sizes) == program.sizes:
+            return True
+        if len(set(program.sizes)) > 1:
+            return False
+        recorded, wanted = {program.size, program.other_size}, set(micro_batch_sizes)
+        repeats = program.num_recorded == MOST_RECORDED and count > MOST_RECORDED
+        if not repeats and count != program.num_recorded:
+            return False
+        if program.differs:
+            return False
+        return wanted <= recorded or (len(recorded) == 2 and 1 not in wanted | recorded)
+
+    def is_exact(self, micro_batch_sizes: Sequence[int]) -> bool:
+        """Return whether it is a recorded step itself, not told from sizes of two others."""
+        return set(micro_batch_sizes) <= set(self.program.sizes)
+
+    def trace(self, micro_batch_sizes: Sequence[int]) -> tuple[Trace, int | None]:
+        """Return the trace of a whole run, and the most bytes reserved during `STEP`.
+
+        On CUDA sizes are those of the blocks that the caching allocator gives out; as `measure`
+        does, its cached segments are given back before each step.
+        """
+        trace = self.program.trace(self.own, micro_batch_sizes)
+        if self.settings is None:
+            return trace, None
+        steps = np.array([interval.step for interval in trace.intervals])[trace.interval]
+        starts = [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
+        last = int(np.flatnonzero(steps == STEP)[-1])
+        held = replay(trace.address, trace.nbytes, self.settings, flush_before=starts)
+        given = np.diff(held.allocated_bytes, prepend=0)
+        reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
+        return replace(trace, nbytes=given), reserved
+
+    def fits(self, micro_batch_sizes: Sequence[int], held_bytes: int, limit_bytes: int) -> bool:
+        """Return whether a run that holds this much at its peak gets by with the limit.
+
+        At the limit the caching allocator gives cached segments back before it is out of memory.
+        """
+        if held_bytes <= limit_bytes or self.settings is None:
+            return held_bytes <= limit_bytes
+        trace = self.program.trace(self.own, micro_batch_sizes)
+        settings = replace(self.settings, limit_bytes=limit_bytes)
+        return replay(trace.address, trace.nbytes, settings).out_of_memory_at is None
+
+    def timeline(self, micro_batch_sizes: Sequence[int]) -> Timeline:
+        """Return the timeline of a step with these micro-batches, which `covers` must allow.
+
+        On CUDA without what the caching allocator adds to large blocks.
+        """
+        every = self.program.parts(len(micro_batch_sizes))
+        first = next(i for i, part in enumerate(every) if part.interval.step == STEP)
+        parts = [part for part in every if part.interval.step == STEP]
+        standing = self._by_category(every[:first], micro_batch_sizes)[0].sum(axis=0)
+        change, order, part_of = self._by_category(parts, micro_batch_sizes)
+        live = standing + np.cumsum(change, axis=0)
+        rows = np.concatenate([[False], change.any(axis=1)])
+        rows[0] = True
+        counts = self.program.operator_counts(order, part_of, parts)
+        phases = np.array([PHASES.index(part.interval.phase) for part in parts], np.int8)
+        micro = np.array([part.interval.micro_batch for part in parts], np.int32)
+        padded = np.concatenate([part_of[:1], part_of])
+        return Timeline(
+            bytes_by_category=np.concatenate([standing[None], live])[rows],
+            phase=phases[padded][rows],
+            micro_batch=micro[padded][rows],
+            operator=np.concatenate([[0], counts]).astype(np.int32)[rows],
+        )
+
+    def step_seconds(self, micro_batch_sizes: Sequence[int]) -> float | None:
+        """Return the time of a step with these micro-batches; None if times are not known."""
+        if self.seconds is None:
+            return None
+        program, total = self.program, 0.0
+        for part in program.parts(len(micro_batch_sizes)):
+            if part.interval.step != STEP:
+                continue
+            seconds = self.seconds[part.recorded]
+            partner = program.partners.get(part.recorded)
+            if partner is not None and program.size != program.other_size:
+                here = micro_batch_sizes[part.interval.micro_batch]
+                slope = (self.seconds[partner] - seconds) / (program.other_size - program.size)
+                # timings scatter: no interval gets faster with samples, nor more than in proportion
+                slope = min(max(slope, 0.0), seconds / program.size)
+                seconds += slope * (here - program.size)
+            total += float(seconds)
+        return total
+
+    def _by_category(
+        self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the change that each row makes, (rows, categories); the rows; their parts."""
+        program = self.program
+        order, part_of = program.rows_of(parts)
+        sizes = program.bytes_of(self.own, order, part_of, parts, micro_batch_sizes)
+        signed = np.where(program.layout.is_birth[order], sizes, -sizes)
+        change = np.zeros((len(order), len(CATEGORIES)), np.int64)
+        change[np.arange(len(order)), self.columns[order]] = signed
+        return change, order, part_of
+
+
+def forecast_of(
+    program: Program,
+    own: npt.NDArray[np.int64],
+    seconds: npt.NDArray[np.float64] | None,
+    *,
+    settings: AllocatorSettings | None,
+) -> Forecast:
+    """Return the forecast of a program whose blocks have these bytes."""
+    sizes = [program.size] * program.num_recorded
+    trace = program.trace(np.ones_like(own), sizes)  # every row is there, none has zero bytes
+    blocks = step_memory(trace, STEP).blocks
+    columns = np.zeros(len(trace.nbytes), np.int64)
+    columns[blocks.births] = blocks.columns
+    freed = blocks.deaths < len(columns)
+    columns[blocks.deaths[freed]] = blocks.columns[freed]
+    return Forecast(program=program, own=own, columns=columns, seconds=seconds, settings=settings)

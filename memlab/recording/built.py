@@ -1,0 +1,119 @@
+"""A model that was built for real, made into one of fake tensors.
+
+Some models cannot be built of fake tensors: classes of parameters with formats of their own, such
+as the 4-bit weights of bitsandbytes, wrap memory themselves, and quantize it when they are moved
+to a device. Left out: tensors of the model that neither a parameter nor a buffer refers to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memlab.errors import UnsupportedError
+from memlab.recording.scripted import is_scripted
+
+Changed = dict[int, tuple[Any, Any]]
+"""By identity of what was changed: that itself, which so keeps its identity, and what it became."""
+
+
+def own_formats(model: torch.nn.Module) -> list[str]:
+    """Return the names of the classes of parameters that do more than move when they are moved."""
+    kinds = {type(parameter) for parameter in model.parameters()}
+    return sorted(kind.__name__ for kind in kinds if kind.to is not torch.Tensor.to)
+
+
+def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
+    """Return a model that was built for real with fake tensors, tied as the real ones were.
+
+    What was set on a parameter, such as the scales of a quantized one, is set on the fake one, with
+    fake tensors in it.
+    """
+    if is_scripted(model):
+        raise UnsupportedError(
+            "a model with TorchScript modules that cannot be built of fake tensors (a traced one, "
+            "for instance) cannot be predicted; use memlab.measure, or the module before tracing"
+        )
+    for kind, tensor in ((type(t), t) for t in (*model.parameters(), *model.buffers())):
+        if hasattr(kind, "__tensor_flatten__"):
+            raise UnsupportedError(
+                f"a tensor of {kind.__module__}.{kind.__qualname__} (shape {tuple(tensor.shape)}) "
+                "is made of other tensors by a class of its own, which a prediction cannot follow; "
+                "use memlab.measure"
+            )
+    memory: dict[tuple[Any, ...], torch.Tensor] = {}
+    changed: Changed = {}
+
+    def fake(real: torch.Tensor) -> torch.Tensor:
+        # a parameter and what is set on it may share their memory
+        place = (real.storage_offset(), real.dtype, tuple(real.shape), tuple(real.stride()))
+        key = (real.untyped_storage()._cdata, *place)
+        if key not in memory:
+            memory[key] = mode.from_tensor(real.detach().as_subclass(torch.Tensor)).clone()
+        made = memory[key]
+        if not isinstance(real, torch.nn.Parameter):
+            return made
+        parameter = torch.nn.Parameter(made, real.requires_grad)
+        vars(parameter)["_kind"] = type(real)
+        changed[id(real)] = (real, parameter)  # before its attributes, which may refer to it
+        vars(parameter).update(carried(vars(real), fake, changed))
+        return parameter
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: carried(t, fake, changed) for name, t in tensors.items()})
+    follow(model, changed)
+    return model
+
+
+def follow(model: torch.nn.Module, changed: Changed) -> None:
+    """Let modules that refer to something that was changed refer to what it became."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            known = changed.get(id(value))
+            if known is not None and known[0] is value:
+                vars(module)[name] = known[1]
+
+
+def carried(value: Any, change: Callable[[torch.Tensor], torch.Tensor], changed: Changed) -> Any:
+    """Return a value with all tensors in it changed: a copy, or itself where it holds none.
+
+    Modules that it refers to, and functions and classes, are left as they are.
+    """
+    if id(value) in changed:
+        return changed[id(value)][1]
+
+    if isinstance(value, torch.Tensor):
+        new: Any = change(value)
+    elif type(value) in (list, tuple):
+        new = type(value)(carried(item, change, changed) for item in value)
+        new = value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    elif type(value) is dict:
+        new = _fields(value, change, changed)
+    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType):
+        changed[id(value)] = (value, value)  # it may refer to itself
+        fields = _fields(vars(value), change, changed)
+        new = value if fields is vars(value) else copy.copy(value)
+        vars(new).update(fields)
+    else:
+        new = value
+    changed[id(value)] = (value, new)
+    return new
+
+
+def _fields(
+    held: dict[Any, Any], change: Callable[[torch.Tensor], torch.Tensor], changed: Changed
+) -> dict[Any, Any]:
+    new = {name: carried(item, change, changed) for name, item in held.items()}
+    return held if all(new[name] is item for name, item in held.items()) else new
+
+
+def attributes_of(fake: FakeTensor) -> dict[str, Any]:
+    """Return what was set on a fake tensor, by name."""
+    own = vars(fake.fake_mode.from_tensor(torch.empty(0)))
+    return {name: value for name, value in vars(fake).items() if name not in own}

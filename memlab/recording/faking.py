@@ -1,0 +1,192 @@
+"""What PyTorch and libraries do otherwise with fake tensors, and how it is undone for a recording.
+
+Autograd never adds to a fake gradient in place, a module cannot be converted to another device or
+dtype in place, optimizers leave their foreach implementation, and Transformers builds masks that it
+would skip. All of it changes what a step allocates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlab.recording.built import Changed, attributes_of, carried, follow
+
+aten = torch.ops.aten
+
+
+class _NoFakeTensor:
+    """What libraries find in place of `FakeTensor`."""
+
+
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Let code that treats fake tensors in another way (Transformers' masks) take its usual one."""
+    types, subclasses = _foreach_supported_types, torch._subclasses
+    subclasses.FakeTensor = _NoFakeTensor  # type: ignore[misc,assignment]
+    types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
+        types.remove(FakeTensor)
+
+
+@contextlib.contextmanager
+def written_as(value_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Let a number that stands in a text, a key of a module say, be written as a real one is."""
+
+    def as_text(self: Any, spec: str) -> str:
+        return object.__format__(self, spec) if self.dim() else format(value_of(self), spec)
+
+    FakeTensor.__format__ = as_text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__
+
+
+@contextlib.contextmanager
+def copied_as_fakes() -> Iterator[None]:
+    """Let `copy.deepcopy` of a module with real tensors make fake ones.
+
+    Where PyTorch knows the value of a fake tensor, its copy has a value of its own.
+    """
+    deepcopy = torch.Tensor.__deepcopy__
+
+    def new_deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(self, FakeTensor) and self.constant is not None and id(self) not in memo:
+            with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+                memo[id(self.constant)] = self.constant.clone()
+            copied = deepcopy(self, memo)  # type: ignore[no-untyped-call]
+            # so that it is forgotten when the copy is changed in place
+            copied.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
+            return copied
+
+        if type(self) is not torch.Tensor or not self.is_leaf:
+            return deepcopy(self, memo)  # type: ignore[no-untyped-call]
+        if id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    torch.Tensor.__deepcopy__ = new_deepcopy  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
+    """Let modules be converted by new parameters, since fake ones cannot be swapped in place."""
+    apply = nn_module.Module._apply
+    replaced: Changed = {}  # tied parameters stay tied
+    depth = 0
+
+    def new_apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        nonlocal depth
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            # a model that is built for real
+            return apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        depth += 1
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(fn)
+            for name, old in self._parameters.items():
+                if old is not None:
+                    self._parameters[name] = _converted(old, fn, mode, replaced)
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        finally:
+            depth -= 1
+            if not depth:
+                follow(self, replaced)
+                replaced.clear()
+        return self
+
+    nn_module.Module._apply = new_apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn_module.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed) -> Any:
+    """Return the parameter itself if `fn` leaves it as it is, else a new one.
+
+    What was set on it goes along, as it does where a parameter is converted in place; tensors in
+    that are moved by `fn`, as classes of parameters that hold some do.
+    """
+    if id(parameter) in replaced:
+        return replaced[id(parameter)][1]
+
+    is_fake = isinstance(parameter, FakeTensor)
+    with torch.no_grad():
+        data = parameter if is_fake else mode.from_tensor(parameter)
+        new = fn(data)
+    result = parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
+    replaced[id(parameter)] = (parameter, result)
+    if result is not parameter and is_fake:
+        with torch.no_grad():
+            vars(result).update(carried(attributes_of(parameter), fn, replaced))
+    return result
+
+
+def accumulates_in_place(args: Any) -> bool:
+    """Return whether autograd would add these two gradients in place, were they no fakes.
+
+    Its engine does so for a gradient that nobody else holds (`can_accumulate_inplace` in
+    torch/csrc/autograd/input_buffer.cpp), but never for a subclass of Tensor.
+    """
+    if torch._C._current_autograd_node() is None or torch.is_grad_enabled() or len(args) != 2:
+        return False
+    old, new = args
+    return (
+        isinstance(new, torch.Tensor)
+        and old.dtype == new.dtype
+        and old.shape == new.shape
+        and _uses(old) == uses_of_own_gradient()
+        and _is_dense(old)
+    )
+
+
+def _uses(tensor: Any) -> tuple[int, int]:
+    """Return how many references a tensor and its storage have."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Return whether the elements fill one stretch of memory, each of its own."""
+    strides = [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return 0 not in strides and span == tensor.numel()
+
+
+@functools.cache
+def uses_of_own_gradient() -> tuple[int, int]:
+    """Return the references of a gradient that autograd adds to when nobody else has any."""
+    counts: list[tuple[int, int]] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten.add.Tensor and torch._C._current_autograd_node() is not None:
+                counts.append(_uses(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), torch.enable_grad():
+        x = torch.empty(2, requires_grad=True).sin()
+        loss = (x * 2).sum() + (x * 3).sum()
+        with Count():  # type: ignore[no-untyped-call]
+            loss.backward()
+    return counts[0]

@@ -1,0 +1,88 @@
+"""The strides that CPU kernels give to what they return, where fake tensors have others.
+
+A batch norm over a transposed input returns a contiguous tensor on a CPU, and its fake one is
+transposed like the input. A later `.contiguous()` then copies in one run and not in the other, so
+that whole tensors are missed. An operator with an input that is not contiguous is therefore run
+once on ones, or on a part of them, and only the order of its outputs' dimensions is taken from it.
+Left out: outputs with gaps, formats and sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memlab.operators.signatures import Signature, tensors_of
+from memlab.operators.standalone import as_in_training, prepare, smaller, tensors_in
+from memlab.recording.values import for_real
+
+aten = torch.ops.aten
+MOST_BYTES = 2**22  # of all arguments; of a larger call a part is run
+# always contiguous, and in every model with a transposed weight
+CONTIGUOUS = frozenset(
+    (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+)
+
+Order = tuple[int, ...]  # dimensions, from the largest stride to the smallest
+
+
+def as_on_cpu(func: Any, signature: Signature, out: Any) -> Any:
+    """Return an operator's fake outputs with the order of dimensions that a CPU gives them."""
+    if func in CONTIGUOUS or func._schema.is_mutable or torch.Tag.pointwise in func.tags:
+        return out
+    specs = [spec for spec in tensors_of(signature) if len(spec.stride) == len(spec.shape)]
+    if all(_matches(spec.shape, spec.stride, range(len(spec.shape))) for spec in specs):
+        return out
+    orders = _orders(signature)
+    if len(orders) != len(tensors_in(out)):
+        return out
+    each = iter(orders)
+    return pytree.tree_map_only(torch.Tensor, lambda fake: _ordered(fake, next(each)), out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _orders(signature: Signature) -> tuple[Order | None, ...]:
+    """Return the order of each output of a real run, None of one with gaps; none if it fails."""
+    nbytes = sum(spec.nbytes for spec in tensors_of(signature))
+    try:
+        if nbytes > MOST_BYTES:
+            largest = max(tensors_of(signature), key=lambda spec: spec.nbytes)
+            # of two rows at least: the stride of a dimension of one says nothing
+            part = smaller(signature, max(MOST_BYTES / nbytes, 2 / max(2, largest.shape[0])))
+            signature = signature if part is None else part[0]
+        with for_real(), as_in_training():
+            return tuple(_order_of(tensor) for tensor in tensors_in(prepare(signature)()()))
+    except Exception:  # of any kind: what cannot be run alone stays as its fake kernel says
+        return ()
+
+
+def _order_of(tensor: torch.Tensor) -> Order | None:
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim)))
+    return order if _matches(tensor.shape, tensor.stride(), order) else None
+
+
+def _ordered(fake: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """Return a fake tensor whose dimensions lie in memory in this order."""
+    if order is None or len(order) != fake.dim() or not fake.numel():
+        return fake
+    if _matches(fake.shape, fake.stride(), order):
+        return fake
+    return fake.new_empty_strided(fake.shape, _strides(fake.shape, order))
+
+
+def _matches(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+    """Return whether a tensor is dense and its dimensions lie in this order."""
+    wanted = _strides(shape, order)
+    return all(n == 1 or a == b for n, a, b in zip(shape, stride, wanted, strict=True))
+
+
+def _strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+    strides, step = [1] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(1, shape[dim])
+    return strides

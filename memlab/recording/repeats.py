@@ -1,0 +1,129 @@
+"""`Repeats`: outputs of operators that were dispatched before, made without dispatching them again.
+
+A model repeats its blocks, and a step its operators. FakeTensorMode has a cache of its own, whose
+key takes longer to build than all else; the tracker has a signature of each call at hand. Left out:
+views, and whatever depends on more than a signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memlab.operators.signatures import Signature, TensorSpec
+from memlab.recording.values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """How an operator's outputs are made, and in what; no specs: it returns its first argument."""
+
+    specs: tuple[TensorSpec, ...] | None
+    container: type | None  # tuple or list, where it returns several
+    mode: FakeTensorMode
+    device: torch.device
+
+
+class Repeats:
+    """Outputs by signature, for calls whose tensors are all fake and on one device."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self._outputs: dict[Signature, _Outputs] = {}
+
+    def learn(
+        self,
+        signature: Signature,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Any,
+    ) -> None:
+        """Remember an operator that brought all its outputs into being, or changed its first."""
+        tensors = list(out) if isinstance(out, tuple | list) else [out]
+        is_plain = self._is_plain(args, kwargs, None) and all(self._is_ours(t) for t in tensors)
+        if not tensors or not is_plain:
+            return
+        specs: tuple[TensorSpec, ...] | None = None
+        if func._schema.is_mutable:
+            if torch.Tag.inplace_view in func.tags:  # it changes its argument's shape
+                return
+            if len(tensors) != 1 or out is not args[0]:
+                return
+        else:
+            storages = {t.untyped_storage()._cdata for t in tensors}
+            storages -= {t.untyped_storage()._cdata for t in _flat(args)}
+            if len(storages) != len(tensors) or not all(_is_whole(t) for t in tensors):
+                return
+            specs = tuple(TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+        self._outputs[signature] = _Outputs(
+            specs,
+            type(out) if isinstance(out, tuple | list) else None,
+            tensors[0].fake_mode,
+            tensors[0].fake_device,
+        )
+
+    def outputs_of(
+        self,
+        signature: Signature | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        values: Values,
+    ) -> Any:
+        """Return an operator's outputs, None where they must be found by dispatching it."""
+        known = self._outputs.get(signature) if signature is not None else None
+        if known is None or not self._is_plain(args, kwargs, values):
+            return None
+        if known.specs is None:
+            return args[0]
+        with torch._C._DisableTorchDispatch():
+            made = [
+                FakeTensor(
+                    known.mode,
+                    torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta"),
+                    known.device,
+                )
+                for spec in known.specs
+            ]
+        return made[0] if known.container is None else known.container(made)
+
+    def _is_plain(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values | None
+    ) -> bool:
+        """Return whether nothing but its signature decides what a call returns."""
+        if kwargs.get("device") is not None:
+            return False
+        return all(
+            self._is_ours(t) and (values is None or not values.knows(t))
+            for t in _flat((*args, *kwargs.values()))
+        )
+
+    def _is_ours(self, tensor: Any) -> bool:
+        return (
+            isinstance(tensor, FakeTensor)
+            and tensor.fake_device.type == self.device_type
+            and tensor.constant is None
+            and not tensor.dtype.is_complex
+        )
+
+
+def _flat(args: Sequence[Any]) -> list[Any]:
+    tensors: list[Any] = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            tensors.append(arg)
+        elif isinstance(arg, list | tuple):
+            tensors += [item for item in arg if isinstance(item, torch.Tensor)]
+    return tensors
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Return whether a tensor is all of its storage."""
+    if tensor.layout is not torch.strided or tensor.storage_offset():
+        return False
+    spec = TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return bool(tensor.untyped_storage().nbytes() == spec.nbytes)

@@ -1,0 +1,146 @@
+"""A stand-in for CUDA on machines without a card: tensors that dispatch as CUDA's would.
+
+Fake `cuda` tensors abort a process that has no GPU, so fake tensors live on PyTorch's device for
+backends written in Python instead. There dropout takes the fused kernel with its bool mask and
+optimizers their foreach implementation, as on CUDA. What is chosen by the name of the device is
+registered here: autocast's lists, the kernel of scaled dot-product attention, and cuDNN's RNN.
+Registering is for the whole process and for good; a process that measures on a card must not.
+
+Left out: what a model itself does if `device.type == "cuda"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from memlab.recording import stand_in_autocast, stand_in_kernels
+
+NAME = "cudalike"
+STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and offset
+
+
+class _Module:
+    """What torch asks a device's module for."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Draw nothing: no value is ever computed."""
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return STATE
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Draw nothing: no value is ever computed."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def device(self, device: Any = None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class _Guard(backend_registration._DummyDeviceGuard):
+    """What autograd asks which device it is on, also while an error ends a backward.
+
+    An error that Python code raises in backward is still pending in the interpreter then. Python's
+    answer would be refused for it, in C++ code that may not fail, and the process be aborted
+    (`PythonDeviceGuard::exchangeStream` of torch/csrc/acc/Module.cpp, torch 2.13). So the error is
+    taken and kept; `_errors_of_backward` raises it once the backward has ended.
+    """
+
+    def type_(self) -> Any:
+        try:
+            _raise_pending()
+        except BaseException as error:
+            _taken.append(error)
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+_taken: list[BaseException] = []
+# ctypes raises what is pending after a call, whichever function of Python's own that is to
+_raise_pending = ctypes.pythonapi.PyErr_Occurred
+
+
+@contextlib.contextmanager
+def _errors_of_backward() -> Iterator[None]:
+    """Raise what was taken from a backward, which ends with a SystemError that says nothing."""
+    _taken.clear()
+    try:
+        yield
+    except SystemError as error:
+        if not _taken:
+            raise
+        raise _taken[-1] from error
+    finally:
+        _taken.clear()  # it holds the frames of a whole run
+
+
+@functools.cache
+def device() -> torch.device:
+    """Return the device that stands in for CUDA, registered at the first call."""
+    registered = (
+        _Module(),
+        backend_registration._DummyPrivateUse1Hook(),
+        _Guard(),
+    )
+    backend_registration._setup_privateuseone_for_python_backend(NAME, *registered)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
+    for name in stand_in_kernels.MODES:
+        kernel = stand_in_kernels.recurrent(name)
+        library.impl(f"{name}.input", kernel, "AutogradPrivateUse1")
+        library.impl(f"{name}.input", kernel, stand_in_autocast.KEY)
+        on_packed = stand_in_kernels.recurrent_on_packed(name)
+        library.impl(f"{name}.data", on_packed, "AutogradPrivateUse1")
+        library.impl(f"{name}.data", on_packed, stand_in_autocast.KEY)
+    library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
+        library.impl(
+            "_fused_sgd_", lambda *_, **__: None, "Meta"
+        )  # torch 2.13 has all but this one
+    # torch keeps no reference of its own
+    _KEPT.extend((*registered, library, *stand_in_autocast.register()))
+    return torch.device(NAME, 0)
+
+
+_KEPT: list[Any] = []
+
+
+@contextlib.contextmanager
+def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]:
+    """Give the device, with all that must be CUDA's way while a run is recorded on it.
+
+    Args:
+        capability: compute capability of the card; None means one that has every kernel.
+    """
+    only_lift = torch._C._only_lift_cpu_tensors()
+    # torch.tensor(..., device=...) then moves by an operator that fake tensors see
+    torch._C._set_only_lift_cpu_tensors(True)
+    formats = stand_in_kernels.cudnn_memory_format()
+    try:
+        kernels = stand_in_kernels.kernels_of(capability)
+        with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
+            yield device()
+    finally:
+        torch._C._set_only_lift_cpu_tensors(only_lift)

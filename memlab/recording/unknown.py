@@ -1,0 +1,281 @@
+"""`Unknown`: what a run over fake tensors is answered where it asks for values that nobody knows.
+
+Answered is what a training step meets as a rule: its numbers are finite, its checks pass, and what
+it picks (the experts of a token) is spread evenly. A check that fails with the first answer is
+answered otherwise in the next attempt, since a step that raises has no memory to predict. What is
+assumed is said, unless the value only guards an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from memlab.errors import UnsupportedError
+from memlab.recording.packed import packed
+from memlab.recording.values import Values, for_real, tensors_in
+
+aten = torch.ops.aten
+ALL = frozenset(("aten::all", "aten::_is_all_true"))
+CTC = frozenset((aten._ctc_loss.default, aten._ctc_loss.Tensor))
+MOST_ATTEMPTS, MOST_CANDIDATES = 12, 4
+
+
+class Site(NamedTuple):
+    """A line of code that reads a value."""
+
+    file: str
+    line: int
+
+
+class Guesses:
+    """Which lines that read a value are answered otherwise than at first, over several attempts."""
+
+    def __init__(self) -> None:
+        self.turned: frozenset[Site] = frozenset()
+        self.read: list[Site] = []  # in this attempt, in order
+        self._kept: frozenset[Site] = frozenset()
+        self._candidates: list[Site] = []
+        self._reached = -1
+        self._attempts = 0
+
+    def turn(self, reached: int) -> bool:
+        """Prepare another attempt after one that failed; False if there is none left.
+
+        The last lines that were read before the failure are tried first. A line stays turned if
+        the run then reaches further.
+
+        Args:
+            reached: operators that were dispatched before the failure.
+        """
+        if reached > self._reached:
+            self._reached, self._kept = reached, self.turned
+            latest_first = dict.fromkeys(reversed(self.read))
+            others = [site for site in latest_first if site not in self.turned]
+            self._candidates = others[:MOST_CANDIDATES]
+        self._attempts += 1
+        if not self._candidates or self._attempts > MOST_ATTEMPTS:
+            return False
+        self.turned = self._kept | {self._candidates.pop(0)}
+        return True
+
+
+class Unknown:
+    """Answers for one attempt.
+
+    Args:
+        values: what is known.
+        guesses: what was learned from attempts that failed.
+        assume: called with what the run does, what is assumed, and whether that decides what is
+            run ("branch"), how much of it ("spread"), or neither ("value").
+        place: returns where the run is.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        guesses: Guesses,
+        assume: Callable[[str, str, str], None],
+        place: Callable[[], object],
+    ) -> None:
+        self.values = values
+        self._guesses = guesses
+        self._assume = assume
+        self._place = place
+        self._has_said_picked = False
+        self._checks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def note_check(self, func: Any, out: Any) -> None:
+        """Remember a flag that says whether all is well, of values that are not known."""
+        if func._schema.name in ALL:
+            self._checks[id(out)] = out
+
+    def value(self, func: Any, args: Any, real: Any) -> Any:
+        """Return the value that the run reads."""
+        frame = _reader()
+        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        # not what PyTorch asks, or what only leads to an error
+        is_theirs = not _module(frame).startswith(("torch.", "memlab."))
+        matters = is_theirs and not _guards_an_error(site)
+        if real is not None:
+            if matters:
+                self._say_if_picked(args, f"{_line(frame)} reads a value")
+            return real
+        if func in (aten.allclose.default, aten.equal.default):
+            return True
+        if func is not aten._local_scalar_dense.default:
+            raise self._refusal(func, "depends on values")
+        self._guesses.read.append(site)
+        is_turned = site in self._guesses.turned
+        value = self._guess(args[0], _module(frame)) != is_turned
+        dtype = args[0].dtype
+        kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
+        typed = kind(value)
+        if matters and not is_turned:
+            doubt = "value" if dtype.is_floating_point else "branch"
+            self._assume(f"{_line(frame)} reads a value", f"assumed {typed!r}", doubt)
+        return typed
+
+    def _guess(self, tensor: Any, module: str) -> bool:
+        """Return a check that all is well, and else no special case; no overflow of a scaler."""
+        if tensor.dtype is torch.bool:
+            return id(tensor) in self._checks
+        return not module.startswith("torch.amp")
+
+    def text(self, tensor: Any) -> Any:
+        """Return what a number is written as in a text, where that is not a step's business."""
+        real = self.values.of(tensor)
+        if real is None and tensor.dtype.is_floating_point:
+            return 1.0
+        return tensor.item()
+
+    def largest(self, func: Any, args: Any) -> Any:
+        """Return the largest output that an operator whose shape depends on values can have."""
+        does = f"{_line(_reader())} calls {func}, whose shape depends on values"
+        if func is aten.nonzero.default:
+            self._assume(does, "assumed that no element is zero", "branch")
+            shape = (args[0].numel(), args[0].dim())
+            # column by column, on a CPU and on CUDA alike
+            return args[0].new_empty_strided(shape, (1, shape[0]), dtype=torch.int64)
+        if func is aten.masked_select.default:
+            self._assume(does, "assumed that the mask is full", "branch")
+            return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
+        if func is aten._pack_padded_sequence.default:
+            return self._packed(args, does)
+        if func in CTC:
+            return self._aligned(args, does)
+        raise self._refusal(func, "has a shape that depends on values")
+
+    def shaped(self, args: Any, real: Any) -> Any:
+        """Return fake outputs of the shapes that known values give."""
+        self._say_if_picked(args, f"{_line(_reader())} needs as much memory as values say")
+        made = [
+            args[0].new_empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors_in(real)
+        ]
+        return made[0] if isinstance(real, torch.Tensor) else tuple(made)
+
+    def _packed(self, args: Any, does: str) -> Any:
+        data, lengths, batch_first = args
+        steps, samples = data.shape[int(batch_first)], data.shape[1 - int(batch_first)]
+        counts = self.values.of(lengths)
+        if counts is None:
+            self._assume(does, "assumed that every sequence is of full length", "value")
+            with for_real():
+                counts = torch.full((samples,), steps)
+        self._say_if_picked([lengths], does)
+        return packed(data, counts, batch_first)
+
+    def _aligned(self, args: Any, does: str) -> Any:
+        """Return what the CTC loss returns: each sample's loss, and sums over all alignments.
+
+        Source: `ctc_loss_cpu_template` and `ctc_loss_gpu_template` in ATen/native: both hold sums
+        for every step of the longest text, with blanks between its letters.
+        """
+        scores, targets, _, lengths = args[:4]
+        steps, samples = scores.shape[0], scores.shape[1]
+        if isinstance(lengths, torch.Tensor):
+            known = self.values.of(lengths)
+            with for_real():
+                counts = None if known is None else known.tolist()
+        else:
+            counts = list(lengths)
+        if counts is None:
+            self._assume(does, "assumed that every text is of full length", "value")
+            counts = [targets.shape[1] if targets.dim() > 1 else targets.numel() // samples]
+        longest = max(counts, default=0)
+        return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
+
+    def select(self, args: Any) -> Any:
+        """Return what a mask selects, all where the mask is not known."""
+        masks = [index for index in args[1] if is_mask(index)]
+        does = f"{_line(_reader())} selects by a mask"
+        if any(self.values.of(mask) is None for mask in masks):
+            self._assume(does, "assumed that the mask is full", "branch")
+        self._say_if_picked(masks, does)
+        return aten.index.Tensor(args[0], [t for index in args[1] for t in self._as_indices(index)])
+
+    def _as_indices(self, index: Any) -> list[Any]:
+        if not is_mask(index):
+            return [index]
+        known = self.values.sum_of(index)
+        count = index.numel() if known is None else known
+        return [index.new_empty(count, dtype=torch.int64)] * index.dim()
+
+    def _refusal(self, func: Any, why: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._place()}: {func} {why}, which a prediction does not have; use memlab.measure"
+        )
+
+    def _say_if_picked(self, args: Any, does: str) -> None:
+        if self.values.are_assumed(args) and not self._has_said_picked:
+            self._has_said_picked = True
+            picked = "assumed that what the model picks (its experts, say) is spread evenly"
+            self._assume(does, picked, "spread")
+
+
+def is_mask(index: Any) -> bool:
+    """Return whether an index of a tensor is a mask."""
+    return index is not None and index.dtype is torch.bool
+
+
+def _reader() -> FrameType:
+    """Return the frame of the code that asked for a value, outside of torch's core and memlab's."""
+    core = (
+        "torch._",
+        "torch.utils",
+        __name__,
+        "memlab.recording.tracker",
+        "memlab.recording.faking",
+    )
+    frame = first = sys._getframe(1)
+    while frame is not None:
+        name = _module(frame)
+        if not name.startswith(core) or name.startswith("torch.optim"):
+            return frame
+        frame = frame.f_back  # type: ignore[assignment]
+    return first
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _line(frame: FrameType) -> str:
+    return f"line {frame.f_lineno} of {_module(frame)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _guards_an_error(site: Site) -> bool:
+    """Return whether the statement at a line asserts something, or raises in one of its branches.
+
+    False where the source is not to be had.
+    """
+    try:
+        tree = _parsed(site.file)
+    except SyntaxError:
+        return False
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If | ast.Assert)
+        and node.lineno <= site.line <= (node.test.end_lineno or node.lineno)
+    ]
+    if not found:
+        return False
+    statement = max(found, key=lambda node: node.lineno)
+    if isinstance(statement, ast.Assert):
+        return True
+    return any(isinstance(inner, ast.Raise) for inner in (*statement.body, *statement.orelse))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))

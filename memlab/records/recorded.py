@@ -1,0 +1,316 @@
+"""`recorded` and `recordings`: what real devices did, played back on a machine without them.
+
+The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left out: workloads that
+are not of the zoo, since nobody could tell that a record is of the same one.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlab import workloads
+from memlab.arguments.checks import checked
+from memlab.arguments.quoting import shown
+from memlab.arguments.units import parse_bytes
+from memlab.config import FP32_FORMATS, Precision, StepConfig
+from memlab.costs.cost_store import is_overhead_seconds
+from memlab.devices import cards
+from memlab.devices.cards import Target
+from memlab.errors import DeviceError
+from memlab.operators.cost import KnownCosts, OperatorCost
+from memlab.operators.signatures import Signature
+from memlab.records.records import DAMAGE, SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab.result import Outcome, Source, StepResult
+from memlab.trace import Phase
+from memlab.workload import Workload
+
+FOLDER = Path(__file__).parent / "data"
+NUM_NEAREST = 3
+SAID = ", recorded"  # after a device's name, so that nobody takes it for this machine's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeviceRecord:
+    """What was recorded on one device.
+
+    Attributes:
+        name: as `memlab.recorded` takes it, such as "h200".
+        title: as the driver or the processor names itself.
+        is_card: whether it is a CUDA card.
+        runs: in the order in which they were recorded.
+        lines: all of the file, visits and timings of operators among it.
+        notes: sentences on what of the file could not be used.
+    """
+
+    name: str
+    title: str
+    is_card: bool
+    runs: tuple[Run, ...]
+    lines: Lines
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What `StepResult.device` shows."""
+        return self.name + SAID
+
+    @property
+    def fitting(self) -> tuple[Run, ...]:
+        """The runs that constants may be chosen by: all that are not set aside."""
+        return tuple(run for run in self.runs if not run.holdout)
+
+    def __str__(self) -> str:
+        """Return one line: the device, and how many runs of which workloads."""
+        names = ", ".join(dict.fromkeys(run.workload for run in self.runs))
+        return f"{self.label} ({self.title}): {len(self.runs)} runs of {names}"
+
+
+def recordings() -> tuple[DeviceRecord, ...]:
+    """Return what each recorded device did, in alphabetical order.
+
+    Raises:
+        MemlabError: a record has a schema that this version does not know.
+
+    >>> [str(device) for device in recordings() if device.is_card]
+    []
+    """
+    found = (read_record(path) for path in sorted(FOLDER.glob(f"*{SUFFIX}")))
+    return tuple(record for record in found if record is not None)
+
+
+def read_record(path: Path) -> DeviceRecord | None:
+    """Return the record in a file, as far as it is good; None if that is not even its first line.
+
+    Raises:
+        MemlabError: it has a schema that this version does not know.
+    """
+    state = path.stat()
+    return _read(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
+    lines = read_lines(path)
+    visits = lines.of(Kind.VISIT)
+    try:
+        name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
+    except DAMAGE:
+        return None
+    runs, notes = [], [lines.damage] if lines.damage else []
+    every = lines.of(Kind.RUN)
+    for line in every:
+        with contextlib.suppress(*DAMAGE):
+            run = _as_built(Run.from_line(line, name + SAID))
+            _spec_of_run(run)  # raises for options that the zoo does not have
+            runs.append(run)
+    if len(runs) < len(every):
+        notes.append(f"{len(every) - len(runs)} damaged runs of {path} were dropped.")
+    return DeviceRecord(
+        name=name,
+        title=title,
+        is_card=kind == "cuda",
+        runs=tuple(runs),
+        lines=lines,
+        notes=tuple(notes),
+    )
+
+
+@checked()
+def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
+    """Return what one training step cost on a real device, as it was recorded there.
+
+    The latest reading is told. One that was never taken is `unsupported`, and the message names the
+    nearest that were.
+
+    Args:
+        workload: of the zoo, with the options that were recorded.
+        config: how it is trained.
+        device: one of `recordings()` by name, such as "h200".
+
+    Raises:
+        DeviceError: nothing is recorded of the device; the message lists those that are.
+    """
+    record = record_of(device)
+    same = _same_workload(record, workload)
+    for run in reversed(same):
+        if run.result.config == config_as_built(config):
+            said = (*run.result.notes, *record.notes)
+            return dataclasses.replace(run.result, config=config, notes=said)
+    return StepResult(
+        outcome=Outcome.UNSUPPORTED,
+        message=_missing(workload, config, record),
+        source=Source.RECORDED,
+        device=record.label,
+        config=config,
+        workload_name=workload.name,
+        notes=record.notes,
+    )
+
+
+def is_recorded(device: object) -> bool:
+    """Return whether a device is one that is played back, by its name alone.
+
+    >>> is_recorded("h200, recorded"), is_recorded("h200")
+    (True, False)
+    """
+    return isinstance(device, str) and device.endswith(SAID)
+
+
+def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepConfig]:
+    """Return the recorded settings of a workload, those first that differ least from a config.
+
+    Raises:
+        DeviceError: nothing is recorded of the device.
+    """
+    same = _same_workload(record_of(device), workload)
+    configs = {str(run.result.config): run.result.config for run in same}
+    asked = config_as_built(config)
+    return sorted(configs.values(), key=lambda other: _distance(asked, other))
+
+
+def sizes(workload: Workload, device: str) -> list[Run]:
+    """Return one recorded run of each size in which a workload of this name was recorded.
+
+    Raises:
+        DeviceError: nothing is recorded of the device.
+    """
+    runs = [run for run in record_of(device).runs if run.workload == workload.name]
+    return list({str(run.options): run for run in runs}.values())
+
+
+def config_as_built(config: StepConfig) -> StepConfig:
+    """Return the config with "as-built" for "fp32", which is the same step of any zoo workload.
+
+    The zoo builds every model in fp32, and "fp32" is what older records call that step.
+    """
+    if config.precision is not Precision.FP32:
+        return config
+    return dataclasses.replace(config, precision=Precision.AS_BUILT)
+
+
+def _as_built(run: Run) -> Run:
+    """Return a run of the zoo with the config that asks for it today, and its formats."""
+    config = config_as_built(run.result.config)
+    formats = run.result.parameter_formats
+    if config.precision is Precision.AS_BUILT:
+        formats = FP32_FORMATS
+    result = dataclasses.replace(run.result, config=config, parameter_formats=formats)
+    return dataclasses.replace(run, result=result)
+
+
+def _same_workload(record: DeviceRecord, workload: Workload) -> list[Run]:
+    spec = _spec(workload)
+    return [run for run in record.runs if spec is not None and _spec_of_run(run) == spec]
+
+
+def record_of(device: str) -> DeviceRecord:
+    """Return the record of a device, by its name with or without ", recorded".
+
+    Raises:
+        DeviceError: there is none; the message lists those that are.
+    """
+    every = recordings()
+    card = cards.find(device) if isinstance(device, str) else None
+    wanted = (str(device).removesuffix(SAID), card.name if card else None)
+    for record in every:
+        if record.name in wanted:
+            return record
+    names = ", ".join(repr(record.name) for record in every) or "none yet"
+    raise DeviceError(
+        f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
+        "memlab.predict, which needs no record"
+    )
+
+
+def _spec(workload: Workload) -> Any:
+    """Return the sizes of a workload of the zoo, None of any other."""
+    spec = getattr(workload.build_model, "__self__", None)
+    return spec if type(spec) in {type(known) for known in workloads.SPECS.values()} else None
+
+
+def _spec_of_run(run: Run) -> Any:
+    return _spec(workloads.get(run.workload, **run.options))
+
+
+def _missing(workload: Workload, config: StepConfig, record: DeviceRecord) -> str:
+    near = nearest(workload, config, record.name)[:NUM_NEAREST]
+    if not near:
+        known = dict.fromkeys(_told(run) for run in record.runs)
+        return (
+            f"{workload.name} of these sizes is not recorded on {record.name}; recorded are: "
+            f"{'; '.join(known)}"
+        )
+    return (
+        f"{workload.name}, {config} is not recorded on {record.name}; the nearest that are: "
+        f"{'; '.join(map(str, near))}"
+    )
+
+
+def _told(run: Run) -> str:
+    options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
+    return f"{run.workload} ({options})" if options else run.workload
+
+
+def _distance(config: StepConfig, other: StepConfig) -> tuple[int, float]:
+    """Return in how many fields besides the batch two configs differ, and by how much in that."""
+    fields = {f.name for f in dataclasses.fields(config)} - {"batch_size"}
+    differing = sum(getattr(config, name) != getattr(other, name) for name in fields)
+    return differing, abs(math.log(config.batch_size / other.batch_size))
+
+
+def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
+    """Return what a prediction for a recorded device is for: operators cost what they did there.
+
+    Args:
+        record: of the device.
+        tf32: whether the step multiplies fp32 matrices as TF32, for which operators were timed
+            apart.
+    """
+    operators: dict[Signature, OperatorCost] = {}
+    overheads: dict[Phase, float] = {}
+    for line in record.lines.of(Kind.OPERATORS):
+        if "packed" not in line:
+            continue  # it ended otherwise than ok
+        with contextlib.suppress(*DAMAGE):  # what is not known is said by the prediction
+            here = {Phase(name): _overhead(value) for name, value in line["overheads"].items()}
+            if line["tf32"] == tf32:
+                operators |= costs_from_line(line)
+            overheads |= here
+    card = cards.find(record.name) if record.is_card else None
+    if card is not None:
+        size = record.lines.of(Kind.VISIT)[0].get("memory_bytes", 0)
+        card = dataclasses.replace(card, memory_bytes=parse_bytes(size, "memory_bytes"))
+    return Target(
+        kind="cuda" if record.is_card else "cpu",
+        card=card,
+        name=record.label,
+        costs=KnownCosts(operators=operators, overheads=overheads),
+    )
+
+
+def _overhead(value: Any) -> float:
+    """Return a recorded time of what an operator takes besides its kernel.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not is_overhead_seconds(value):
+        raise ValueError("a time is none")
+    return float(value)
+
+
+def device_name(device: torch.device, title: str) -> str:
+    """Return what a device of this machine is called in a record.
+
+    >>> device_name(torch.device("cpu"), "AMD EPYC 7B13")
+    'amd-epyc-7b13'
+    """
+    if device.type == "cuda":
+        return cards.of_device(device).name
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())

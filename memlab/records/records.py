@@ -1,0 +1,369 @@
+"""Records: what real devices did, kept as lines of JSON in files that only grow.
+
+A line is one object: its schema, its kind, and what a thing of that kind holds. Every line is
+complete by itself, so that a file that was cut or damaged is good up to there. Timelines and
+holdings stand in a line as compressed text, and come back as they were, to the byte.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlab.arguments.units import GIB, format_bytes
+from memlab.costs.cost_store import cost_from_row
+from memlab.errors import MemlabError
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import Signature, from_text, to_text
+from memlab.plan import Plan, Region
+from memlab.result import Source, StepResult
+from memlab.trace import CATEGORIES, Timeline
+
+SCHEMA = 1
+SUFFIX = ".jsonl"
+MOST_BYTES = GIB  # of a file
+MOST_UNPACKED_BYTES = 2**28  # of one timeline or one list: a few bytes can unpack to gigabytes
+MOST_UNITS = 2**62  # bytes or seconds of a step
+# what reading a line that was written otherwise raises
+DAMAGE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+INT = "<i8"  # of packed arrays, whatever the machine
+
+
+class Kind(StrEnum):
+    """What a line holds."""
+
+    VISIT = "visit"
+    RUN = "run"
+    OPERATORS = "operators"
+    BOUNDARY = "boundary"
+    VERIFY = "verify"
+    ALLOCATOR = "allocator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines:
+    """What a file of records holds.
+
+    Attributes:
+        path: of the file.
+        content: one object a line, in order.
+        kept_bytes: of the file, up to the end of the last good line.
+        damage: a sentence on what could not be read; empty if all could.
+    """
+
+    path: Path
+    content: tuple[dict[str, Any], ...]
+    kept_bytes: int
+    damage: str = ""
+
+    def of(self, kind: Kind) -> list[dict[str, Any]]:
+        """Return the lines of one kind."""
+        return [line for line in self.content if line["kind"] == kind]
+
+
+def read_lines(path: Path) -> Lines:
+    """Return the lines of a file up to the first damaged one; of a file that is not there, none.
+
+    Raises:
+        MemlabError: a line has a schema that this version of memlab does not know.
+    """
+    try:
+        raw = _bytes_of(path)
+    except OSError as error:
+        said = f"{path} cannot be read ({error}); nothing of it is used."
+        return Lines(path=path, content=(), kept_bytes=0, damage=said)
+    content: list[dict[str, Any]] = []
+    kept = 0
+    *whole, rest = raw.split(b"\n")
+    for number, text in enumerate(whole, 1):
+        line = _parsed(text)
+        if line is None:
+            rest = text
+            break
+        if line["schema"] != SCHEMA:
+            raise MemlabError(
+                f"{path}, line {number}: schema={line['schema']!r}; allowed is {SCHEMA}: this file "
+                "was written by another version of memlab, so read it with that one or a newer one"
+            )
+        content.append(line)
+        kept += len(text) + 1
+    damage = ""
+    if rest:
+        damage = (
+            f"{path}, line {len(content) + 1} is damaged or cut short: kept are the "
+            f"{len(content)} lines before it, {kept} of {len(raw)} bytes."
+        )
+    return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Return what a file holds; of a file that is not there, nothing.
+
+    Raises:
+        OSError: it is no file, or larger than a record can be.
+    """
+    if not path.exists():
+        return b""
+    if path.stat().st_size > MOST_BYTES:
+        raise OSError(f"it is larger than {format_bytes(MOST_BYTES)}")
+    return path.read_bytes()
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return the object of a line, None if it is none or what is packed in it does not unpack."""
+    try:
+        line = _from_json(text)
+        if not isinstance(line, dict) or not {"schema", "kind"} <= line.keys():
+            return None
+        for packed in line.get("packed", {}).values():
+            _unpacked(packed)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return None
+    return line
+
+
+def _from_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        ValueError: it is none, names a key twice, or holds NaN or an infinity.
+    """
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
+
+
+def cut_damage(lines: Lines) -> None:
+    """Move what lies from the damage on into a file beside, so that lines can be appended again."""
+    if not lines.damage:
+        return
+    raw = lines.path.read_bytes()
+    aside = lines.path.with_suffix(".damaged")
+    aside.write_bytes((aside.read_bytes() if aside.exists() else b"") + raw[lines.kept_bytes :])
+    lines.path.write_bytes(raw[: lines.kept_bytes])
+
+
+def append(path: Path, kind: Kind, content: Mapping[str, Any]) -> None:
+    """Add one line to the file and see it on the disk: a cut loses at most what comes after."""
+    text = json.dumps({"schema": SCHEMA, "kind": str(kind), **content}, separators=(",", ":"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Run:
+    """One recorded step.
+
+    Attributes:
+        visit: that it was recorded in.
+        group: why: "grid", "ladder", "recompute", "compile", or "again" for a second reading.
+        workload: name in the zoo.
+        options: of the zoo; `memlab.workloads.get(workload, **options)` rebuilds it.
+        holdout: set aside: no constant of memlab may be chosen by it.
+        seed: set before model, batch and each step.
+        result: what it cost, `source` "recorded".
+        plan: of the memory budget, as it was carried out; None without one.
+        process_bytes: most that the driver said the process held; None where nobody says.
+        wall_seconds: that the whole run took, building and metering included.
+        before_reading: what was done before the peaks were read, in order.
+    """
+
+    visit: str
+    group: str
+    workload: str
+    options: Mapping[str, Any]
+    holdout: bool
+    seed: int
+    result: StepResult
+    wall_seconds: float
+    plan: Plan | None = None
+    process_bytes: int | None = None
+    before_reading: tuple[str, ...] = field(default=())
+
+    def to_line(self) -> dict[str, Any]:
+        """Return the run as plain JSON types; `from_line` gives it back."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        bare = dataclasses.replace(self.result, timeline=None, peak_holdings=())
+        holdings = [holding.to_dict() for holding in self.result.peak_holdings]
+        timeline = self.result.timeline
+        return data | {
+            "options": dict(self.options),
+            "before_reading": list(self.before_reading),
+            "plan": self.plan and _plan_to_dict(self.plan),
+            "result": bare.to_dict(),
+            "packed": {
+                "holdings": pack(json.dumps(holdings, separators=(",", ":")).encode()),
+                "timeline": None if timeline is None else pack(_deltas(timeline)),
+            },
+        }
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any], device: str) -> "Run":
+        """Return the run that `to_line` wrote, of a device of this name.
+
+        Raises:
+            Exception: one of `DAMAGE`, where the line is not what `to_line` wrote.
+        """
+        packed = line["packed"]
+        result = StepResult.from_dict(
+            line["result"]
+            | {
+                "source": str(Source.RECORDED),
+                "device": device,
+                "peak_holdings": _from_json(_unpacked(packed["holdings"])),
+            }
+        )
+        if packed["timeline"] is not None:
+            timeline = _timeline(_unpacked(packed["timeline"]))
+            result = dataclasses.replace(result, timeline=timeline)
+        _check_numbers(result)
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{
+            **{name: value for name, value in line.items() if name in names},
+            "options": {name: _hashable(value) for name, value in line["options"].items()},
+            "before_reading": tuple(line["before_reading"]),
+            "plan": line["plan"] and _plan_from_dict(line["plan"]),
+            "result": result,
+        })  # fmt: skip
+
+
+def _check_numbers(result: StepResult) -> None:
+    """Raise ValueError for a result that holds what no step can cost."""
+    sizes = [
+        result.peak_allocated_bytes,
+        result.peak_reserved_bytes,
+        result.first_step_peak_bytes,
+        result.memory_limit_bytes,
+        *(result.peak_by_category or {}).values(),
+        *(holding.nbytes for holding in result.peak_holdings),
+    ]
+    for size in sizes:
+        if size is not None and (type(size) is not int or not 0 <= size <= MOST_UNITS):
+            raise ValueError("a size is none")
+    times = [result.step_seconds, result.samples_per_second, *result.step_seconds_all]
+    for time in times:
+        if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
+            raise ValueError("a time is none")
+
+    share = result.others_share
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError("a share is none")
+    if not _agrees(result):
+        raise ValueError("its numbers contradict each other")
+
+
+def _agrees(result: StepResult) -> bool:
+    """Return whether a result's peak is made of its parts, and its time is one of its times."""
+    peak, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
+    if peak is not None:
+        parts = result.peak_by_category
+        if (parts and sum(parts.values()) != peak) or (reserved is not None and reserved < peak):
+            return False
+
+    seconds, every = result.step_seconds, result.step_seconds_all
+    return seconds is None or not every or min(every) <= seconds <= max(every)
+
+
+def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
+    """Return what operators cost as plain JSON types; `costs_from_line` gives it back."""
+    rows = {
+        to_text(signature): list(dataclasses.astuple(cost)) for signature, cost in costs.items()
+    }
+    packed = pack(json.dumps(rows, separators=(",", ":")).encode())
+    return {"num_operators": len(rows), "packed": {"costs": packed}}
+
+
+def costs_from_line(line: Mapping[str, Any]) -> dict[Signature, OperatorCost]:
+    """Return the costs that `costs_to_line` wrote; rows that cannot be are left out.
+
+    Raises:
+        ValueError, LookupError or TypeError: the line is damaged.
+    """
+    rows: dict[str, list[Any]] = _from_json(_unpacked(line["packed"]["costs"]))
+    found = {}
+    for text, row in rows.items():
+        with contextlib.suppress(*DAMAGE):
+            found[from_text(text)] = cost_from_row(row)
+    return found
+
+
+def pack(data: bytes) -> str:
+    """Return bytes as compressed text."""
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+
+
+def _unpacked(text: str | None) -> bytes:
+    """Return what was packed.
+
+    Raises:
+        ValueError: it was not packed by `pack`, or unpacks to more than a record can hold.
+    """
+    if text is None:
+        return b""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_UNPACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacking.eof:
+        raise ValueError(f"it is cut, or unpacks to more than {format_bytes(MOST_UNPACKED_BYTES)}")
+    return data
+
+
+def _deltas(timeline: Timeline) -> bytes:
+    """Return a timeline's columns, each as the differences between its rows: mostly zeros."""
+    table = np.column_stack(
+        (timeline.bytes_by_category, timeline.phase, timeline.micro_batch, timeline.operator)
+    ).astype(np.int64)  # (instants, categories + 3)
+    return np.ascontiguousarray(np.diff(table, axis=0, prepend=0).T).astype(INT).tobytes()
+
+
+def _timeline(deltas: bytes) -> Timeline:
+    columns = np.frombuffer(deltas, INT).reshape(len(CATEGORIES) + 3, -1)
+    table = np.cumsum(columns.astype(np.int64), axis=1).T
+    phase, micro_batch, operator = table[:, len(CATEGORIES) :].T
+    return Timeline(
+        bytes_by_category=np.ascontiguousarray(table[:, : len(CATEGORIES)]),
+        phase=phase.astype(np.int8),
+        micro_batch=micro_batch.astype(np.int32),
+        operator=operator.astype(np.int32),
+    )
+
+
+def _plan_to_dict(plan: Plan) -> dict[str, Any]:
+    data = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)}
+    regions = [{"path": r.path, "keep": sorted(map(list, r.keep))} for r in plan.regions]
+    return data | {"regions": regions}
+
+
+def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
+    regions = tuple(
+        Region(path=r["path"], keep=frozenset((name, number) for name, number in r["keep"]))
+        for r in data["regions"]
+    )
+    return Plan(**{**data, "regions": regions})
+
+
+def _hashable(value: Any) -> Any:
+    """Return a list as a tuple, since JSON knows no other."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

@@ -1,0 +1,182 @@
+"""Which step a job runs, so that a prediction finds what was measured of the very same step.
+
+A step is what a person's functions and values make of it. So it is told by what is sent to the
+worker: the workload and the config as cloudpickle writes them, values that were set on a person's
+modules, the caller's `sys.path`, folder and variables; and by what the worker imports: stamps of a
+person's own files, which are kept with a measured run, and of the folders of installed packages.
+What differs in any of these is another step, never a name alone. So a notebook's class that was
+defined anew, or a package that was installed since, needs a new measurement.
+
+Large tensors count by their shapes and formats alone: weights do not decide how long a step takes.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab._version import __version__
+from memlab.arguments.units import KIB, MIB
+from memlab.costs.cost_store import Store
+from memlab.costs.measured_runs import MeasuredRun, Stamp, read_run, write_run
+from memlab.result import Outcome, StepResult
+from memlab.sending.by_value import pickler
+from memlab.sending.own_values import Values
+from memlab.sending.sources import is_library
+
+MOST_BYTES = 64 * MIB  # of a workload, tensors apart, that is still told from others
+CONTENT_BYTES = 64 * KIB  # of a tensor that counts with its content: lengths, labels, tokens
+TOLD = ("workload", "config", "plan", "seed")  # arguments that decide what a step is
+OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+ZOO_FOLDER = OWN_FOLDER + "workloads" + os.sep
+
+
+class _TooLarge(Exception):
+    """A workload that takes too long to tell from others."""
+
+
+class _Hash:
+    """A file that keeps of what is written to it no more than its hash."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+        self._left = MOST_BYTES
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self._left -= count
+        if self._left < 0:
+            raise _TooLarge
+        self.sha256.update(data)
+        return count
+
+
+def step_of(
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    own_values: Values,
+    path: Sequence[str],
+    environment: Mapping[str, str],
+) -> str | None:
+    """Return what tells a step on this machine's CPU from all others; None if nothing does.
+
+    Args:
+        function: that the worker is asked for; None is returned of any but "measure" and "predict".
+        arguments: of that function.
+        own_values: see `own_values.py`.
+        path: `sys.path`.
+        environment: the variables.
+    """
+    if not _is_on_cpu(function, arguments):
+        return None
+    told = [arguments.get(name) for name in TOLD]
+    around = [
+        __version__,
+        {name: dict(values) for name, values in own_values.items()},
+        list(path),
+        sorted(environment.items()),
+        [_folder_stamp(entry) for entry in path if is_library(os.path.join(entry, "any.py"))],
+    ]
+    written = _Hash()
+    try:
+        around.append(os.getcwd())
+        _pickler()(written).dump((told, around))
+    except Exception:  # any class can refuse to be pickled; sending it tells the person
+        return None
+    return written.sha256.hexdigest()
+
+
+def remember(step: str | None, result: Any, stamps: Mapping[str, Stamp | None]) -> None:
+    """Keep what a run measured, if that was a time of a step that can be told from others.
+
+    Args:
+        step: as `step_of` names it.
+        result: of the job.
+        stamps: of the files that the worker has imported and read; None of a changed one.
+    """
+    if step is None or not isinstance(result, StepResult) or result.outcome is not Outcome.OK:
+        return
+    files = {file: stamp for file, stamp in stamps.items() if not _is_machinery(file)}
+    seconds = result.step_seconds_all
+    if not seconds or result.step_seconds is None or result.peak_allocated_bytes is None:
+        return
+    run = MeasuredRun(
+        step=step,
+        least_seconds=min(seconds),
+        median_seconds=result.step_seconds,
+        num_repeats=len(seconds),
+        others_share=result.others_share,
+        peak_bytes=result.peak_allocated_bytes,
+        taken_at=time.time(),
+        files={file: stamp for file, stamp in files.items() if stamp is not None},
+    )
+    if len(run.files) == len(files):
+        with contextlib.suppress(Exception):  # a person's code may have left anything behind
+            write_run(Store(), run)
+
+
+def recall(step: str | None) -> tuple[MeasuredRun | None, str | None]:
+    """Return what was measured of a step, None if nothing; and a note on a damaged row."""
+    if step is None:
+        return None, None
+    run, note = read_run(Store(), step)
+    return (run if run is not None and run.is_of_present_files() else None), note
+
+
+def _is_on_cpu(function: str, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a job measures a step on this CPU, or predicts one for it."""
+    if function == "measure":
+        return bool(arguments["device"].type == "cpu")
+    if function != "predict":
+        return False
+    target = arguments["target"]
+    return bool(target.kind == "cpu" and target.costs is None)
+
+
+def _is_machinery(file: str) -> bool:
+    """Return whether a file is memlab's own and defines no model."""
+    return file.startswith(OWN_FOLDER) and not file.startswith(ZOO_FOLDER)
+
+
+def _folder_stamp(folder: str) -> int:
+    """Return what changes when a package is installed in a folder, or removed."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.cache
+def _pickler() -> Any:
+    class Pickler(pickler()):  # type: ignore[misc]
+        """Writes tensors as text."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor):
+                return str, (_tensor_in_words(obj),)
+            if type(obj) is np.ndarray and obj.nbytes > CONTENT_BYTES and obj.dtype != object:
+                return str, (f"{obj.dtype} {obj.shape}",)
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _tensor_in_words(tensor: torch.Tensor) -> str:
+    """Return the format of a tensor, and of a small one a hash of what it holds."""
+    words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
+    words += f"{tensor.device} {tensor.requires_grad}"
+    if tensor.layout is not torch.strided:
+        return words
+    words += f" {tensor.stride()}"
+    if tensor.nbytes > CONTENT_BYTES or tensor.device.type != "cpu":
+        return words
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{words} {hashlib.sha256(content.tobytes()).hexdigest()}"

@@ -1,0 +1,87 @@
+"""Initialisation on the meta device: a model is built without memory, then made on its device.
+
+While `build_model` runs, its tensors have shapes and no bytes, and every operator on them is noted;
+then the notes are replayed on the device, in the same order from the same seed. So nothing stays
+uninitialised that a plain build initialises (buffers, tied weights and a constructor's own changes
+come out too, which `to_empty` and `reset_parameters` would lose), and on a CPU the values are those
+of a plain build, bit by bit. A card draws other random numbers than a CPU.
+
+The tensors are fake ones, of the meta device but for what they say: where a tensor says "meta",
+torch.nn.init and transformers leave it uninitialised without a word (torch 2.13, transformers 5).
+Left out: a prediction's own tensors, which need no memory as they are.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode
+
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.building import deferred
+from memlab.techniques.source import Source
+
+
+def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """Return the model, built on the meta device and then made on this one.
+
+    Raises:
+        UnsupportedError: its constructors read or draw numbers in a way that cannot be replayed.
+    """
+    if detect_fake_mode() is not None:
+        return build_model()
+    try:
+        return deferred.build_on_meta(build_model, device)
+    except deferred.Unknown as error:
+        instead = f", or {error.instead}" if error.instead else ""
+        raise UnsupportedError(
+            f"init_on_meta=True cannot build this model without memory ({error}); use "
+            f"init_on_meta=False{instead}"
+        ) from error
+
+
+def notes(config: StepConfig, device: torch.device) -> list[str]:
+    """Return what the initial values are, and that a CPU saves nothing."""
+    if not config.init_on_meta:
+        return []
+    if device.type == "cpu" or config.offload_parameters:
+        return [
+            "init_on_meta saves nothing where the model is in the host's memory in any case; its "
+            "initial values are those of a plain build on a CPU, bit by bit."
+        ]
+    return [
+        "The initial values are drawn on the card, whose random numbers are others than a CPU's."
+    ]
+
+
+def source(config: StepConfig) -> Source:
+    """Return what a person would add to a script."""
+    if not config.init_on_meta:
+        return Source()
+    # weights that wait in the host's memory are made there
+    where = 'torch.device("cpu")' if config.offload_parameters else "device"
+    written = inspect.getsource(deferred)
+    return Source(
+        imports=(
+            "import contextlib",
+            "import functools",
+            "import gc",
+            "import weakref",
+            "from collections.abc import Callable, Iterator",
+            "from dataclasses import dataclass",
+            "from typing import Any",
+            "import torch",
+            "from torch import nn",
+            "from torch._subclasses.fake_tensor import DataDependentOutputException",
+            "from torch._subclasses.fake_tensor import DynamicOutputShapeException",
+            "from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode",
+            "from torch._subclasses.fake_tensor import unset_fake_temporarily",
+            "from torch.utils import _pytree as pytree",
+            "from torch.utils._python_dispatch import TorchDispatchMode",
+        ),
+        # the whole file but its docstring and imports
+        functions=(written[written.index("RANDOM = ") :].rstrip(),),
+        before=(f"build_model = functools.partial(build_on_meta, build_model, {where})",),
+    )

@@ -1,0 +1,278 @@
+"""torch.compile, and its Memory Budget API with the guards that it lacks.
+
+Source: `torch._functorch.config.activation_memory_budget` and the partitioner that reads it, whose
+plans `partitions` judges. A budget below 1 needs the whole model in one graph, and is wrong where
+that graph draws random numbers (pytorch issues 190758 and 190717); both are refused.
+On a CPU the backend is `aot_eager_decomp_partition` (graph and partitioner, no code generation,
+since there may be no C++ compiler); on CUDA it is inductor. Compare budgets within one of them.
+"""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, Checkpointing, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.accumulation import random_modules
+from memlab.techniques.compiling import partitions
+from memlab.techniques.recompute import policies
+from memlab.techniques.source import Source
+from memlab.workload import Workload
+
+
+def is_compiled(config: StepConfig) -> bool:
+    """Return whether the step runs through torch.compile."""
+    return config.compile or _is_planned(config)
+
+
+def asked_by(config: StepConfig) -> str:
+    """Return what a config says that has its step compiled, for a sentence that refuses it."""
+    if config.compile:
+        return "compile=True"
+    return f"budget_engine='compile' at memory_budget={config.memory_budget:g}"
+
+
+def without(config: StepConfig) -> str:
+    """Return what to set for an eager step."""
+    planned = ["budget_engine='eager'"] if _is_planned(config) else []
+    return " and ".join((["compile=False"] if config.compile else []) + planned)
+
+
+def _is_planned(config: StepConfig) -> bool:
+    """Return whether PyTorch's partitioner plans what to recompute."""
+    return config.memory_budget < 1.0 and config.budget_engine is BudgetEngine.COMPILE
+
+
+def backend(device: torch.device) -> str:
+    """Return the name of the torch.compile backend that memlab uses on this device."""
+    return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
+
+
+def check(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for what does not go together, or is not to be had here."""
+    if is_compiled(config) and device.type != "cuda" and config.compile_mode != "default":
+        raise UnsupportedError(
+            f"compile_mode={str(config.compile_mode)!r} tunes the code that Inductor generates, "
+            f"and memlab's backend on a {device.type} generates none; use 'default'"
+        )
+    if _is_planned(config):
+        _check_choices(config, device)
+    if not config.is_planned:
+        return
+    asked = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
+    if config.compile:
+        raise UnsupportedError(
+            f"{asked} plans eager steps, and compile=True was asked for; use "
+            "budget_engine='compile', or compile=False"
+        )
+    if config.checkpointing is not Checkpointing.NONE:
+        raise UnsupportedError(
+            f"{asked} chooses itself what to recompute, and checkpointing="
+            f"{str(config.checkpointing)!r} was asked for; use checkpointing='none', or "
+            "memory_budget=1.0"
+        )
+
+
+def _check_choices(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for a solver or an estimator that PyTorch does not have here."""
+    if config.budget_solver is BudgetSolver.ILP and importlib.util.find_spec("scipy") is None:
+        raise UnsupportedError(
+            "budget_solver='ilp' needs the package scipy, which is not installed; install it, or "
+            "use 'dp'"
+        )
+    if config.budget_estimator is BudgetEstimator.PROFILE and device.type != "cuda":
+        raise UnsupportedError(
+            "budget_estimator='profile' times operators with CUDA events, and the device is "
+            f"{device.type}; use 'flops'"
+        )
+
+
+def notes(config: StepConfig, device: torch.device) -> list[str]:
+    """Return what a reader of the numbers must know about a compiled step on this device.
+
+    What was decided while it compiled is among it once a step has run.
+    """
+    if not is_compiled(config):
+        return []
+    said = []
+    if device.type != "cuda":
+        said = [f"torch.compile ran with backend {backend(device)}: no code is generated on a CPU."]
+    if _is_planned(config) and _last is not None and _last[1:3] == (config, device):
+        for choice in _last[3].choices:
+            said += [note for note in choice.notes(str(config.budget_solver)) if note not in said]
+    return said
+
+
+def source(config: StepConfig, device: torch.device) -> Source:
+    """Return what a script compiles; dropout with a budget below 1 it must not have.
+
+    The partitioner then takes its own plan for the budget, of which memlab runs no one that peaks
+    above that for a larger budget.
+    """
+    if not is_compiled(config):
+        return Source()
+    budget, mode = config.memory_budget, str(config.compile_mode)
+    switches = {
+        "activation_memory_budget": budget,
+        "activation_memory_budget_solver": str(config.budget_solver),
+        "activation_memory_budget_runtime_estimator": str(config.budget_estimator),
+    }
+    lines = (f"torch._functorch.config.{name} = {value!r}" for name, value in switches.items())
+    arguments = f"backend={backend(device)!r}, fullgraph={budget < 1.0}"
+    if mode != "default":
+        arguments += f", mode={mode!r}"
+    return Source(
+        imports=("import torch._functorch.config",) if budget < 1.0 else (),
+        before=tuple(lines) if budget < 1.0 else (),
+        model=(f"model = torch.compile(model, {arguments})",),
+    )
+
+
+@dataclass(slots=True)
+class Plan:
+    """What was decided while a model was compiled: one choice for each graph."""
+
+    choices: list[partitions.Choice] = field(default_factory=list)
+
+
+_last: tuple[Workload, StepConfig, torch.device, Plan] | None = None  # what dynamo holds now
+
+
+def apply(
+    model: torch.nn.Module, workload: Workload, config: StepConfig, device: torch.device
+) -> tuple[torch.nn.Module, Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Return the compiled model and the context that each of its steps must run in.
+
+    A second model of the same workload and config runs what was compiled for the first.
+
+    Raises:
+        UnsupportedError: a budget below 1 on a model with active dropout.
+    """
+    global _last
+    budget = config.memory_budget
+    if budget < 1.0 and (names := random_modules(model)):
+        raise UnsupportedError(_random_reason(budget, f"{names[0]} draws random numbers"))
+    compiled: Any = torch.compile(
+        model,
+        backend=backend(device),
+        fullgraph=budget < 1.0,
+        # no mode at all, since a backend other than inductor warns of it
+        mode=None if config.compile_mode == "default" else str(config.compile_mode),
+    )
+    if _last is None or _last[:3] != (workload, config, device):
+        forget()
+        _last = (workload, config, device, Plan())
+    plan = _last[3]
+
+    def check_graph(graph: torch.fx.Graph) -> None:
+        if random := next(filter(_draws, graph.nodes), None):
+            raise UnsupportedError(_random_reason(budget, _describe(random)))
+
+    @contextlib.contextmanager
+    def run_in() -> Iterator[None]:
+        if budget == 1.0:
+            with _budget(config):
+                yield
+            return
+        planned_before = bool(plan.choices)
+        chosen = partitions.chosen(partitions.stepped(budget), plan.choices.append, check_graph)
+        with _budget(config), chosen:
+            try:
+                yield
+            except torch._dynamo.exc.TorchDynamoException as error:
+                inner = getattr(error, "inner_exception", None)
+                if isinstance(inner, UnsupportedError):  # ours, from inside the partitioner
+                    raise inner from None
+                raise UnsupportedError(_graph_break_reason(budget, model, error)) from error
+        if not planned_before:
+            _check_plan(plan, budget, model)
+
+    return compiled, run_in
+
+
+def forget() -> None:
+    """Drop all compiled code, since a plan for another budget would be used again in silence."""
+    global _last
+    _last = None
+    torch._dynamo.reset()
+
+
+def _budget(config: StepConfig) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which PyTorch plans as the config says."""
+    patched: contextlib.AbstractContextManager[None] = torch._functorch.config.patch(
+        activation_memory_budget=partitions.stepped(config.memory_budget),
+        activation_memory_budget_solver=str(config.budget_solver),
+        activation_memory_budget_runtime_estimator=str(config.budget_estimator),
+        # without the cache of whole graphs, so that the partitioner is always asked
+        enable_autograd_cache=False,
+    )
+    return patched
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Return whether a node of a joint graph draws random numbers in this call."""
+    func = node.target
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    return policies.draws(func, policies.values_of(func, node.args, dict(node.kwargs)))
+
+
+def _describe(node: torch.fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    where = str(stack[-1][0]).removeprefix("L['self'].") if stack else ""
+    source = (node.meta.get("stack_trace") or "").strip().splitlines()
+    line = source[-1].strip() if source else ""
+    named = where or (f"the line `{line}`" if line else "the model")
+    return f"{named} draws random numbers ({node.target})"
+
+
+def _random_reason(budget: float, what: str) -> str:
+    return (
+        f"memory_budget={budget:g} with budget_engine='compile' is refused: {what}, and PyTorch "
+        "gives wrong gradients for a budget below 1 then (pytorch issue 190758); set the dropout "
+        "to 0, or use checkpointing='blocks' with memory_budget=1.0"
+    )
+
+
+def _check_plan(plan: Plan, budget: float, model: torch.nn.Module) -> None:
+    name = type(model).__name__
+    if not plan.choices:
+        raise UnsupportedError(
+            f"memory_budget={budget:g} did nothing: torch.compile planned no backward of {name}; "
+            "compute_loss must call model(...) itself, and the model needs trainable parameters"
+        )
+    if not any(choice.changed for choice in plan.choices):
+        raise UnsupportedError(
+            f"memory_budget={budget:g} left the plan of {name} as it is at 1.0: there is nothing "
+            "more to recompute within it; use a lower budget, or accumulation_steps"
+        )
+
+
+def _graph_break_reason(budget: float, model: torch.nn.Module, error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[0].rstrip(".")
+    where = _module_of(model, error)
+    return (
+        f"memory_budget={budget:g} needs {type(model).__name__} in one graph, and torch.compile "
+        f"breaks it at {where}: {first_line}; use memory_budget=1.0 and "
+        "more accumulation_steps, or checkpointing='blocks' where the model has repeated blocks"
+    )
+
+
+def _module_of(model: torch.nn.Module, error: Exception) -> str:
+    """Return the path and class of the module at which a graph broke."""
+    rnn = next(((p, m) for p, m in model.named_modules() if isinstance(m, torch.nn.RNNBase)), None)
+    if rnn and "RNN" in str(error):
+        return f"{rnn[0] or 'the model'} ({type(rnn[1]).__name__})"
+    for frame in reversed(getattr(error, "real_stack", None) or []):
+        for path, module in model.named_modules():
+            code = getattr(type(module).forward, "__code__", None)
+            if code is None or code.co_filename != frame.filename:
+                continue
+            lines = [line for *_, line in code.co_lines() if line]
+            if min(lines) <= (frame.lineno or 0) <= max(lines):
+                return f"{path or 'the model'} ({type(module).__name__})"
+    return "the model"

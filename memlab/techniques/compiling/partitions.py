@@ -1,0 +1,232 @@
+"""The plans that torch.compile's partitioner makes, budget by budget, and the one to take.
+
+Source: `torch/_functorch/partitioners.py`. PyTorch's budget limits what is saved for backward; a
+low one may recompute so much at once that the step peaks higher than at a larger budget (pytorch
+issue 197838). Here a budget is an upper bound. Going down from 1, a plan counts if its footprint is
+within that of the plan that counted before it. Taken is the first of these at or under the budget
+that was asked for, or else the last one above it. So of two budgets the lower never peaks higher.
+Left out: what the plans above peak at for real, so that a plan with convolutions may be passed over
+that would have peaked lower.
+"""
+
+import contextlib
+import functools
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memlab.arguments.units import format_bytes
+from memlab.techniques.compiling.footprint import Footprint, footprint
+
+BUDGET_STEP = 0.05
+"""As the panel's slider has it. A budget between two steps is planned as the lower one."""
+
+SOLVER_GRAIN = 1e-4
+"""What PyTorch's solvers round sizes to, as a share of the activations (`S` in knapsack.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """A plan: what the forward graph saves for the backward graph.
+
+    Attributes:
+        budget: that the partitioner was given.
+        saved: names of the saved nodes.
+        kept_fraction: of what is saved at budget 1, by PyTorch's count.
+        footprint: estimated.
+    """
+
+    budget: float
+    saved: frozenset[str]
+    kept_fraction: float
+    footprint: Footprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What was decided for one graph.
+
+    Attributes:
+        plain: the partitioner's plan for budget 1.
+        own: its plan for the budget that was asked for.
+        taken: the plan that is run.
+    """
+
+    plain: Partition
+    own: Partition
+    taken: Partition
+
+    @property
+    def changed(self) -> bool:
+        """Whether the partitioner plans otherwise than for budget 1."""
+        return self.own.saved != self.plain.saved
+
+    def notes(self, solver: str) -> list[str]:
+        """Return what a reader of the numbers must know about this choice."""
+        asked, taken = self.own, self.taken
+        said = []
+        if taken.budget != asked.budget:
+            next_one = "the next at or under it that cannot"
+            if taken.budget > asked.budget:
+                next_one = "since none at or under it is sure not to"
+            said.append(
+                f"PyTorch's own plan for memory_budget={asked.budget:g} may peak higher than that "
+                f"of a larger budget. Run is its plan for {taken.budget:g}, {next_one}: the "
+                f"compiled model holds {format_bytes(taken.footprint.peak_bytes)} at most instead "
+                f"of {format_bytes(asked.footprint.peak_bytes)} (estimated, without what kernels "
+                "allocate for themselves)."
+            )
+        if asked.kept_fraction > asked.budget + SOLVER_GRAIN:
+            said.append(
+                f"budget_solver={solver!r} exceeds its budget: it saves "
+                f"{asked.kept_fraction:.3f} of the activations for memory_budget={asked.budget:g} "
+                "(pytorch issue 197871)."
+            )
+        return said
+
+
+def stepped(budget: float) -> float:
+    """Return the budget that is planned: the next step at or under this one."""
+    return math.floor(budget / BUDGET_STEP + 1e-9) * BUDGET_STEP
+
+
+def take(asked: float, plan_for: Callable[[float], Partition]) -> Partition:
+    """Return the plan to run for a budget; plans are made only as far down as they are needed."""
+    taken = plan_for(1.0)
+    for step in range(round(1 / BUDGET_STEP) - 1, -1, -1):
+        plan = plan_for(step * BUDGET_STEP)
+        if plan.footprint.is_within(taken.footprint):
+            taken = plan
+            if taken.budget <= asked:
+                break
+    return taken
+
+
+@contextlib.contextmanager
+def chosen(
+    budget: float,
+    decided: Callable[[Choice], None],
+    check: Callable[[torch.fx.Graph], None],
+) -> Iterator[None]:
+    """Have every graph that is compiled meanwhile run the plan to take for a budget.
+
+    Args:
+        budget: as `stepped` returns it.
+        decided: told of each graph's choice.
+        check: given each joint graph; may raise.
+    """
+    partitioners = _partitioners()
+    choose, extract = partitioners.choose_saved_values_set, partitioners._extract_fwd_bwd_modules
+    node_info: list[Any] = []  # of the graph whose partition is under way
+
+    def noted(joint_graph: torch.fx.Graph, info: Any, memory_budget: float = 1) -> Any:
+        check(joint_graph)
+        node_info[:] = [info]
+        return choose(joint_graph, info, memory_budget=memory_budget)
+
+    def extracted(joint_module: torch.fx.GraphModule, saved: Any, **options: Any) -> Any:
+        if not node_info:  # a graph without a backward is not planned
+            return extract(joint_module, saved, **options)
+        made = _Plans(joint_module, node_info.pop(), options, choose, extract)
+        with _solved_once():
+            taken = take(budget, made.plan_for)
+            decided(Choice(plain=made.plan_for(1.0), own=made.plan_for(budget), taken=taken))
+        nodes = made.nodes(taken.budget)
+        saved[:] = [node for node in nodes if not partitioners.is_sym_node(node)]
+        options["saved_sym_nodes"][:] = filter(partitioners.is_sym_node, nodes)
+        return extract(joint_module, saved, **options)
+
+    with _replaced(choose_saved_values_set=noted, _extract_fwd_bwd_modules=extracted):
+        yield
+
+
+class _Plans:
+    """The partitioner's plans of one joint graph, each made once."""
+
+    def __init__(
+        self,
+        joint_module: torch.fx.GraphModule,
+        node_info: Any,
+        options: dict[str, Any],
+        choose: Callable[..., Any],
+        extract: Callable[..., Any],
+    ) -> None:
+        self._joint, self._info, self._options = joint_module, node_info, options
+        self._choose, self._extract = choose, extract
+        self.nodes = functools.cache(self._nodes)
+        self._footprints: dict[frozenset[str], Footprint] = {}
+        self._least = _saved_bytes(node_info.inputs)
+
+    def plan_for(self, budget: float) -> Partition:
+        """Return the partitioner's plan for a budget."""
+        nodes = self.nodes(budget)
+        names = frozenset(node.name for node in nodes)
+        if names not in self._footprints:
+            self._footprints[names] = self._footprint(nodes)
+        span = _saved_bytes(self.nodes(1.0)) - self._least
+        above = _saved_bytes(nodes) - self._least
+        return Partition(
+            budget=budget,
+            saved=names,
+            kept_fraction=max(above / span, 0.0) if span > 0 else 0.0,
+            footprint=self._footprints[names],
+        )
+
+    def _nodes(self, budget: float) -> list[torch.fx.Node]:
+        found = self._choose(self._joint.graph, self._info, memory_budget=budget)
+        return list(found)
+
+    def _footprint(self, nodes: list[torch.fx.Node]) -> Footprint:
+        """Return what the two graphs of a plan hold, ordered as the partitioner orders them."""
+        partitioners = _partitioners()
+        symbols = [node for node in nodes if partitioners.is_sym_node(node)]
+        tensors = [node for node in nodes if not partitioners.is_sym_node(node)]
+        options = {**self._options, "saved_sym_nodes": symbols}
+        forward, backward = self._extract(self._joint, tensors, **options)
+        backward = partitioners.reordering_to_mimic_autograd_engine(backward)
+        raised = [partitioners.raise_getitems(module) for module in (forward, backward)]
+        return footprint(raised[0].graph, raised[1].graph)
+
+
+def _saved_bytes(nodes: list[torch.fx.Node]) -> int:
+    return sum(int(_partitioners()._size_of(node)) for node in nodes)
+
+
+def _partitioners() -> Any:
+    """Return PyTorch's module of that name, which takes seconds to import."""
+    return importlib.import_module("torch._functorch.partitioners")
+
+
+@contextlib.contextmanager
+def _solved_once() -> Iterator[None]:
+    """Solve each cut and time each operator of a graph once, not once for each budget."""
+    solve, runtime = _partitioners().solve_min_cut, _partitioners().estimate_runtime
+    cuts: dict[Any, Any] = {}
+
+    def solved(graph: Any, info: Any, options: Any, dont_ban: Any = None) -> Any:
+        key = (repr(options), frozenset(dont_ban or ()))
+        if key not in cuts:
+            cuts[key] = solve(graph, info, options, dont_ban)
+        saved, banned = cuts[key]
+        return list(saved), banned
+
+    with _replaced(solve_min_cut=solved, estimate_runtime=functools.cache(runtime)):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
+    """Put functions in the place of the partitioner's own, by name."""
+    partitioners = _partitioners()
+    before = {name: getattr(partitioners, name) for name in functions}
+    for name, function in functions.items():
+        setattr(partitioners, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(partitioners, name, function)

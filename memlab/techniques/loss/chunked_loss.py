@@ -1,0 +1,108 @@
+"""The loss of a classifier in chunks: which linear layer is its head, and what refuses it.
+
+The head is what a transformers model calls its output embeddings, else the last `nn.Linear` of the
+model. It returns `LazyLogits`, whatever computes the loss: the model itself, or the workload. A
+first backward in which no cross entropy was taken of them is refused. See `lazy_logits` for how the
+loss and its gradient are computed. Left out: heads of other kinds (a convolution), logits that are
+capped or otherwise computed with before the loss, and compiled models.
+"""
+
+import inspect
+
+import torch
+from torch import nn
+
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
+from memlab.techniques.loss import lazy_logits
+from memlab.techniques.loss.lazy_logits import ChunkedHead
+from memlab.techniques.source import Source, text_of
+
+
+def check(config: StepConfig) -> None:
+    """Raise UnsupportedError for a compiled step."""
+    if config.loss_chunks > 1 and is_compiled(config):
+        raise UnsupportedError(
+            f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not built: a compiled "
+            f"graph does not trace logits without memory; use {without(config)}, or loss_chunks=1"
+        )
+
+
+def apply(model: nn.Module, num_chunks: int) -> None:
+    """Make the head of a model return logits that are never whole, in place.
+
+    Raises:
+        UnsupportedError: the model has no linear head.
+    """
+    path, linear = find_head(model)
+    head = ChunkedHead(linear, num_chunks)
+    linear.forward = head  # type: ignore[assignment, method-assign]
+    _refuse_unused(model, path, head)
+
+
+def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the linear layer whose output should go into a cross entropy, and its path.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    linear = {
+        module: path
+        for path, module in model.named_modules()
+        # a subclass may compute something else
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    }
+    for module in model.modules():
+        ask = getattr(module, "get_output_embeddings", None)
+        told = ask() if callable(ask) else None
+        if told in linear:
+            return linear[told], told
+    if not linear:
+        raise UnsupportedError(
+            f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
+            "logits; use loss_chunks=1"
+        )
+    head, path = list(linear.items())[-1]
+    return path, head
+
+
+def source(config: StepConfig) -> Source:
+    """Return what a person would add to a script: the head of their model waits for its loss."""
+    if config.loss_chunks == 1:
+        return Source()
+    written = inspect.getsource(lazy_logits)
+    return Source(
+        imports=(
+            "import math",
+            "from typing import Any",
+            "import torch",
+            "from torch import nn",
+        ),
+        functions=(
+            "class UnsupportedError(ValueError):\n    pass",
+            # the whole file but its docstring and imports
+            written[written.index("QUESTIONS = ") :].rstrip(),
+            text_of(find_head),
+        ),
+        model=(
+            "_, head = find_head(model)",
+            f"head.forward = ChunkedHead(head, {config.loss_chunks})",
+        ),
+    )
+
+
+def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:
+    """Arrange for UnsupportedError in the first backward if no loss was taken in chunks."""
+
+    def judge(_: torch.Tensor) -> None:
+        for hook in hooks:
+            hook.remove()
+        if not head.was_used:
+            raise UnsupportedError(
+                f"loss_chunks={head.num_chunks} does nothing: no cross entropy was taken of "
+                f"what {path} returns, the last nn.Linear of this model; use loss_chunks=1"
+            )
+
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(judge) for p in trainable]

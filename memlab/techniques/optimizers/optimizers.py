@@ -1,0 +1,246 @@
+"""Optimizers by name, with PyTorch's own defaults, and which of their implementations runs.
+
+8-bit states are bitsandbytes': blocks of 256 values share a scale, parameters of fewer than 4096
+values keep fp32. Left out: GaLore and other low-rank projections, which neither torch nor torchao
+has and whose own package, galore-torch, had its last release in 2024.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.offload.offloading import offload_state, update_one_by_one
+from memlab.techniques.offload.weight_offloading import OffloadedWeights
+from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
+from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.source import UPDATE, Source, together
+
+LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
+"""PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
+
+MOMENTUM = 0.9
+SCHEDULE_STEPS = 1000  # length of the cosine; memory and time of a step do not depend on it
+IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
+    OptimizerImplementation.DEFAULT: {},
+    OptimizerImplementation.FOREACH: {"foreach": True},
+    OptimizerImplementation.FUSED: {"fused": True},
+    OptimizerImplementation.SINGLE_TENSOR: {"foreach": False, "fused": False},
+}
+EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
+
+
+def check(config: StepConfig, device: torch.device) -> None:
+    """Raise UnsupportedError for an optimizer that is not possible so, or not here."""
+    _check_implementation(config, device)
+    if config.optimizer is Optimizer.ADAMW_8BIT:
+        _check_eight_bit(device)
+    optimizer_in_backward.check(config)
+
+
+def make(
+    model: torch.nn.Module, config: StepConfig, weights: OffloadedWeights | None = None
+) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
+    """Return the optimizer over the trainable parameters, and its schedule if it has one.
+
+    Args:
+        model: on its device.
+        config: says which.
+        weights: of the model that wait in the host's memory, if they do.
+
+    Raises:
+        UnsupportedError: it does not update weights of these formats rightly.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
+    if half is not None and config.precision is Precision.AS_BUILT:
+        name = str(half.dtype).removeprefix("torch.")
+        _check_fused_sgd(config, half.device, f"weights of {name}")
+    make_one = _offloaded(_maker(config), config, weights)
+    optimizer = (
+        InBackward(parameters, make_one, learning_rate(config))
+        if config.optimizer_in_backward
+        else make_one(parameters)
+    )
+    if config.optimizer is not Optimizer.SGD_MOMENTUM:
+        return optimizer, None
+    return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
+
+
+def source(config: StepConfig) -> Source:
+    """Return the lines that make the optimizer, and its schedule."""
+    name, options = _name_and_options(config)
+    is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
+    module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
+    made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    parts = [Source(imports=("import bitsandbytes",) if is_eight_bit else ())]
+    if config.precision is Precision.BF16_MASTER:
+        made = f"given_master_weights({made})"
+        parts.append(master_weights.source())
+    if config.precision is Precision.BF16_STOCHASTIC:
+        made = f"given_stochastic_rounding({made})"
+        parts.append(stochastic_rounding.source())
+    if config.offload_optimizer:
+        made = f"offload_state({made})"
+    if config.offload_parameters:
+        made = f"update_one_by_one({made}, weights.on_the_device)"
+    if config.optimizer_in_backward:
+        parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
+    else:
+        parts.append(Source(optimizer=(f"optimizer = {made.format('parameters')}",)))
+    if config.optimizer is Optimizer.SGD_MOMENTUM:
+        schedule = (
+            "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
+            f"optimizer, T_max={SCHEDULE_STEPS})"
+        )
+        parts.append(Source(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
+    return together(parts)
+
+
+def learning_rate(config: StepConfig) -> float:
+    """Return the rate that an optimizer begins with."""
+    is_adafactor = config.optimizer is Optimizer.ADAFACTOR
+    return ADAFACTOR_LEARNING_RATE if is_adafactor else LEARNING_RATE
+
+
+def states_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of the optimizer state with the path of its parameter.
+
+    Of a sparse one, such as a momentum of sparse gradients, the two tensors that it holds.
+    """
+    weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
+    each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
+    updated = [held for one in each for group in one.param_groups for held in group["params"]]
+    for (path, weight), held in zip(weights, updated, strict=True):
+        assert held is weight
+        for value in optimizer.state.get(held, {}).values():
+            if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+                yield path, value._indices()
+                yield path, value._values()
+            elif isinstance(value, torch.Tensor):
+                yield path, value
+
+
+def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+    """Return what makes an optimizer over some parameters."""
+    name, options = _name_and_options(config)
+    module: Any = torch.optim
+    if config.optimizer is Optimizer.ADAMW_8BIT:
+        import bitsandbytes  # an optional package, which takes a second to import
+
+        module = bitsandbytes.optim
+    kind: Callable[..., torch.optim.Optimizer] = partial(getattr(module, name), **options)
+    if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
+        kind = _sharing_maps(kind)
+    given = {
+        Precision.BF16_MASTER: master_weights.given_master_weights,
+        Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
+    }.get(config.precision)
+    return kind if given is None else lambda parameters: given(kind(parameters))
+
+
+def _offloaded(
+    make_one: Callable[..., torch.optim.Optimizer],
+    config: StepConfig,
+    weights: OffloadedWeights | None,
+) -> Callable[..., torch.optim.Optimizer]:
+    """Return what makes an optimizer to which state and weights come one after another."""
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make_one(parameters)
+        if config.offload_optimizer:
+            offload_state(optimizer)
+        if weights is not None:
+            update_one_by_one(optimizer, weights.on_the_device)
+        return optimizer
+
+    return make
+
+
+def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
+    """Let all 8-bit optimizers use the maps of the first: 2 KiB, which each would have anew."""
+    maps: dict[str, torch.Tensor] = {}
+
+    def make_sharing(parameters: list[torch.nn.Parameter]) -> Any:
+        optimizer = make_one(parameters)
+        maps.update(maps or optimizer.name2qmap)
+        optimizer.name2qmap = maps
+        return optimizer
+
+    return make_sharing
+
+
+def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
+    """Return the class of the optimizer, by name, and its arguments."""
+    names = {
+        Optimizer.SGD: "SGD",
+        Optimizer.SGD_MOMENTUM: "SGD",
+        Optimizer.ADAM: "Adam",
+        Optimizer.ADAMW: "AdamW",
+        Optimizer.ADAFACTOR: "Adafactor",
+        Optimizer.ADAMW_8BIT: "AdamW8bit",
+    }
+    options: dict[str, Any] = {"lr": learning_rate(config)}
+    if config.optimizer is Optimizer.SGD_MOMENTUM:
+        options["momentum"] = MOMENTUM
+    options |= IMPLEMENTATIONS[config.optimizer_implementation]
+    if config.optimizer is Optimizer.ADAFACTOR:
+        options.pop("fused", None)  # it knows no such argument
+    return names[config.optimizer], options
+
+
+def _check_implementation(config: StepConfig, device: torch.device) -> None:
+    implementation = config.optimizer_implementation
+    asked = f"optimizer_implementation={str(implementation)!r}"
+    if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[implementation]:
+        raise UnsupportedError(
+            f"{asked} with optimizer='adamw-8bit': bitsandbytes has one implementation, which is "
+            "fused; use optimizer_implementation='default'"
+        )
+    is_fused = implementation is OptimizerImplementation.FUSED
+    if config.optimizer is Optimizer.ADAFACTOR and is_fused:
+        raise UnsupportedError(
+            f"{asked} with optimizer='adafactor': torch.optim.Adafactor has no fused kernel; use "
+            "'foreach' or 'single-tensor'"
+        )
+    if config.precision in (Precision.BF16, Precision.FP16):
+        _check_fused_sgd(config, device, f"precision={str(config.precision)!r}")
+
+
+def _check_fused_sgd(config: StepConfig, device: torch.device, what: str) -> None:
+    """Raise UnsupportedError for the fused SGD over weights of 16 bits on a CPU."""
+    is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
+    is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
+    if is_fused and is_sgd and device.type == "cpu":
+        raise UnsupportedError(
+            f"optimizer_implementation='fused' with optimizer={str(config.optimizer)!r} and {what} "
+            "on a CPU: torch's fused kernel leaves most weights as they were (torch 2.13); use "
+            "'foreach' or 'single-tensor'"
+        )
+
+
+def _check_eight_bit(device: torch.device) -> None:
+    """Raise UnsupportedError without bitsandbytes, or without its kernel for a CPU."""
+    if find_spec("bitsandbytes") is None:
+        raise UnsupportedError(
+            "optimizer='adamw-8bit': 8-bit optimizers need bitsandbytes, which is not installed; "
+            "pip install 'memlab[optimizers]', or use optimizer='adafactor'"
+        )
+    import bitsandbytes  # an optional package, which takes a second to import
+
+    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
+    )
+    if device.type == "cpu" and not has_kernel:
+        raise UnsupportedError(
+            "optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "
+            f"{bitsandbytes.__version__}, which has no kernel for a CPU; install 0.50 or newer, or "
+            "use optimizer='adafactor'"
+        )

@@ -1,0 +1,161 @@
+"""Activation checkpointing: which modules of a model, what they keep, and what refuses it.
+
+Modules are named by a config or by a plan; `recompute.py` runs one of them again.
+Left out: models that checkpoint themselves, which are refused rather than checkpointed twice.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.utils.checkpoint import checkpoint
+
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.plan import Instance, Plan, Region
+from memlab.techniques.recompute import blocks, policies
+from memlab.techniques.recompute.keeping import Key
+from memlab.techniques.recompute.recompute import wrap
+
+FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
+
+
+def check(config: StepConfig, plan: Plan | None) -> None:
+    """Raise UnsupportedError for a budget of the eager engine without a plan."""
+    if config.is_planned and plan is None:
+        raise UnsupportedError(
+            f"memory_budget={config.memory_budget:g} with budget_engine='eager' needs a plan, "
+            "which memlab.measure, predict and verify make and build_step does not; for a step of "
+            "your own use checkpointing='blocks', or budget_engine='compile'"
+        )
+
+
+def apply(model: nn.Module, config: StepConfig, *, compiled: bool) -> None:
+    """Checkpoint the modules of a model that the config names, in place.
+
+    Args:
+        model: as built; nothing in it may be checkpointed already.
+        config: says which modules and what they keep.
+        compiled: whether `torch.compile` will trace the model. Its graph updates running statistics
+            once by itself, and it does not trace a context function.
+
+    Raises:
+        UnsupportedError: no module is meant, or the model checkpoints itself.
+        ConfigError: the policy names what does not exist.
+    """
+    modules = blocks.select(model, config.checkpoint_modules)
+    keeps = policies.keeps(config.checkpoint_policy)
+    if compiled and keeps is not None:
+        raise UnsupportedError(
+            f"checkpoint_policy={config.checkpoint_policy!r} with torch.compile is not built; use "
+            "compile=False, or memory_budget with budget_engine='compile'"
+        )
+    _check(model)
+    tally = _Tally(config)
+    for path, module in modules.items():
+        if compiled:
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+        else:
+            wrap(path, module, keeps, tally.add)
+    if not compiled:
+        tally.judge_after_a_forward_of(model, list(modules))
+
+
+def apply_plan(model: nn.Module, plan: Plan) -> None:
+    """Checkpoint the regions of a plan, in place.
+
+    Raises:
+        UnsupportedError: the model checkpoints itself already.
+    """
+    _check(model)
+    for region in plan.regions:
+        module = model.get_submodule(region.path)
+        keeps = functools.partial(_by_instance, region.keep) if region.keep else None
+        wrap(region.path, module, keeps, functools.partial(_as_planned, region))
+
+
+def notes(config: StepConfig, plan: Plan | None) -> list[str]:
+    """Return what a plan does, and whether it is within its budget."""
+    if plan is None:
+        return []
+    said = (
+        f"{len(plan.regions)} modules are recomputed; {plan.share:.0%} of the plain step's "
+        "activations are held, as predicted."
+    )
+    if plan.share <= config.memory_budget:
+        return [said]
+    return [
+        f"{said} That is the least this model can hold: memory_budget={config.memory_budget:g} is "
+        "below it."
+    ]
+
+
+def _by_instance(instances: frozenset[Instance], func: OpOverload, number: int, *_: Any) -> bool:
+    return (str(func), number) in instances
+
+
+def _as_planned(region: Region, _: str, kept: Iterable[Key], __: Iterable[OpOverload]) -> None:
+    """Raise UnsupportedError unless a forward has kept what its plan says."""
+    missing = region.keep - {(str(func), number) for func, number in kept}
+    if missing:
+        name, number = min(missing)
+        raise UnsupportedError(
+            f"{region.path} was planned to keep the output of {name} (number {number}) and does "
+            "not run it: its operators differ from call to call; use checkpointing='blocks'"
+        )
+
+
+class _Tally:
+    """What the modules of a model do in its first forward, which is told to whoever asked."""
+
+    def __init__(self, config: StepConfig) -> None:
+        self.config = config
+        self.seen: set[OpOverload] = set()
+        self.was_called = self.keeps_something = False
+
+    def add(self, _: str, kept: Iterable[Key], seen: Iterable[OpOverload]) -> None:
+        """Note one module's forward."""
+        self.was_called = True
+        self.keeps_something |= bool(list(kept))
+        self.seen.update(seen)
+
+    def judge_after_a_forward_of(self, model: nn.Module, paths: list[str]) -> None:
+        """Arrange for UnsupportedError in the first backward if nothing is recomputed or kept.
+
+        A gradient of a parameter tells that the forward is over, however the loss calls the model.
+        """
+
+        def judge(_: torch.Tensor) -> None:
+            for hook in hooks:
+                hook.remove()
+            if not self.was_called:
+                raise UnsupportedError(
+                    f"checkpoint_modules={self.config.checkpoint_modules!r} means {paths[0]}, "
+                    "whose forward this model does not call, so that nothing is recomputed; name "
+                    "a module around it, or use checkpointing='none'"
+                )
+            keeps_nothing = self.config.checkpoint_policy == "recompute-all"
+            if not self.keeps_something and not keeps_nothing:
+                raise UnsupportedError(
+                    policies.nothing_kept(self.config.checkpoint_policy, self.seen)
+                )
+
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(judge) for p in trainable]
+
+
+def _check(model: nn.Module) -> None:
+    """Raise UnsupportedError if a module of the model checkpoints itself."""
+    for path, module in model.named_modules():
+        flag = next((flag for flag in FLAGS if getattr(module, flag, False) is True), None)
+        if flag is None and type(module).__name__ == "CheckpointWrapper":
+            flag = "checkpoint_wrapper"
+        if flag:
+            named = path or type(module).__name__
+            raise UnsupportedError(
+                f"{named} checkpoints itself already ({flag}); build the model without it, or use "
+                "checkpointing='none' and memory_budget=1.0"
+            )

@@ -1,0 +1,182 @@
+"""What a script checkpoints: the same modules that keep the same outputs, by torch's own calls.
+
+Left out, of what `recompute.py` takes care of: state of NumPy's and Python's random numbers and
+plain attributes that a forward changes. A buffer that a forward reads and changes is recomputed
+from its changed value; running statistics, which training does not read, are exact.
+"""
+
+from memlab.arguments.quoting import literal
+from memlab.config import PRESET_POLICIES, Checkpointing, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.plan import Plan
+from memlab.techniques.recompute import blocks, policies
+from memlab.techniques.source import Source, text_of
+
+IMPORTS = (
+    "import contextlib",
+    "from torch import nn",
+    "from torch.utils.checkpoint import checkpoint",
+)
+OF_BLOCKS = ("from collections import defaultdict", "from collections.abc import Iterable")
+OF_POLICIES = (
+    "from collections.abc import Sequence",
+    "from typing import Any",
+    "from torch._ops import OpOverload",
+    "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts",
+)
+
+CHECKPOINTED = '''
+@contextlib.contextmanager
+def again(block, context):
+    """Run a recompute, which must not update running statistics a second time."""
+    every = [(m, name, b) for m in block.modules() for name, b in m._buffers.items()]
+    held = [(module, name, buffer) for module, name, buffer in every if buffer is not None]
+    for module, name, buffer in held:
+        module._buffers[name] = buffer.clone()
+    try:
+        with context:
+            yield
+    finally:
+        for module, name, buffer in held:
+            module._buffers[name] = buffer
+
+
+def checkpointed(block, contexts=None):
+    """Drop the activations of a block in forward and compute them again in backward."""
+    forward = block.forward
+    # RReLU saves its noise before its kernel fills it: stopping there would leave it empty
+    early_stop = not any(isinstance(part, nn.RReLU) for part in block.modules())
+
+    def context_fn():
+        none = (contextlib.nullcontext(), contextlib.nullcontext())
+        first, second = contexts() if contexts else none
+        return first, again(block, second)
+
+    def run(*args, **kwargs):
+        options = {"context_fn": context_fn, "early_stop": early_stop}
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    block.forward = run
+'''.strip()
+
+COMPILED = '''
+def checkpointed(block):
+    """Drop the activations of a block in forward and compute them again in backward."""
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+'''.strip()
+
+KEEPING = '''
+def keeping():
+    """Return contexts that keep what a policy says; a new pair for each call of a block."""
+
+    def policy(context, func, *args, **kwargs):
+        keep = {rule} and can_be_kept(func, values_of(func, args, kwargs))
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+'''.strip()
+
+PLANNED = '''
+def keeping(planned):
+    """Return contexts that keep what a plan says: operators by their number in one call."""
+    counts = Counter()
+
+    def policy(context, func, *args, **kwargs):
+        key = str(func), counts[context.is_recompute, func]
+        counts[context.is_recompute, func] += 1
+        return CheckpointPolicy.MUST_SAVE if key in planned else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+'''.strip()
+
+
+def source(config: StepConfig, plan: Plan | None, *, compiled: bool) -> Source:
+    """Return what a script checkpoints.
+
+    Raises:
+        UnsupportedError: the policy is a function, whose source memlab does not have.
+    """
+    if plan is not None:
+        return _of_plan(plan)
+    if config.checkpointing is Checkpointing.NONE:
+        return Source()
+    imports, functions, chosen = _chosen(config.checkpoint_modules)
+    if compiled:
+        return Source(
+            imports=(*IMPORTS[1:], *imports, "import functools"),
+            functions=(*functions, COMPILED),
+            model=(f"for block in {chosen}:", "    checkpointed(block)"),
+        )
+    keeping = _policy(config)
+    return Source(
+        imports=(*IMPORTS, *imports, *(OF_POLICIES if keeping else ())),
+        functions=(*functions, *keeping, CHECKPOINTED),
+        model=(
+            f"for block in {chosen}:",
+            f"    checkpointed(block{', keeping' if keeping else ''})",
+        ),
+    )
+
+
+def _chosen(which: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Return imports, functions and the expression of the modules that a text names."""
+    every = blocks.EVERY.fullmatch(which)
+    if which != blocks.AUTO and not every:
+        imports = ("import fnmatch", "from collections.abc import Iterable")
+        functions = (text_of(blocks.find_named), text_of(blocks._is_inside))
+        return imports, functions, f"find_named(model, {literal(which)}).values()"
+    parts = (
+        blocks._is_block, blocks._is_inside, blocks._num_parameters, blocks._largest,
+        blocks._repeated, blocks.find_blocks,
+    )  # fmt: skip
+    found = "find_blocks(model).values()"
+    chosen = f"list({found})[:: {every[1]}]" if every else found
+    return OF_BLOCKS, tuple(text_of(f) for f in parts), chosen
+
+
+def _policy(config: StepConfig) -> tuple[str, ...]:
+    """Return the functions that say what a block keeps; none where it keeps nothing."""
+    policy = config.checkpoint_policy
+    if policy == "recompute-all":
+        return ()
+    if not isinstance(policy, str):
+        raise UnsupportedError(
+            f"checkpoint_policy={policy!r} cannot be written into a script: memlab does not have "
+            "the source of your function; name operators ('aten.mm, aten.addmm') or a preset"
+        )
+    functions = [text_of(f) for f in (policies.draws, policies.can_be_kept, policies.values_of)]
+    if policy not in PRESET_POLICIES:
+        overloads = sorted(str(overload) for overload in policies.overloads(policy))
+        kept = "\n".join(["KEPT = {", *(f"    torch.ops.{name}," for name in overloads), "}"])
+        return (kept, *functions, KEEPING.format(rule="func in KEPT"))
+    constants = "\n".join(
+        [
+            f"MATMULS = {sorted(policies.MATMULS)}",
+            f"ATTENTION = {policies.ATTENTION!r}",
+            f"CHEAP = {sorted(policies.CHEAP)}",
+        ]
+    )
+    rule = f"by_preset({policy!r}, func, 0, args, kwargs, None)"
+    return (constants, *functions, text_of(policies.by_preset), KEEPING.format(rule=rule))
+
+
+def _of_plan(plan: Plan) -> Source:
+    regions = []
+    for region in plan.regions:
+        kept = ", ".join(map(literal, sorted(region.keep)))
+        regions.append(f"    {literal(region.path)}: {f'{{{kept}}}' if kept else None},")
+    return Source(
+        imports=(
+            *IMPORTS,
+            "import functools",
+            "from collections import Counter",
+            "from torch.utils.checkpoint import CheckpointPolicy, "
+            "create_selective_checkpoint_contexts",
+        ),
+        functions=("\n".join(["PLAN = {", *regions, "}"]), PLANNED, CHECKPOINTED),
+        model=(
+            "for path, kept in PLAN.items():",
+            "    contexts = functools.partial(keeping, kept) if kept else None",
+            "    checkpointed(model.get_submodule(path), contexts)",
+        ),
+    )

@@ -1,0 +1,298 @@
+"""Places in Python that a forward may write to: what each holds is read, compared and put back.
+
+A place is read one level deep: its contents are compared by identity, plain values by value. What
+moves on by being used and has no way back (iterators), and what belongs to one thread, is read as
+well, so that a change of it can be refused by name.
+"""
+
+import _ctypes
+import array
+import ctypes
+import itertools
+import operator
+import pickle
+import random
+import types
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from memlab.arguments.units import MIB
+from memlab.devices.generators import bytes_of
+
+ATOMS = frozenset(
+    (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, np.dtype)
+) | {torch.dtype, torch.device, torch.Size, types.BuiltinFunctionType}
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+BYTES: tuple[Any, ...] = (bytearray, array.array, _ctypes._SimpleCData.__base__)
+MISSING = object()  # in place of the value of a name that a namespace lacks
+LARGE_BYTES = MIB  # an array of this size takes as long to read as a small block to run
+OF_A_THREAD = "which belongs to its thread"
+MOVES_ON = "which only moves on and cannot be put back; keep a number or a list in its place"
+
+
+class Place:
+    """Something whose contents can be read and, unless it is `fixed`, put back.
+
+    Attributes:
+        holder: a container, a class, the cell of a closure, an object with slots, a generator.
+        where: how the walk came to it.
+        fixed: why its contents cannot be put back; "" if they can.
+    """
+
+    __slots__ = ("fixed", "holder", "where")
+
+    def __init__(self, holder: Any, where: str, fixed: str = "") -> None:
+        self.holder, self.where, self.fixed = holder, where, fixed
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading it takes long."""
+        return False
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what it holds, to be compared by `is_same`."""
+        return tuple(self.holder)
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        holder = self.holder
+        if isinstance(holder, list):
+            list.__setitem__(holder, slice(None), contents)
+        else:
+            holder.clear()
+            holder.update(contents) if isinstance(holder, set) else holder.extend(contents)
+
+
+class Items(Place):
+    """The keys of a dict, and then their values."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what it holds."""
+        holder = self.holder
+        kind = OrderedDict if isinstance(holder, OrderedDict) else dict
+        return (*kind.keys(holder), *kind.values(holder))
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        kind = OrderedDict if isinstance(self.holder, OrderedDict) else dict
+        kind.clear(self.holder)
+        half = len(contents) // 2
+        for key, value in zip(contents[:half], contents[half:], strict=True):
+            kind.__setitem__(self.holder, key, value)
+
+
+class OfClass(Place):
+    """The attributes of a class, but for those of Python itself."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return the names and values."""
+        own = vars(self.holder)
+        return (*own, *own.values())
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        half = len(contents) // 2
+        wanted = dict(zip(contents[:half], contents[half:], strict=True))
+        held = dict(vars(self.holder))
+        for name in held.keys() | wanted.keys():
+            is_of_python = name.startswith("__") or name == "_abc_impl"
+            if not is_of_python and held.get(name, MISSING) is not wanted.get(name, MISSING):
+                _set(self.holder, name, wanted.get(name, MISSING))
+
+
+class Names(Place):
+    """Some names of a namespace, or of an object with slots."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, holder: Any, where: str, names: tuple[str, ...]) -> None:
+        super().__init__(holder, where)
+        self.names = names
+
+    def read(self) -> tuple[Any, ...]:
+        """Return their values."""
+        holder = self.holder
+        if isinstance(holder, dict):
+            return tuple([holder.get(name, MISSING) for name in self.names])
+        return tuple([getattr(holder, name, MISSING) for name in self.names])
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        for name, value in zip(self.names, contents, strict=True):
+            _set(self.holder, name, value)
+
+
+class Cell(Place):
+    """A variable of a closure."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return its value, if it has one."""
+        return contents_of(self.holder)
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        if contents:
+            self.holder.cell_contents = contents[0]
+        else:
+            del self.holder.cell_contents
+
+
+class Memory(Place):
+    """An array of NumPy, or of bytes: a bytearray, an array of `array`, data of ctypes."""
+
+    __slots__ = ()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading it takes long."""
+        return memoryview(self.holder).nbytes > LARGE_BYTES if self._has_bytes else False
+
+    @property
+    def _has_bytes(self) -> bool:
+        return not isinstance(self.holder, np.ndarray) or self.holder.dtype.kind in "biufc"
+
+    def read(self) -> tuple[Any, ...]:
+        """Return its bytes, or the objects that it holds."""
+        holder = self.holder
+        if isinstance(holder, np.ndarray):
+            return (holder.tobytes(),) if holder.dtype != object else tuple(holder.flat)
+        return (memoryview(holder).tobytes(),)
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        holder = self.holder
+        if isinstance(holder, np.ndarray):
+            is_bytes = holder.dtype != object
+            values: Any = np.frombuffer(contents[0], holder.dtype) if is_bytes else contents
+            holder.flat[:] = values
+        elif isinstance(holder, bytearray):
+            holder[:] = contents[0]
+        elif isinstance(holder, array.array):
+            holder[:] = array.array(holder.typecode, contents[0])
+        else:
+            ctypes.memmove(ctypes.addressof(holder), contents[0], ctypes.sizeof(holder))
+
+
+class Draws(Place):
+    """A generator of random numbers."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return its state, as bytes."""
+        generator = self.holder
+        if isinstance(generator, torch.Generator):
+            return (bytes_of(generator.get_state()),)
+        if isinstance(generator, random.Random):
+            return (pickle.dumps(generator.getstate()),)
+        if isinstance(generator, np.random.RandomState):
+            return (pickle.dumps(generator.get_state(legacy=False)),)
+        return (pickle.dumps(generator.bit_generator.state),)
+
+    def write(self, contents: tuple[Any, ...]) -> None:
+        """Put back what `read` returned."""
+        generator, state = self.holder, contents[0]
+        if isinstance(generator, torch.Generator):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        elif isinstance(generator, random.Random):
+            generator.setstate(pickle.loads(state))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(pickle.loads(state))
+        else:
+            generator.bit_generator.state = pickle.loads(state)
+
+
+class Advances(Place):
+    """An iterator of Python itself: how far it has come can be read, and not put back."""
+
+    __slots__ = ()
+
+    def __init__(self, holder: Any, where: str) -> None:
+        super().__init__(holder, where, MOVES_ON)
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what it would be pickled as.
+
+        Raises:
+            TypeError: it cannot say how far it has come, as a generator.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools from Python 3.12
+            return tuple(_parts(self.holder.__reduce__()))
+
+
+def _parts(reduced: Any) -> Iterator[Any]:
+    for part in reduced:
+        if is_iterator(part):
+            yield from _parts(part.__reduce__())
+        elif isinstance(part, tuple):
+            yield from _parts(part)
+        else:
+            yield len(part) if isinstance(part, list) else part  # of what is left, a new list
+
+
+def is_iterator(value: Any) -> bool:
+    """Return whether a value is an iterator of Python itself: a generator, a count, a zip."""
+    return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
+
+
+def place_of(holder: Any, where: str) -> Place | None:
+    """Return the place that a value itself is; None if it is none."""
+    if isinstance(holder, dict):
+        return Items(holder, where)
+    if isinstance(holder, list | set | deque):
+        return Place(holder, where)
+    if isinstance(holder, GENERATORS):
+        return Draws(holder, where)
+    if isinstance(holder, (np.ndarray, *BYTES)):
+        return Memory(holder, where)
+    return Advances(holder, f"{where} ({type(holder).__name__})") if is_iterator(holder) else None
+
+
+def is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    """Return whether a place holds what it held: the same objects, or equal plain values."""
+    return len(before) == len(after) and (
+        all(map(operator.is_, before, after)) or all(map(_is_same_value, before, after))
+    )
+
+
+def are_same(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> bool:
+    """Return whether many places hold the very same objects, quickly."""
+    return list(map(len, before)) == list(map(len, after)) and all(
+        map(operator.is_, itertools.chain(*before), itertools.chain(*after))
+    )
+
+
+def _is_same_value(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    return type(before) is type(after) and type(before) in ATOMS and bool(before == after)
+
+
+def contents_of(cell: types.CellType) -> tuple[Any, ...]:
+    """Return the value of a variable of a closure, if it has one yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    is_mapping = isinstance(holder, dict)
+    if value is not MISSING:
+        holder.__setitem__(name, value) if is_mapping else setattr(holder, name, value)
+    elif is_mapping:
+        holder.pop(name, None)
+    elif name in vars(holder) if isinstance(holder, type) else hasattr(holder, name):
+        delattr(holder, name)

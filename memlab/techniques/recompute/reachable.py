@@ -1,0 +1,269 @@
+"""What a module's forward can reach in Python beside its inputs, so that a recompute can undo it.
+
+A forward may write to more than tensors: it registers hooks, fills a cache that an attribute holds,
+counts in a global or in a class, appends to a list that a hook was given. `Reachable` walks from a
+module to every such place, by attributes, items of containers, closures, default arguments, and
+those names of classes and globals that the code which is reached uses. It notes what each place
+holds, and afterwards says which places hold something else and puts back what they held.
+
+Left out: what Python cannot look into (C extensions, files), and what torch, memlab and the
+standard library keep for themselves, but for its containers and weak references. A walk takes
+milliseconds for a block; the places that it found are read in microseconds.
+"""
+
+import collections
+import contextvars
+import dis
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from memlab.techniques.recompute.places import (
+    ATOMS,
+    BYTES,
+    GENERATORS,
+    OF_A_THREAD,
+    Cell,
+    Items,
+    Names,
+    OfClass,
+    Place,
+    contents_of,
+    is_iterator,
+    place_of,
+)
+
+MOST_PLACES = 20_000  # a walk ends there: what a forward reaches is rarely more than a thousand
+FOREIGN = (sys.stdlib_module_names | {"torch", "memlab", "numpy"}) - {"__main__"}
+MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+HOLDERS = (
+    collections.UserDict,
+    collections.UserList,
+    collections.ChainMap,
+    types.SimpleNamespace,
+    weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary,
+    weakref.WeakSet,
+)
+"""Of the standard library, and yet looked into."""
+CALLED = frozenset(
+    (
+        "forward",
+        "__call__",
+        "__enter__",
+        "__exit__",
+        "__get__",
+        "__set__",
+        "__getattr__",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__contains__",
+        "__iter__",
+        "__next__",
+        "__len__",
+        "__bool__",
+    )
+)
+"""Methods that code may call without naming them."""
+OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of torch itself: its registries of parameters, buffers, modules and hooks."""
+
+
+class Reachable:
+    """The places that a walk from these roots finds, and the tensors.
+
+    Args:
+        roots: what to begin with, each with how to name it.
+        inside: modules whose own attributes are noted by someone else; what they hold is walked.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]], inside: Iterable[nn.Module] = ()) -> None:
+        self.places: list[Place] = []
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.unreadable: list[str] = []  # iterators that do not say how far they have come
+        self.names = set(CALLED)  # used by the code that was reached
+        self._inside = {id(part) for part in inside}
+        self._seen: dict[int, Any] = {}  # holds what it has seen, so that no number comes twice
+        self._waiting: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        self._ahead: list[tuple[str, Any]] = list(roots)
+
+        while self._ahead and len(self.places) < MOST_PLACES:
+            where, value = self._ahead.pop()
+            if type(value) not in ATOMS and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._look_into(where, value)
+        self.seen = list(self._seen.values())
+        self._seen.clear()
+
+    def _look_into(self, where: str, value: Any) -> None:
+        """Note a value if it is a place, and go on with what it holds."""
+        if isinstance(value, torch.Tensor):
+            self._look_into_tensor(where, value)
+        elif isinstance(value, dict):
+            self.places.append(Items(value, where))
+            self._ahead += [(f"{where}[{key!r:.40}]", item) for key, item in _items(value)]
+            self._look_into_object(where, value)
+        elif isinstance(value, list | deque | set | tuple | frozenset):
+            if not isinstance(value, tuple | frozenset):
+                self.places.append(Place(value, where))
+            self._ahead += [(f"{where}[{at}]", item) for at, item in enumerate(tuple(value))]
+            self._look_into_object(where, value)
+        elif isinstance(value, types.FunctionType):
+            self._look_into_function(where, value)
+        elif isinstance(value, types.MethodType):
+            self._ahead += [(where, value.__func__), (where, value.__self__)]
+        elif isinstance(value, functools.partial):
+            if _is_foreign(getattr(value.func, "__globals__", {}).get("__name__", "")):
+                return
+            self._ahead += [(where, value.func), (where, value.args), (where, value.keywords)]
+        elif isinstance(value, staticmethod | classmethod):
+            self._ahead.append((where, value.__func__))
+        elif isinstance(value, property):
+            self._ahead += [(where, value.fget), (where, value.fset)]
+        elif isinstance(value, type):
+            self._look_into_class(where, value)
+        elif isinstance(value, contextvars.ContextVar):
+            self._ahead.append((where, value.get(None)))
+        elif isinstance(value, weakref.ReferenceType):
+            self._ahead.append((where, value()))
+        elif isinstance(value, (np.ndarray, *BYTES, *GENERATORS)) or is_iterator(value):
+            self._look_into_place(where, value)
+        elif isinstance(value, threading.local):
+            self.places.append(Items(vars(value), where, OF_A_THREAD))
+            self._ahead += [(f"{where}.{name}", item) for name, item in vars(value).items()]
+        else:
+            self._look_into_object(where, value)
+
+    def _look_into_place(self, where: str, value: Any) -> None:
+        place = place_of(value, where)
+        try:
+            if place is not None and place.fixed:
+                place.read()
+        except TypeError:
+            if getattr(value, "gi_frame", value) is not None:  # else it has ended
+                self.unreadable.append(f"{where}, a {type(value).__name__}")
+        else:
+            self.places += [place] if place is not None else []
+
+    def _look_into_tensor(self, where: str, tensor: torch.Tensor) -> None:
+        self.tensors.append((where, tensor))
+        if isinstance(tensor, nn.Parameter):  # hooks pile up on it, and libraries write notes on it
+            attributes = {"_backward_hooks", "_post_accumulate_grad_hooks", *vars(tensor)}
+            self.places.append(Names(tensor, where, tuple(attributes)))
+            hooks = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+            self._ahead += [(f"the hooks of {where}", found) for found in hooks if found]
+            self._ahead += [(f"{where}.{name}", item) for name, item in vars(tensor).items()]
+
+    def _look_into_function(self, where: str, function: types.FunctionType) -> None:
+        namespace = function.__globals__
+        if _is_foreign(namespace.get("__name__", "")):
+            return
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=False
+        ):
+            variable = f"{name!r} of {function.__qualname__}"
+            self.places.append(Cell(cell, variable))
+            self._ahead += [(variable, item) for item in contents_of(cell)]
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        self._ahead += [(f"a default of {function.__qualname__}", item) for item in defaults]
+        if vars(function):
+            self._ahead.append((f"an attribute of {function.__qualname__}", vars(function)))
+
+        used = _names_in(function.__code__)
+        stored = _stored_in(function.__code__)
+        self._look_into_names(namespace, used, stored, str(namespace.get("__name__")))
+        for name in used - self.names:
+            self.names.add(name)
+            self._ahead += self._waiting.pop(name, [])
+
+    def _look_into_names(
+        self, namespace: dict[str, Any], used: frozenset[str], stored: frozenset[str], of: str
+    ) -> None:
+        """Note the names that code stores, and go on with the values of those that it uses."""
+        for name in used & namespace.keys():
+            value = namespace[name]
+            if not isinstance(value, types.ModuleType):
+                self._ahead.append((f"{name!r} of {of}", value))
+            elif not _is_foreign(value.__name__) and id(value) not in self._seen:
+                self._look_into_names(vars(value), used - {name}, stored, value.__name__)
+        if stored:
+            self.places.append(Names(namespace, f"the globals of {of}", tuple(stored)))
+
+    def _look_into_class(self, where: str, kind: type) -> None:
+        for base in kind.__mro__:
+            if _is_foreign(base.__module__) or (base is not kind and id(base) in self._seen):
+                continue
+            self._seen[id(base)] = base
+            self.places.append(OfClass(base, f"the class {base.__qualname__}"))
+            for name, value in tuple(vars(base).items()):
+                is_code = isinstance(
+                    value, types.FunctionType | staticmethod | classmethod | property
+                )
+                own = (f"{base.__qualname__}.{name}", value)
+                if is_code and name not in self.names:
+                    self._waiting[name].append(own)
+                else:
+                    self._ahead.append(own)
+
+    def _look_into_object(self, where: str, value: Any) -> None:
+        kind = type(value)
+        is_module = isinstance(value, nn.Module)
+        if kind in MAPPINGS or kind in (list, set, tuple, deque, frozenset):
+            return
+        if _is_foreign(kind.__module__) and not is_module and kind not in HOLDERS:
+            return
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict) and id(value) in self._inside:
+            for name, item in tuple(own.items()):
+                is_registry = name in OF_TORCH and isinstance(item, dict)
+                held = item.values() if is_registry else (item,)
+                self._ahead += [(f"{where}.{name}", each) for each in tuple(held)]
+        elif isinstance(own, dict):
+            self.places.append(Items(own, where))
+            self._ahead += [(f"{where}.{name}", item) for name, item in tuple(own.items())]
+        slots = tuple(_slots(kind))
+        if slots:
+            self.places.append(Names(value, where, slots))
+            self._ahead += [(f"{where}.{name}", getattr(value, name, None)) for name in slots]
+        self._ahead.append((where, kind))
+
+
+def _items(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    return list(dict.items(mapping))
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        if not _is_foreign(base.__module__):
+            slots = vars(base).get("__slots__", ())
+            yield from (slots,) if isinstance(slots, str) else slots
+
+
+def _is_foreign(module_name: Any) -> bool:
+    return str(module_name).partition(".")[0] in FOREIGN
+
+
+@functools.cache
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes that code uses, functions within it too."""
+    inner = [_names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def _stored_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names that code sets or deletes, of globals, modules and other objects."""
+    inner = [_stored_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    stores = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR")
+    own = (step.argval for step in dis.get_instructions(code) if step.opname in stores)
+    return frozenset(own).union(*inner)

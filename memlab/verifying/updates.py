@@ -1,0 +1,225 @@
+"""A few updates of one step, and what each of them did: what `verify` compares.
+
+What is noted of an update waits in the host's memory, in its own format. An update may begin with
+the weights, buffers and optimizer state that another step had there: Adam turns the last digit of a
+gradient near zero into a whole step, so that two runs that only round differently go apart.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memlab.config import StepConfig
+from memlab.measuring.measure import MAX_SKIPPED_UPDATES
+from memlab.plan import Plan
+from memlab.step import Step, build_step, set_seed
+from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.recompute.reachable import OF_TORCH
+from memlab.workload import Workload
+
+NUM_UPDATES = 3  # a first forward may leave something that a second one finds, and a third
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an update begins with, on the CPU.
+
+    Attributes:
+        weights: by path, those that are not trained too.
+        buffers: by path.
+        states: of the optimizer, by path and name.
+    """
+
+    weights: Tensors
+    buffers: Tensors
+    states: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update did.
+
+    Attributes:
+        loss: weighted over the micro-batches.
+        gradients: before the optimizer, the loss scale undone, by path.
+        buffers: after backward, and parameters that are not trained.
+        after: what the next update begins with.
+        random_state: of the CPU's generator, after backward.
+        hooks: how many each registry of torch's holds, by path of the module.
+    """
+
+    loss: float
+    gradients: Tensors
+    buffers: Tensors
+    after: Standing
+    random_state: torch.Tensor
+    hooks: dict[str, int]
+
+
+@dataclass(slots=True)
+class Run:
+    """The updates of one step.
+
+    Attributes:
+        mixing: modules that normalise over the batch.
+        random: modules that draw random numbers.
+        formats: of the weights and buffers.
+        draws: whether the first update drew random numbers of torch on the CPU.
+    """
+
+    mixing: list[str]
+    random: list[str]
+    formats: set[torch.dtype]
+    begin: Standing
+    draws: bool = False
+    updates: list[Update] = field(default_factory=list)
+
+
+def run_updates(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    plan: Plan | None = None,
+    *,
+    like: Run | None = None,
+    num_updates: int = NUM_UPDATES,
+) -> Run:
+    """Build a step and run it.
+
+    Args:
+        workload: what to train.
+        config: how.
+        device: where.
+        seed: of the first update; each one after it has the next number.
+        plan: for a memory budget.
+        like: each update begins with what that of this run began with.
+        num_updates: how many.
+    """
+    step = build_step(workload, config, device, plan=plan, seed=seed)
+    used = _used_gradients(step) if config.optimizer_in_backward else None
+    run = Run(
+        sample_mixing_modules(step.model),
+        random_modules(step.model),
+        {t.dtype for t in [*step.model.parameters(), *step.model.buffers()]},
+        standing(step),
+    )
+    for index in range(num_updates):
+        if like is not None:
+            _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
+        run.updates.append(_update(step, seed + index, used))
+        if index == 0:
+            set_seed(seed)
+            run.draws = not torch.equal(torch.get_rng_state(), run.updates[0].random_state)
+    return run
+
+
+def standing(step: Step) -> Standing:
+    """Return copies of what the next update begins with."""
+    states = dict(_states(step, dict(step.model.named_parameters())))
+    weights = {name: step.value_of(p) for name, p in step.model.named_parameters()}
+    buffers = dict(step.model.named_buffers())
+    return Standing(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
+
+
+def _update(step: Step, seed: int, used: Tensors | None) -> Update:
+    """Run one update; an overflow of fp16 is tried again with a smaller scale, as in training."""
+    before = _on_the_host(dict(step.model.named_buffers()))
+    loss = 0.0
+    for _ in range(MAX_SKIPPED_UPDATES):
+        set_seed(seed)
+        loss = float(step.accumulate())
+        if step.scaler is None:
+            break
+        step.scaler.unscale_(step.optimizer)
+        if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
+            break
+        step.scaler.update()  # an overflow halves the scale; training would skip this update
+        step.optimizer.zero_grad(set_to_none=True)
+        _copy_into(dict(step.model.named_buffers()), before)
+    gradients = _gradients(step) | (used or {})
+    buffers = _buffers(step)
+    random_state = torch.get_rng_state()
+    step.update()
+    if used is not None:
+        used.clear()
+    return Update(loss, gradients, buffers, standing(step), random_state, _hooks(step.model))
+
+
+def _used_gradients(step: Step) -> Tensors:
+    """Return what will hold each gradient as backward gives it, before an update uses and frees it.
+
+    Hooks on the tensors themselves run before those that update, in the backward that is checked:
+    a weight that was updated too early shows in the gradients that come after it.
+    """
+    used: Tensors = {}
+
+    def keep(name: str, gradient: torch.Tensor) -> None:
+        used[name] = used.get(name, 0.0) + gradient.detach().to_dense().to("cpu", copy=True)
+
+    for name, parameter in step.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(partial(keep, name))
+    return used
+
+
+def _gradients(step: Step) -> Tensors:
+    return _on_the_host(
+        {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+            for name, p in step.model.named_parameters()
+            if p.requires_grad
+        }
+    )
+
+
+def _buffers(step: Step) -> Tensors:
+    """Return copies of the buffers, and of frozen parameters, which a forward may change too."""
+    parameters = step.model.named_parameters()
+    frozen = {name: step.value_of(p) for name, p in parameters if not p.requires_grad}
+    return _on_the_host(dict(step.model.named_buffers()) | frozen)
+
+
+def _hooks(model: nn.Module) -> dict[str, int]:
+    return {
+        f"{path}: {name}": len(held)
+        for path, module in model.named_modules()
+        for name, held in vars(module).items()
+        if name in OF_TORCH and "hook" in name and isinstance(held, dict) and held
+    }
+
+
+def _on_the_host(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _go_on_from(step: Step, other: Standing) -> None:
+    """Give a step the weights, buffers and optimizer state of another."""
+    paths = dict(step.model.named_parameters())
+    _copy_into({name: step.value_of(p) for name, p in paths.items()}, other.weights)
+    _copy_into(dict(step.model.named_buffers()), other.buffers)
+    states = dict(_states(step, paths))
+    _copy_into(states, other.states)
+    # fp32 copies of narrow weights are no state of the other step, but weights
+    masters = {name: states[key] for name in paths if (key := f"{name}: master") in states}
+    _copy_into(masters, other.weights)
+
+
+def _states(step: Step, paths: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in paths.items():
+        for key, value in step.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{name}: {key}", value
+
+
+def _copy_into(targets: Tensors, sources: Tensors) -> None:
+    with torch.no_grad():
+        for name, target in targets.items():
+            source = sources.get(name)
+            if source is not None and source.shape == target.shape:
+                target.copy_(source)

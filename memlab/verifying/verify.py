@@ -1,0 +1,405 @@
+"""Did a technique leave the training alone? Three updates of both steps are run and compared.
+
+The reference step has the same workload, batch, seed, micro-batch split and optimizer, in the
+formats that the model was built in; every other field of its config is at its default, and what the
+model itself does through `torch.utils.checkpoint` is off as well. Gradients are taken before any
+clipping or optimizer, with the loss scale undone. Each update begins with the weights, buffers and
+optimizer state of the reference, so that what is compared is one update each time. Not covered:
+whether training converges to the same loss; and what is wrong in both steps alike, such as a
+recompute that a model has written for itself.
+"""
+
+import contextlib
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from memlab.config import Precision, StepConfig
+from memlab.devices.generators import preserved_random_state
+from memlab.errors import UnsupportedError
+from memlab.meters import cuda
+from memlab.plan import Plan
+from memlab.result import Outcome
+from memlab.running import Progress, Report, explain
+from memlab.techniques.compiling.compilation import forget, is_compiled
+from memlab.techniques.recompute.recompute import of_a_model_off
+from memlab.verifying.differences import (
+    RANDOM_STATE,
+    first_difference,
+    first_unequal_buffer,
+    misplaced,
+    relative_errors,
+)
+from memlab.verifying.full_batch import MOST_ROUNDING, in_fp64, judge_full_batch
+from memlab.verifying.kept_state import Kept
+from memlab.verifying.updates import NUM_UPDATES, Run, run_updates
+from memlab.workload import Workload
+
+CARRIED = ("batch_size", "accumulation_steps", "optimizer")
+"""Fields of the config that the reference step shares; all others are at their defaults."""
+
+EXACT = {
+    "memory_budget": "recomputing",
+    "checkpointing": "recomputing",
+    "checkpoint_modules": "recomputing",
+    "checkpoint_policy": "recomputing",
+    "inplace": "writing in place",
+    "offload_activations": "offloading",
+    "offload_fraction": "offloading",
+    "offload_parameters": "offloading",
+    "offload_optimizer": "offloading",
+}
+"""Fields that may change no bit, each with what it does: held against the step without them."""
+
+ROUNDING = (
+    "precision",
+    "compile",
+    "compile_mode",
+    "budget_engine",
+    "budget_solver",
+    "budget_estimator",
+    "channels_last",
+    "model_cache",
+    "loss_chunks",
+    "optimizer_implementation",
+    "optimizer_in_backward",
+    "init_on_meta",
+    "expandable_segments",
+)
+"""Fields that may round differently, or draw other random numbers: held against tolerances."""
+
+FP32_TOLERANCE = 1e-5
+FP64_TOLERANCE = 1e-8  # far above what fp64 rounds, far below what another computation gives
+COMPILED_TOLERANCE = 1e-4  # fused sums are taken in another order; a bias before BatchNorm shows it
+ROUNDING_TOLERANCE = {
+    Precision.TF32: 1e-2,
+    Precision.FP16_MIXED: 1e-2,
+    Precision.FP16: 1e-2,
+    Precision.BF16_MIXED: 5e-2,
+    Precision.BF16: 5e-2,
+    Precision.BF16_MASTER: 5e-2,
+    Precision.BF16_STOCHASTIC: 5e-2,
+    Precision.FP8_MIXED: 0.25,
+}
+"""What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT; fp8 four
+times what its emulation does to an MLP.
+
+Held against the error of all gradients together: of one parameter with a small gradient, rounding
+can change most.
+"""
+
+NARROW = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""What rounding in a format that the model was built in may change."""
+
+UPDATE_TOLERANCE = 0.05
+"""What may become of weights and optimizer states, as a share of how far the update moves them."""
+
+RECOMPUTE_TOLERANCE = {
+    Precision.FP16_MIXED: torch.finfo(torch.float16).eps,
+    Precision.FP16: torch.finfo(torch.float16).eps,
+    Precision.BF16_MIXED: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16_MASTER: torch.finfo(torch.bfloat16).eps,
+    Precision.BF16_STOCHASTIC: torch.finfo(torch.bfloat16).eps,
+    Precision.FP8_MIXED: torch.finfo(torch.bfloat16).eps,
+}
+"""What an exact technique may change where the step without it does not repeat its own bits.
+
+Some kernels add in any order, and that is seen in the last digit of the format. All else has
+FP32_TOLERANCE. Where the step without the technique gives the same bits twice, nothing may change.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """How far a few updates of a step are from those of the reference step.
+
+    Attributes:
+        ok: whether hooks, buffers, loss, weights and optimizer states agree and the error of the
+            gradients is within the tolerance: `max_relative_error`, or `global_relative_error`
+            where a format is narrower than fp32. Of recomputing, offloading and writing in place
+            no bit may differ from the step without them, at its own precision; where that step
+            does not give the same bits twice, `RECOMPUTE_TOLERANCE` is asked.
+        outcome: `ok`, or why there was nothing to compare.
+        max_relative_error: the largest ||g - g_ref|| / max(||g_ref||, 1e-3 ||G_ref|| / sqrt(P))
+            over the P parameters and all updates, G_ref being all gradients; None without a
+            comparison.
+        global_relative_error: the largest ||G - G_ref|| / ||G_ref|| of an update.
+        worst_parameter: the parameter with the largest error.
+        tolerance: what that error was held against: 1e-5 in fp32, 1e-4 compiled.
+        bitwise: whether recomputing, offloading and writing in place change no bit of loss,
+            gradients, buffers, weights, optimizer states and random numbers left over, at the
+            precision of the config; None if none of them is on, or the model is compiled.
+        buffers_equal: whether running statistics and the like end up as in the reference step.
+        same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
+            gradient of the undivided batch, but for rounding.
+        num_updates: how many were compared; 0 without a comparison.
+        first_different_update: the first, from 1, in which more differs than is allowed.
+        why: one sentence.
+    """
+
+    ok: bool
+    why: str
+    outcome: Outcome = Outcome.OK
+    max_relative_error: float | None = None
+    global_relative_error: float | None = None
+    worst_parameter: str | None = None
+    tolerance: float | None = None
+    bitwise: bool | None = None
+    buffers_equal: bool | None = None
+    same_as_full_batch: str = "unknown"
+    num_updates: int = 0
+    first_different_update: int | None = None
+
+    def __str__(self) -> str:
+        """Return one line."""
+        verdict = "gradients same" if self.ok else "gradients differ"
+        if self.outcome is not Outcome.OK:
+            verdict = f"gradients not checked ({self.outcome})"
+        return f"{verdict}: {self.why}"
+
+
+def reference_of(config: StepConfig) -> StepConfig:
+    """Return the config of the reference step: what is not carried over is at its default."""
+    return StepConfig(**{name: getattr(config, name) for name in CARRIED})
+
+
+def without_exact(config: StepConfig) -> tuple[StepConfig, list[str]]:
+    """Return the config without what may change no bit, and what that does."""
+    default = StepConfig()
+    changed = [name for name in EXACT if getattr(config, name) != getattr(default, name)]
+    plain = dataclasses.replace(config, **{name: getattr(default, name) for name in EXACT})
+    return plain, list(dict.fromkeys(EXACT[name] for name in changed))
+
+
+def verify_in_process(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    seed: int,
+    plan: Plan | None = None,
+    report: Report,
+) -> VerifyReport:
+    """Return the comparison with the reference step; never raises for the step."""
+    reference, (plain, does) = reference_of(config), without_exact(config)
+    run = _Runs(workload, device, seed, Kept(workload.compute_loss))
+    try:
+        with preserved_random_state(device), contextlib.ExitStack() as without_own:
+            own = without_own.enter_context(of_a_model_off())
+            report(Progress(text=f"{NUM_UPDATES} updates of the reference step", fraction=0.0))
+            expected = run(reference)
+            if is_compiled(config) and expected.random:
+                raise UnsupportedError(
+                    f"cannot be compared: under torch.compile {expected.random[0]} draws other "
+                    "random numbers than in the reference step; set its dropout to 0 to check"
+                )
+            does = list(dict.fromkeys([*does, "recomputing"])) if own else does
+            kept = None
+            if does and not is_compiled(config):
+                report(Progress(text=f"updates without {' and '.join(does)}", fraction=0.3))
+                kept = expected if plain == reference else run(plain, like=expected)
+            report(Progress(text="gradients of the undivided batch", fraction=0.5))
+            run.kept.put_back()
+            same, why = judge_full_batch(workload, reference, device, seed, expected)
+            without_own.close()
+
+            report(Progress(text="updates of this step", fraction=0.7))
+            is_reference = config == reference and not own
+            found = expected if is_reference else run(config, plan, like=expected)
+            compared = _compare(config, found, expected)
+            if not compared.ok:
+                compared = _judged_in_fp64(run, config, plan, expected, compared)
+            if kept is not None:
+                place = first_difference(found, kept, device)
+                repeats = None
+                if place is not None:
+                    with of_a_model_off():
+                        repeats = first_difference(run(plain, like=expected), kept, device) is None
+                compared = _exactness(config, compared, found, kept, does, place, repeats)
+            if not compared.ok:
+                compared = _judged_by_repeating(run, reference, expected, compared)
+            if own:
+                why = f"the model checkpoints itself, and is compared with itself without; {why}"
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a person's model raises is an outcome of the check
+        outcome, message = explain(error, "the step to verify")
+        return VerifyReport(ok=False, outcome=outcome, why=message)
+    finally:
+        if is_compiled(config):
+            forget()
+        cuda.release(device)
+    return dataclasses.replace(
+        compared, same_as_full_batch=same, why=f"{compared.why}; {why}", num_updates=NUM_UPDATES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs the updates of any config with the same workload, device and seed."""
+
+    workload: Workload
+    device: torch.device
+    seed: int
+    kept: Kept
+
+    def __call__(
+        self, config: StepConfig, plan: Plan | None = None, like: Run | None = None
+    ) -> Run:
+        self.kept.put_back()
+        return run_updates(self.workload, config, self.device, self.seed, plan, like=like)
+
+
+def _compare(config: StepConfig, found: Run, expected: Run) -> VerifyReport:
+    """Return how far the updates are from the reference, each begun as that one did."""
+    tolerance, is_narrow = _tolerance(config, expected)
+    worst, max_error, global_error = "", -1.0, 0.0
+    faults: list[tuple[int, str]] = []
+    buffers_equal = True
+    for number, (ours, theirs) in enumerate(zip(found.updates, expected.updates, strict=True), 1):
+        one, own_max, own_global = relative_errors(ours.gradients, theirs.gradients)
+        if math.isnan(own_max) or own_max > max_error:
+            worst, max_error = one, own_max
+        global_error = own_global if math.isnan(own_global) else max(global_error, own_global)
+        if not (own_global if is_narrow else own_max) <= tolerance:
+            faults.append((number, ""))
+
+        unequal = first_unequal_buffer(ours.buffers, theirs.buffers, tolerance)
+        buffers_equal &= unequal is None
+        if unequal is not None:
+            faults.append((number, f"buffer {unequal} differs from the reference step"))
+        if abs(ours.loss - theirs.loss) > tolerance * max(abs(theirs.loss), 1.0):
+            said = f"the loss is {ours.loss:g}, and {theirs.loss:g} in the reference step"
+            faults.append((number, said))
+        begin = expected.begin if number == 1 else expected.updates[number - 2].after
+        moved = misplaced(ours, theirs, begin.weights, max(UPDATE_TOLERANCE, 4 * tolerance))
+        if moved is not None:
+            faults.append((number, f"the update leaves {moved} other than the reference step"))
+
+    text = f"relative error {global_error:.1e}"
+    if not is_narrow:
+        text = f"largest relative error {max_error:.1e} in {worst}"
+    text += f" (allowed in {config.precision}{' compiled' * is_compiled(config)}: {tolerance:.0e})"
+    if not math.isfinite(global_error):
+        text = f"the gradients are not finite, first in {worst}"
+    first = min((number for number, _ in faults), default=None)
+    found_faults = [f"{what} (update {number})" for number, what in faults if what]
+    return VerifyReport(
+        ok=not faults,
+        why="; ".join([text, *found_faults[:2]]),
+        max_relative_error=max_error,
+        global_relative_error=global_error,
+        worst_parameter=worst,
+        tolerance=tolerance,
+        buffers_equal=buffers_equal,
+        first_different_update=first,
+    )
+
+
+def _judged_in_fp64(
+    run: _Runs, config: StepConfig, plan: Plan | None, expected: Run, compared: VerifyReport
+) -> VerifyReport:
+    """Return the comparison in fp64 if it shows a difference of fp32 to be rounding.
+
+    A unit at the very edge of its nonlinearity is on or off by the last digit, and with it a part
+    of the gradient. In fp64 both steps have it on the same side, unless they compute other things.
+    """
+    _, is_narrow = _tolerance(config, expected)
+    error = compared.global_relative_error
+    if is_narrow or is_compiled(config) or error is None or not error <= MOST_ROUNDING:
+        return compared
+    built = dataclasses.replace(config, precision=Precision.AS_BUILT)
+    exact = dataclasses.replace(run, workload=in_fp64(run.workload))
+    try:
+        with of_a_model_off():
+            reference = exact(reference_of(config))
+        in_fp64_too = _compare(built, exact(built, plan, like=reference), reference)
+    except Exception:  # a model may know one format alone: then fp32 has the last word
+        return compared
+    largest = in_fp64_too.max_relative_error
+    if not in_fp64_too.ok or largest is None or not largest <= FP64_TOLERANCE:
+        return compared
+    return dataclasses.replace(
+        in_fp64_too,
+        why=f"{compared.why}, which is rounding: in fp64 the largest is {largest:.1e}",
+        tolerance=compared.tolerance,
+    )
+
+
+def _judged_by_repeating(
+    run: _Runs, reference: StepConfig, expected: Run, compared: VerifyReport
+) -> VerifyReport:
+    """Return the comparison, or that there is none since the reference step does not repeat."""
+    with of_a_model_off():
+        again = _compare(reference, run(reference, like=expected), expected)
+    if again.ok:
+        return compared
+    return dataclasses.replace(
+        compared,
+        bitwise=None,
+        why="nothing can be said of this config, since the reference step does not repeat itself "
+        f"when it is run again: {again.why}; what it computes depends on something outside of the "
+        "model, such as a cache of a module or a file: begin with the same in each build_model()",
+    )
+
+
+def _tolerance(config: StepConfig, expected: Run) -> tuple[float, bool]:
+    """Return what is allowed, and whether a format is narrower than fp32."""
+    exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
+    built = [NARROW[dtype] for dtype in expected.formats if dtype in NARROW]
+    narrow = [*built, ROUNDING_TOLERANCE.get(config.precision, 0.0)]
+    return max(exact, *narrow), any(narrow)
+
+
+def _exactness(
+    config: StepConfig,
+    compared: VerifyReport,
+    found: Run,
+    kept: Run,
+    does: list[str],
+    place: tuple[int, str] | None,
+    repeats: bool | None,
+) -> VerifyReport:
+    """Return the report with what techniques that may change no bit have changed."""
+    what, ending = " and ".join(does), "" if len(does) > 1 else "s"
+    if place is None:
+        said = f"{what} change{ending} no bit in {NUM_UPDATES} updates"
+        return dataclasses.replace(compared, bitwise=True, why=f"{compared.why}; {said}")
+    number, where = place
+    said = f"{what} change{ending} bits, first of {where} in update {number}"
+    if where == RANDOM_STATE:
+        said = f"{what} leave{ending} other random numbers to the next step (update {number})"
+    ok = False
+    if not repeats and where != RANDOM_STATE:
+        is_close, text = _within_rounding(config, found, kept)
+        ok = compared.ok and is_close
+        said += f", as the step without does from run to run: {text}"
+    earlier = compared.first_different_update or number
+    return dataclasses.replace(
+        compared,
+        ok=ok,
+        bitwise=False,
+        why=f"{compared.why}; {said}",
+        first_different_update=None if ok else min(number, earlier),
+    )
+
+
+def _within_rounding(config: StepConfig, found: Run, kept: Run) -> tuple[bool, str]:
+    """Return whether two runs of one precision differ by its rounding alone."""
+    _, is_narrow = _tolerance(config, kept)
+    built = [torch.finfo(dtype).eps for dtype in kept.formats if dtype in NARROW]
+    tolerance = max(RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE), *built, 0.0)
+    largest = 0.0
+    for ours, theirs in zip(found.updates, kept.updates, strict=True):
+        _, max_error, global_error = relative_errors(ours.gradients, theirs.gradients)
+        largest = max(largest, global_error if is_narrow else max_error)
+        unequal = first_unequal_buffer(ours.buffers, theirs.buffers, tolerance)
+        if unequal is not None:
+            return False, f"buffer {unequal} differs"
+        if ours.hooks != theirs.hooks:
+            return False, "hooks differ"
+    return largest <= tolerance, f"relative error {largest:.1e} (allowed: {tolerance:.0e})"

@@ -1,0 +1,360 @@
+"""The caller's side of a run: in the worker, which it keeps warm, or here in this process.
+
+One measurement at a time, since two at once would time each other, and one prediction beside it.
+Whatever ends a worker is told as `Ended`, and a new one is started at once.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memlab.arguments.quoting import shown
+from memlab.arguments.units import format_seconds
+from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.result import Outcome
+from memlab.running import Ended, Progress, Run
+from memlab.sending.by_value import dumps
+from memlab.sending.own_values import own_values
+from memlab.sending.same_step import step_of
+from memlab.sending.sources import own_files
+from memlab.worker.process import STARTING, TAKING, WorkerProcess
+from memlab.worker.serving import FUNCTIONS, PREDICTING, Job
+from memlab.worker.spare import Spare
+from memlab.worker.wire import POLL_SECONDS, Check
+
+START_SECONDS = 120.0
+BY_NAME = "on <module '__main__'"  # Python's words for a name that is not there
+OnProgress = Callable[[Progress], None]
+
+
+class Lane:
+    """A worker, and whose turn it is to use it.
+
+    Attributes:
+        is_predicting: the jobs are predictions; else they run real steps.
+        lock: held while a job runs, here or in the worker.
+        owner: the thread that holds it.
+        worker: None until it is first needed.
+    """
+
+    def __init__(self, *, is_predicting: bool) -> None:
+        self.is_predicting = is_predicting
+        self.lock = threading.Lock()
+        self.owner: int | None = None
+        self.worker: WorkerProcess | None = None
+
+    @contextlib.contextmanager
+    def turn(self, tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
+        """Wait until no other job runs in this lane.
+
+        Raises:
+            Ended: cancelled before it began.
+            MemlabError: this thread runs a job already, and would wait for itself.
+        """
+        if self.owner == threading.get_ident():
+            raise MemlabError(
+                "a run is under way in this thread, and another was asked for from inside it "
+                "(from on_progress, or from the workload); do one after the other"
+            )
+        if not self.lock.acquire(blocking=False):
+            tell(Progress(text="waiting for another run to end", fraction=0.0))
+            while not self.lock.acquire(timeout=POLL_SECONDS):
+                if cancel.is_set():
+                    raise Ended(Outcome.CANCELLED, "stopped before it began")
+        self.owner = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.owner = None
+            self.lock.release()
+
+    def ensure(self) -> WorkerProcess:
+        """Return the worker, a new one if there is none or it serves no other job."""
+        if self.worker is None or self.worker.is_spent():
+            self.replace()
+        assert self.worker is not None
+        return self.worker
+
+    def replace(self) -> None:
+        """End the worker and start a new one, so that the next job need not wait for it."""
+        if self.worker is not None:
+            self.worker.kill()
+        self.worker = spare.take() or WorkerProcess()
+        self.worker.assign(is_predicting=self.is_predicting)
+
+    def forget(self) -> None:
+        """In a forked child: the worker and the lock are the parent's."""
+        if self.worker is not None:
+            self.worker.forget()
+        self.lock, self.owner, self.worker = threading.Lock(), None, None
+
+
+# predictions have a worker of their own: they go on while a measurement runs, and what they turn
+# in torch for good (a device that stands in for CUDA) is seen by no measurement
+measuring, predicting = Lane(is_predicting=False), Lane(is_predicting=True)
+
+
+def _lane_of(function: str) -> Lane:
+    return predicting if function in PREDICTING else measuring
+
+
+def prewarm() -> None:
+    """Start the workers where there are none, without waiting for them."""
+    _ensure([measuring, predicting])
+
+
+def _replace_spent() -> None:
+    """Replace the workers that serve no other job, so that the next job need not wait for it."""
+    _ensure([lane for lane in (measuring, predicting) if lane.worker is not None])
+
+
+def _ensure(lanes: list[Lane]) -> None:
+    for lane in lanes:
+        if lane.lock.acquire(blocking=False):
+            try:
+                lane.ensure()
+            finally:
+                lane.lock.release()
+
+
+spare = Spare(before_start=_replace_spent)
+
+
+def run(
+    function: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_seconds: float,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+    guard_bytes: int | None = None,
+) -> Any:
+    """Run a function of the worker and return its value.
+
+    Args:
+        function: name in `memlab.worker.serving.FUNCTIONS`.
+        arguments: sent by cloudpickle.
+        timeout_seconds: from when the worker takes the job.
+        on_progress: called in this thread.
+        cancel: once set, the worker is killed.
+        guard_bytes: see `memlab.worker.serving.Job`.
+
+    Raises:
+        Ended: there is no value; says why.
+        WorkloadError: the arguments cannot be sent.
+    """
+    cancel = cancel or threading.Event()
+    tell = _teller(on_progress)
+    files = own_files()
+    values, path, environment = own_values(files), list(sys.path), dict(os.environ)
+    job = Job(
+        function=function,
+        arguments=_pickled(arguments),
+        step=step_of(function, arguments, own_values=values, path=path, environment=environment),
+        path=path,
+        folder=_folder(),
+        own_files=files,
+        own_values=values,
+        environment=environment,
+        threads=torch.get_num_threads(),
+        guard_bytes=guard_bytes,
+    )
+    lane = _lane_of(function)
+    with lane.turn(tell, cancel), spare.waits(is_timed=lane is measuring):
+        return _converse(lane, job, timeout_seconds, tell, cancel)
+
+
+def _converse(
+    lane: Lane, job: Job, timeout_seconds: float, tell: OnProgress, cancel: threading.Event
+) -> Any:
+    tried_again = False
+    while True:
+        worker = lane.ensure()
+        try:
+            if worker.doing == STARTING:
+                tell(Progress(text="starting the worker", fraction=0.0))
+                _receive(worker, _check(worker, START_SECONDS, cancel), tell)
+            check = _check(worker, timeout_seconds, cancel)
+            worker.send(job, check)
+            kind, value = _receive(worker, check, tell)
+        except Ended as ended:
+            lane.replace()
+            if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
+                raise
+            tried_again = True  # it died idle, before it had read anything of the job
+            continue
+        except BaseException:
+            lane.replace()
+            raise
+        if kind == "result":
+            return value
+
+        lane.replace()
+        if kind == "stale":  # an earlier job changed it, or a person's file has been edited since
+            continue
+        if not tried_again:  # the worker may be at fault, and not the job
+            tried_again = True
+            continue
+        if kind == "unloadable":
+            raise Ended(Outcome.FAILED, _unloadable(value))
+        raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
+
+
+def _unloadable(error: str) -> str:
+    """Return what to say of a workload that raised this as the worker read it."""
+    said = f"the worker could not load the workload: {error}"
+    if BY_NAME not in error:
+        return said
+    return (
+        f"{said}; it is defined in this notebook or script and can only be sent by its name: "
+        "define it in a module that is imported, or inside build_model, or measure with "
+        "isolate=False"
+    )
+
+
+def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
+    """Return what raises `Ended` once the run is stopped, or has taken this long from now on."""
+    deadline = time.monotonic() + timeout_seconds
+
+    def check() -> None:
+        if over := _over(cancel, deadline, timeout_seconds, worker.doing):
+            raise Ended(*over)
+
+    return check
+
+
+def _receive(worker: WorkerProcess, check: Check, tell: OnProgress) -> tuple[str, Any]:
+    """Return the worker's next message that is not progress.
+
+    Raises:
+        Ended: stopped, timed out, or the worker is gone.
+    """
+    while True:
+        kind, value = worker.receive(check)
+        if kind != "progress":
+            return kind, value
+        tell(value)
+
+
+def _forget() -> None:
+    for holder in (measuring, predicting, spare):
+        holder.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@atexit.register
+def _stop() -> None:
+    spare.end()
+    for lane in (measuring, predicting):
+        if lane.worker is not None:
+            lane.worker.kill()
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise MemlabError(
+            "the working folder of this process has been deleted; os.chdir to one that exists"
+        ) from None
+
+
+def _pickled(arguments: dict[str, Any]) -> bytes:
+    try:
+        return dumps(arguments)
+    except Exception as error:  # a lock, a file, a generator: any class can refuse to be pickled
+        workload = arguments.get("workload")
+        raise WorkloadError(
+            f"workload {getattr(workload, 'name', '?')!r} cannot be sent to the worker "
+            f"({type(error).__name__}: {error}); build what it captures inside build_model or "
+            "make_batch, or measure with isolate=False"
+        ) from error
+
+
+def run_here(
+    function: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_seconds: float,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> Any:
+    """Run a function of the worker in this process; it can be ended only between two steps."""
+    deadline = time.monotonic() + timeout_seconds
+    raised: list[Exception] = []
+
+    def report(progress: Progress) -> None:
+        if over := _over(cancel, deadline, timeout_seconds, progress.text):
+            raise Ended(*over)
+        try:
+            tell(progress)
+        except Exception as error:  # the caller's own fault, not the workload's
+            raised.append(error)
+            raise
+
+    tell = _teller(on_progress)
+    with _lane_of(function).turn(tell, cancel or threading.Event()):
+        value = FUNCTIONS[function](**arguments, report=report)
+    if raised:
+        raise raised[0]
+    return value
+
+
+def _teller(on_progress: OnProgress | None) -> OnProgress:
+    """Return what calls `on_progress`. What that raises is the caller's own and comes through."""
+
+    def tell(progress: Progress) -> None:
+        if on_progress is None:
+            return
+        try:
+            on_progress(progress)
+        except Exception as error:
+            here = error.__traceback__
+            was_entered = here is not None and here.tb_next is not None
+            if was_entered or isinstance(error, MemlabError):
+                raise
+            raise ConfigError(
+                f"on_progress={shown(on_progress)} cannot be called with a Progress ({error}); "
+                "pass a function of one argument"
+            ) from error
+
+    return tell
+
+
+def _over(
+    cancel: threading.Event | None, deadline: float, timeout_seconds: float, doing: str
+) -> tuple[Outcome, str] | None:
+    """Return how a run has to end now, or None."""
+    if cancel is not None and cancel.is_set():
+        return Outcome.CANCELLED, f"stopped while {doing}"
+    if time.monotonic() > deadline:
+        return Outcome.TIMED_OUT, (
+            f"not done after {format_seconds(timeout_seconds)}, while {doing}; raise "
+            "timeout_seconds, or make the step smaller"
+        )
+    return None
+
+
+def runner(
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> Run:
+    """Return what runs a worker's function as the caller of a public function said."""
+    return functools.partial(
+        run if isolate else run_here,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+        cancel=cancel,
+    )

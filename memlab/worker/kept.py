@@ -1,0 +1,145 @@
+"""A process under a keeper, as its caller holds it: started, looked after, and killed whole."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from memlab.errors import MemlabError
+from memlab.worker import keeper as keeping
+
+KILL_SECONDS = 12.0  # a keeper gives up before that
+START_SECONDS = 30.0
+PAUSE_SECONDS = 0.002
+STARTED = re.compile(rb"started (\d+)\n")
+ENDED = re.compile(rb"ended (-?\d+) (\d+)\n")  # and as many bytes
+
+
+class Kept:
+    """A process, and the keeper that started it and kills it with all that descends from it."""
+
+    def __init__(
+        self, command: Sequence[str], descriptor: int, environment: Mapping[str, str]
+    ) -> None:
+        """Start a process that inherits one descriptor, and its keeper.
+
+        Args:
+            command: a Python with its arguments; the keeper's process id is added to them.
+            descriptor: what the process inherits.
+            environment: its variables.
+        """
+        self._line, theirs = socket.socketpair()
+        self._line.setblocking(False)
+        self._lock = threading.Lock()
+        self._heard = b""
+        self._is_silent = False  # the keeper has ended
+        keeper = [command[0], "-I", "-S", keeping.__file__, str(os.getpid()), str(descriptor)]
+        with theirs:
+            self._keeper = subprocess.Popen(
+                [*keeper, *command],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=theirs.fileno(),  # what an interpreter says that cannot even start
+                pass_fds=[descriptor],
+                env=dict(environment),
+                start_new_session=True,  # an interrupt of the caller is not one of these
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's id, for which its start is waited for.
+
+        Raises:
+            MemlabError: it could not be started.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := STARTED.match(self._hear())):
+            if self._is_silent or time.monotonic() > deadline:
+                raise MemlabError(f"the worker could not be started: {self.said() or 'no answer'}")
+            time.sleep(PAUSE_SECONDS)
+        return int(found[1])
+
+    def poll(self) -> int | None:
+        """Return how the process ended, as `subprocess` has it; None while it runs."""
+        heard = self._hear()
+        found = ENDED.search(heard)
+        if found and len(heard) >= found.end() + int(found[2]):
+            return int(found[1])
+        return self._keeper.wait() if self._is_silent else None
+
+    def wait(self, seconds: float) -> int | None:
+        """Return what `poll` does, after waiting for an end this long."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
+        return code
+
+    def said(self) -> str:
+        """Return the last that an ended process printed, or what its keeper did if that failed."""
+        heard = self._hear()
+        found = ENDED.search(heard) or STARTED.match(heard)
+        return heard[found.end() if found else 0 :].decode(errors="replace")
+
+    def kill(self) -> None:
+        """End the process and all that it started, and wait until they are gone."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_WR)
+        try:
+            self._keeper.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        if self._is_orphaned():
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._line.close()
+
+    def forget(self) -> None:
+        """In a forked child of the caller: these processes are the parent's."""
+        self._line.close()
+        self._keeper.returncode = 0  # no child of this process: nothing to wait for
+        self._lock = threading.Lock()
+
+    def _is_orphaned(self) -> bool:
+        """Return whether the keeper was killed, and could not see to the rest itself."""
+        return self._keeper.returncode != 0 and STARTED.match(self._hear()) is not None
+
+    def _hear(self) -> bytes:
+        """Return all that the keeper has written."""
+        with self._lock:
+            while not self._is_silent:
+                try:
+                    found = self._line.recv(keeping.KEPT_BYTES)
+                except BlockingIOError:
+                    break
+                except OSError:  # closed, after a kill
+                    found = b""
+                self._heard += found
+                self._is_silent = not found
+            return self._heard
+
+
+def interpreter() -> str:
+    """Return a Python like this one.
+
+    Raises:
+        MemlabError: none is found, as in a program that only embeds Python.
+    """
+    name = f"python{sysconfig.get_python_version()}"
+    folders = (sys.prefix, sys.base_prefix)
+    candidates = [sys.executable, *(str(Path(folder) / "bin" / name) for folder in folders)]
+    for candidate in filter(None, candidates):
+        if os.access(candidate, os.X_OK) and Path(candidate).is_file():
+            return candidate
+    raise MemlabError(
+        f"sys.executable={sys.executable!r} is no Python that a worker could run in; set it to the "
+        "path of one that has memlab's dependencies, or measure with isolate=False"
+    )

@@ -1,0 +1,182 @@
+"""The worker as its caller holds it: how it is started, fed, killed, and how it ended.
+
+It does not decide when: that is `isolation.py`.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from memlab.devices.here import out_of_memory_kills
+from memlab.result import Outcome
+from memlab.running import Ended, Progress
+from memlab.sending.sources import is_library
+from memlab.worker import start
+from memlab.worker.kept import Kept, interpreter
+from memlab.worker.serving import KINDS, LOST_STATUS, Job, beginning
+from memlab.worker.wire import Channel, Check, Garbage
+
+STARTING, TAKING = "starting", "taking the job"
+ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
+# these steer an interpreter as it starts, and may have been set for another one since
+HIDDEN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
+ENDING_SECONDS = 2.0  # for a process to end whose socket is closed
+
+
+class WorkerProcess:
+    """A running worker process, or the shell of one that has ended.
+
+    Attributes:
+        process: with all that descends from it.
+        channel: to and from it.
+        doing: what it is at, in words.
+        number: of the job that it was given last; messages of another are not heard.
+    """
+
+    def __init__(self) -> None:
+        self.kills_before = out_of_memory_kills()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            hidden = {k: os.environ[k] for k in HIDDEN_VARIABLES if k in os.environ}
+            settings = {
+                "socket": theirs.fileno(),
+                "path": [folder for folder in sys.path if isinstance(folder, str)],
+                "environment": hidden,
+            }
+            self.process = Kept(
+                # -P: a file of the caller's folder must not stand in for one of Python's own
+                [interpreter(), "-P", str(Path(start.__file__)), json.dumps(settings)],
+                theirs.fileno(),
+                {k: value for k, value in os.environ.items() if k not in hidden},
+            )
+        self.channel = Channel(ours, blocks=False)
+        self.doing = STARTING
+        self.number = 0
+
+    def assign(self, *, is_predicting: bool) -> None:
+        """Say which jobs will come, so that it prepares for them before the first one."""
+        with contextlib.suppress(OSError):  # as in `send`
+            self.channel.send(0, pickle.dumps(is_predicting))
+
+    def send(self, job: Job, check: Check) -> None:
+        """Hand the job over; `check` is called again and again meanwhile, and may raise."""
+        self.number += 1
+        self.doing = TAKING
+        with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
+            self.channel.send_checked(self.number, pickle.dumps(job), check, self.has_ended)
+
+    def receive(self, check: Check) -> tuple[str, Any]:
+        """Return the next message of the job; `check` is called meanwhile, and may raise.
+
+        Raises:
+            Ended: the worker has ended, or what it sent is no message.
+        """
+        while True:
+            try:
+                number, content = self.channel.receive_checked(check, self.has_ended)
+            except Garbage as error:
+                raise self._unreadable(error) from None
+            except (EOFError, OSError):
+                raise self.ending() from None
+            if number == self.number:  # else of a job that is over: a thread of it still reports
+                break
+
+        try:
+            kind, value = pickle.loads(content)
+            if str(kind) not in KINDS or (kind == "progress") != isinstance(value, Progress):
+                raise Garbage(f"{kind!r} is no kind of message")
+        except Exception as error:  # bytes that mean nothing can raise anything
+            raise self._unreadable(error) from error
+        if kind == "progress":
+            self.doing = value.text
+        return kind, value
+
+    def is_ready(self) -> bool:
+        """Return whether it has said that it waits for a job, which nobody has heard yet."""
+        return self.channel.has_unread()
+
+    def is_spent(self) -> bool:
+        """Return whether it has ended, or has said after a job that it serves no other one."""
+        return self.has_ended() or (self.doing != STARTING and self.channel.has_unread())
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """End the process and all that it started."""
+        self.process.kill()
+        self.channel.close()
+
+    def forget(self) -> None:
+        """In a forked child of the caller: the worker is the parent's."""
+        self.channel.close()
+        self.process.forget()
+
+    def ending(self) -> Ended:
+        """Return how the process ended by itself, in a sentence."""
+        code = self.process.wait(ENDING_SECONDS)
+        if code is None or code == LOST_STATUS:
+            self.kill()
+            return Ended(
+                Outcome.CRASHED,
+                f"the worker's socket was closed while {self.doing}; does the workload close file "
+                "descriptors that it did not open (os.closerange)?",
+            )
+        said = self._said()
+        aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
+        if aborts:
+            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
+        if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
+            return Ended(
+                Outcome.OUT_OF_MEMORY,
+                f"the system killed the worker while {self.doing}: this machine has no memory left",
+            )
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+        where = _innermost_frame(said)
+        if self.doing == STARTING and said.strip():
+            where = f", saying {said.strip().splitlines()[-1]!r}"
+        return Ended(
+            Outcome.CRASHED,
+            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and the "
+            "next run starts a new worker",
+        )
+
+    def _unreadable(self, error: Exception) -> Ended:
+        return Ended(
+            Outcome.CRASHED,
+            f"what came from the worker while {self.doing} cannot be read ({type(error).__name__}: "
+            f"{error}); does the workload write to file descriptors that it did not open?",
+        )
+
+    def _said(self) -> str:
+        """Return the last that was printed since the job began."""
+        _, mark, since = self.process.said().rpartition(beginning(self.number))
+        return since if mark or self.doing != TAKING else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _innermost_frame(said: str) -> str:
+    """Return where a native crash happened, in a person's own code if it was called from there.
+
+    Read from faulthandler's report; "" if it wrote none.
+    """
+    _, _, stack = said.partition("Current thread")
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)
+    own = [frame for frame in frames if not is_library(frame[0])]
+    for file, line, function in own[:1] or frames[:1]:
+        return f", in {function} ({file}, line {line})"
+    return ""

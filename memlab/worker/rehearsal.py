@@ -1,0 +1,52 @@
+"""A measurement or a prediction of memlab's own, before a worker runs any code of a person's.
+
+PyTorch sets up much as it is first used, and a prediction registers a device for good; neither is
+to be mistaken for what a person's code changes. A worker does one of the two, never both: autograd
+counts the devices at its first backward, so the device that predictions need has to be there.
+"""
+
+import importlib
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.measuring import measure
+from memlab.running import Progress
+from memlab.workload import Workload
+
+LATE_MODULES = ("cloudpickle", "torch._dynamo", "torch.utils.serialization")
+
+
+def import_late_modules() -> None:
+    """Import what the first step would: nothing that it asks of a device."""
+    for name in LATE_MODULES:
+        importlib.import_module(name)
+
+
+def rehearse(*, is_predicting: bool) -> None:
+    """Measure or predict a linear layer."""
+    workload = Workload(
+        name="rehearsal",
+        build_model=lambda: torch.nn.Linear(2, 2),
+        make_batch=lambda n: torch.ones(n, 2),
+        compute_loss=lambda model, batch: model(batch).mean(),
+    )
+    config = StepConfig(batch_size=2)
+    if is_predicting:
+        from memlab.devices.cards import resolve
+        from memlab.predicting.predict import (
+            predict_in_process,  # late: not for a worker that measures
+        )
+
+        predict_in_process(
+            workload, config, resolve("cpu"), seed=0, memory_limit=None, report=_say_nothing
+        )
+        return
+    cpu = torch.device("cpu")
+    measure.measure_in_process(
+        workload, config, cpu, repeats=1, warmup=0, seed=0, memory_limit=None, report=_say_nothing
+    )
+
+
+def _say_nothing(progress: Progress) -> None:
+    """A rehearsal's progress is nobody's."""

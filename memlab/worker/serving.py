@@ -1,0 +1,260 @@
+"""What a worker does, once `start.py` has begun it: it serves one job after another.
+
+It ends when its socket closes, and is killed with its keeper at the latest. A job is a function of
+memlab with its arguments, a person's own modules among them. Before the next one it asks to be
+replaced if a job has changed anything of this process (`worker_state.py`), so that no job has to
+do with an earlier one; or if one of a person's files has changed since it was imported, so that
+stale code is never measured. It looks for such changes once the result is sent: nobody waits for
+that but a job that comes at once.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlab.arguments.units import KIB
+from memlab.devices.here import available_memory_bytes
+from memlab.measuring.inspect import inspect_in_process
+from memlab.measuring.loading import loading_in_process
+from memlab.measuring.measure import measure_in_process
+from memlab.running import Progress, Report
+from memlab.sending.environment import Environment
+from memlab.sending.own_values import OwnValues, Values
+from memlab.sending.same_step import recall, remember
+from memlab.sending.sources import Sources, read_no_bytecode
+from memlab.verifying.verify import verify_in_process
+from memlab.worker.rehearsal import import_late_modules, rehearse
+from memlab.worker.standard_library import StandardLibrary
+from memlab.worker.unchanged.worker_state import WorkerState
+from memlab.worker.wire import Channel, Garbage
+
+KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
+LOST_STATUS = 76  # of a worker that cannot answer, because its socket was closed
+PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
+GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a worker is asked to do.
+
+    Attributes:
+        function: name in `FUNCTIONS`.
+        arguments: of that function, pickled by cloudpickle: unpickled only after `path` is set.
+        path: the caller's `sys.path`.
+        folder: the caller's working folder.
+        own_files: of the caller's own modules, by name.
+        own_values: what is set on those, see `sending/own_values.py`.
+        environment: the caller's variables.
+        threads: the caller's number of threads for one operator.
+        step: what tells the step from others, see `sending/same_step.py`; None if nothing does.
+        guard_bytes: most memory that the job may take before allocations fail; None: a share of
+            what is available.
+    """
+
+    function: str
+    arguments: bytes
+    path: list[str]
+    folder: str
+    own_files: dict[str, str]
+    own_values: Values
+    environment: dict[str, str]
+    threads: int
+    step: str | None = None
+    guard_bytes: int | None = None
+
+
+def _predict(**arguments: Any) -> Any:
+    from memlab.predicting.predict import (
+        predict_in_process,  # 50 ms that `import memlab` need not wait for
+    )
+
+    return predict_in_process(**arguments)
+
+
+def _plan(**arguments: Any) -> Any:
+    from memlab.planning.chains import plan_in_process  # as above
+
+    return plan_in_process(**arguments)
+
+
+def _operators(**arguments: Any) -> Any:
+    from memlab.predicting.operator_costs import operators_in_process  # as above
+
+    return operators_in_process(**arguments)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "measure": measure_in_process,
+    "predict": _predict,
+    "plan": _plan,
+    "operators": _operators,
+    "verify": verify_in_process,
+    "loading": loading_in_process,
+    "inspect": inspect_in_process,
+}
+
+
+def serve(descriptor: int, standard_library: StandardLibrary) -> None:
+    """Serve jobs until the caller is gone.
+
+    Args:
+        descriptor: of the socket to the caller.
+        standard_library: finds its modules, and is told which the caller has replaced.
+    """
+    log = os.dup(2)  # of its own, for a model may close the other
+    faulthandler.enable(log)
+    read_no_bytecode()
+    channel = Channel(socket.socket(fileno=descriptor), blocks=True)
+    os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
+    os.register_at_fork(after_in_child=channel.close)
+    sources, environment = Sources(), Environment()
+    environment.watch()
+    state = WorkerState(sources)
+    state.watch_imports()
+    limit_memory(sys.maxsize)
+    import_late_modules()
+    state.note_modules()
+    gc.freeze()
+    channel.send(0, _pickled(("ready", os.getpid())))
+    while True:
+        try:
+            number, content = channel.receive()
+        except (EOFError, OSError, Garbage):
+            return
+        if number == 0:  # no job yet, but which jobs will come
+            rehearse(is_predicting=pickle.loads(content))
+            state.begin()
+            continue
+        job: Job = pickle.loads(content)
+        is_stale = sources.changed(job.own_files, job.path, job.folder)
+        if state.is_changed or is_stale or not environment.takes(job.environment):
+            channel.send(number, _pickled(("stale", None)))
+            return
+        os.write(log, beginning(number).encode())
+        standard_library.shadowed = frozenset(job.own_files)
+        started_ns = time.time_ns()
+        answer = _serve(job, _reporter(channel, number), state)
+        sources.note(started_ns, job.path, job.folder)
+        if job.function == "measure" and channel.is_own():
+            remember(job.step, answer[1], sources.stamps)
+        _send(channel, number, answer)
+        del job, content, answer
+        state.look()
+        _give_memory_back(state)
+        if state.is_changed:
+            _send(channel, number, ("stale", state.found))
+
+
+def beginning(number: int) -> str:
+    """Return the line that parts what a job prints from what was printed before."""
+    return f"\nmemlab begins job {number}\n"
+
+
+def _reporter(channel: Channel, number: int) -> Report:
+    """Return what sends the progress of one job."""
+
+    def report(progress: Progress) -> None:
+        _send(channel, number, ("progress", progress))
+
+    return report
+
+
+def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
+    """Send a message of a job, as the worker; a fork of it that gets here ends."""
+    try:
+        if channel.is_own():
+            channel.send(number, _pickled(message))
+            return
+    except OSError:
+        pass
+    os._exit(LOST_STATUS)  # also a fork of the worker, whose socket this is not
+
+
+def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
+    """Return ("result", value), or ("unloadable" or "raised", what was raised, as text)."""
+    sys.path[:] = job.path
+    torch.set_num_threads(job.threads)
+    try:
+        os.chdir(job.folder)
+        state.expect()
+        state.own_values = OwnValues(job.own_values)
+        arguments = pickle.loads(job.arguments)
+        state.own_values.set_all()
+    except BaseException as error:  # whatever a person's own module raises while it is imported
+        return "unloadable", f"{type(error).__name__}: {error}"
+    limit_memory(job.guard_bytes)
+    try:
+        if job.function == "predict":
+            arguments["measured"] = recall(job.step)
+        return "result", FUNCTIONS[job.function](**arguments, report=report)
+    except BaseException as error:
+        return "raised", f"{type(error).__name__}: {error}"
+    finally:
+        limit_memory(sys.maxsize)
+
+
+def _pickled(message: tuple[str, Any]) -> bytes:
+    """Return the bytes of a message; a result's config may hold a function of a notebook."""
+    import cloudpickle  # as above
+
+    try:
+        pickled: bytes = cloudpickle.dumps(message)
+    except Exception as error:
+        text = f"the result cannot be sent ({type(error).__name__}: {error})"
+        pickled = pickle.dumps(("raised", text))
+    return pickled
+
+
+def limit_memory(guard_bytes: int | None) -> None:
+    """Let allocations fail beyond this much more memory than now, on Linux; elsewhere do nothing.
+
+    The limit is on the process's data, of which resident memory is a part: so the machine stays
+    alive, and a step fails a little before it would have to.
+    """
+    try:
+        import resource
+    except ImportError:
+        return
+    if guard_bytes is None:
+        available = available_memory_bytes()
+        if available is None:
+            return
+        guard_bytes = int(available * GUARD_FRACTION)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    now = _data_bytes()
+    unlimited = now is None or guard_bytes == sys.maxsize
+    limit = hard if unlimited or now is None else now + guard_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _data_bytes() -> int | None:
+    """Return what the system counts as this process's data, in bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * KIB
+    except OSError:
+        pass
+    return None
+
+
+def _give_memory_back(state: WorkerState) -> None:
+    gc.collect()
+    state.look_at_kept_tensors()
+    gc.freeze()  # libraries stay: the next job's collections need not walk through them again
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise
+    except (OSError, AttributeError):
+        return

@@ -1,0 +1,71 @@
+"""How a worker begins: `python -P start.py SETTINGS KEEPER`.
+
+It is run as a file, and takes memlab from the folder above its own: not by a path, on which other
+files of that folder could stand in for Python's own modules, or which a ":" would cut in two.
+SETTINGS is JSON: the caller's `sys.path`, variables of the environment that the interpreter itself
+was not to see, and the descriptor of the socket. KEEPER is the process that has to live on.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main() -> None:
+    """Prepare the process, then serve jobs."""
+    settings, keeper = json.loads(sys.argv[1]), int(sys.argv[2])
+    end_with(keeper)
+    os.environ.update(settings["environment"])
+    finder = load("memlab.worker.standard_library", "worker", "standard_library.py")
+    standard_library = finder.StandardLibrary([f for f in sys.path if f in standard_folders()])
+    standard_library.install()
+    # not "": a worker starts in whatever folder its caller is in just then
+    callers = [folder for folder in settings["path"] if os.path.isabs(folder)]
+    sys.path[:] = [*callers, *(folder for folder in sys.path if folder not in callers)]
+
+    load("memlab", "__init__.py", search=[PACKAGE])
+    from memlab.worker.serving import serve
+
+    serve(settings["socket"], standard_library)
+
+
+def standard_folders() -> set[str]:
+    """Return where an interpreter has its standard library, as `sys.path` has it."""
+    library = os.path.dirname(os.__file__)
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    dynamic = os.path.join(library, "lib-dynload")
+    return {library, dynamic, os.path.join(os.path.dirname(library), zipped)}
+
+
+def load(name: str, *path: str, search: list[str] | None = None) -> Any:
+    """Import a file of memlab, by its path in the package."""
+    spec = importlib.util.spec_from_file_location(
+        name, os.path.join(PACKAGE, *path), submodule_search_locations=search
+    )
+    assert spec
+    assert spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def end_with(keeper: int) -> None:
+    """Have the system kill this process when its keeper ends, whatever it does then; Linux only."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != keeper:  # it ended before that
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

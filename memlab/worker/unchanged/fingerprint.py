@@ -1,0 +1,317 @@
+"""What the modules of this process hold, noted so that a change of it is found.
+
+Noted are the attributes of modules; the attributes of their classes; what their functions and
+classes are made of (`parts.py`); the entries of their containers (a registry, a list of hooks);
+and the attributes of objects at module level (a logger, a config). A thing is unchanged if the same
+objects stand in the same places. Some ten thousand places are compared in about 20 ms, and as many
+functions and classes in about 30.
+
+Not seen: what C code keeps for itself (`process_state.py` asks for that), objects that only other
+objects hold, and the caches of `functools` in libraries.
+
+Libraries change as they are used, and as they import more of themselves. Accepted are therefore
+
+- while a library is imported: what it changes in its own package, and what it adds elsewhere
+- at any time: the caches named here; a module's attribute that is added and that a library defines
+  (imports that come late); and further entries in dicts and sets of libraries that are imported by
+  a job, since these are mostly caches
+"""
+
+import functools
+import itertools
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from memlab.worker.unchanged.parts import Parts
+from memlab.worker.unchanged.usual_changes import (
+    CHANGED_ONCE,
+    IGNORED_NAMES,
+    is_cache,
+    is_definition,
+    is_of_library,
+    is_wrapped_by_torch,
+    package_of,
+)
+
+PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), tuple, frozenset})
+FUNCTION = types.FunctionType
+LRU_CACHE = functools._lru_cache_wrapper
+UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, and what looks
+ENVIRONMENT = vars(os.environ).get("_data")  # which the module posix holds too
+TOGETHER = 64  # places that are compared at once
+MISSING = object()
+Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changed: in places, and parts
+
+
+class Place:
+    """An object that holds others, and what it held.
+
+    Attributes:
+        name: of the object, for people and to be looked up in `CACHES`.
+        package: whose it is: the first part of its module's name.
+        kind: "module", "class", "object", "dict", "list" or "set".
+    """
+
+    __slots__ = ("held", "holder", "keys", "kind", "name", "package", "read_keys", "read_values")
+
+    def __init__(self, name: str, package: str, kind: str, holder: Any) -> None:
+        self.name, self.package, self.kind, self.holder = name, package, kind, holder
+        self.read_keys, self.read_values = _readers(kind, holder)
+        self.note()
+
+    def note(self) -> None:
+        """Take what is held now as what belongs there."""
+        self.keys, self.held = tuple(self.read_keys()), tuple(self.read_values())
+
+    def accept(self, refused: list[tuple[Any, Any, Any]]) -> None:
+        """Take what is held now as what belongs there, all but these differences."""
+        self.note()
+        if not refused:
+            return
+        if self.kind in ("list", "set"):
+            come = {id(new) for _, _, new in refused}
+            gone = [old for _, old, _ in refused if old is not MISSING]
+            self.held = (*(value for value in self.held if id(value) not in come), *gone)
+            return
+        entries = dict(zip(self.keys, self.held, strict=True))
+        for key, old, _ in refused:
+            entries.pop(key, None)
+            if old is not MISSING:
+                entries[key] = old
+        self.keys, self.held = tuple(entries), tuple(entries.values())
+
+    def is_same(self) -> bool:
+        """Return whether the same objects are held, in the same order."""
+        held = tuple(self.read_values())
+        return len(held) == len(self.held) and all(map(operator.is_, held, self.held))
+
+    def differences(self) -> list[tuple[Any, Any, Any]]:
+        """Return (key, old, new) of all that differs, with `MISSING` for what is not there."""
+        keys, held = tuple(self.read_keys()), tuple(self.read_values())
+        if self.kind in ("list", "set"):
+            old_ids, new_ids = set(map(id, self.held)), set(map(id, held))
+            gone = [(None, value, MISSING) for value in self.held if id(value) not in new_ids]
+            come = [(None, MISSING, value) for value in held if id(value) not in old_ids]
+            return gone + come
+
+        old, new = dict(zip(self.keys, self.held, strict=True)), dict(zip(keys, held, strict=True))
+        pairs = [(key, old.get(key, MISSING), new.get(key, MISSING)) for key in {**old, **new}]
+        return [(key, a, b) for key, a, b in pairs if a is not b and not _equal(a, b)]
+
+
+def _readers(kind: str, holder: Any) -> tuple[Callable[[], Iterable[Any]], ...]:
+    """Return what reads keys and values, past whatever a subclass has made of it."""
+    if kind in ("list", "set"):
+        read = functools.partial(list.copy if kind == "list" else set.copy, holder)
+        return tuple, read
+    if kind == "cache":
+        return lambda: ("currsize",), lambda: (holder.cache_info().currsize,)
+    if kind == "class":
+        entries = type.__getattribute__(holder, "__dict__")
+        return entries.keys, entries.values
+    entries = holder if kind == "dict" else object.__getattribute__(holder, "__dict__")
+    return functools.partial(dict.keys, entries), functools.partial(dict.values, entries)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether these are equal numbers or texts: those have no identity."""
+    return type(a) is type(b) and type(a) in PLAIN - {tuple, frozenset} and bool(a == b)
+
+
+class Fingerprint:
+    """All places of the modules that were noted."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Any] = {}
+        self._places: dict[int, Place] = {}
+        self._parts = Parts()
+        self._base_packages: frozenset[str] = frozenset()
+        self._own_packages: set[str] = set()
+
+    def note_new_modules(self, is_own: Callable[[str], bool]) -> None:
+        """Note every imported module that is not noted yet, a person's own apart."""
+        for name, module in sys.modules.copy().items():
+            if name not in self.modules and name not in UNSEEN and not is_own(name):
+                self.note(name, module)
+
+    def note(self, name: str, module: Any, *, is_own: bool = False) -> None:
+        """Note a module and what it holds; of a person's own nothing at all may change."""
+        package = name.partition(".")[0]
+        self.modules[name] = module
+        if is_own:
+            self._own_packages.add(package)
+        self._walk(name, package, module)
+
+    def begin(self) -> None:
+        """Take everything as it is for what a worker holds before its first job."""
+        self._base_packages = frozenset(name.partition(".")[0] for name in self.modules)
+        self._look(lambda *_: True)
+        self._parts.begin()
+
+    def changes(self) -> list[str]:
+        """Return the names of all that is not as it was, and not what libraries usually do."""
+        found = [
+            f"sys.modules[{name!r}]"
+            for name, module in self.modules.items()
+            if sys.modules.get(name) is not module
+        ]
+        found += [_name(place, key) for place, key, _ in self._look(self._is_usual)]
+        found += [name for name in self._parts.changes() if not _is_changed_once(name)]
+        return list(dict.fromkeys(found))
+
+    def before_import(self) -> Before:
+        """Return what is changed before a library is imported: by a person, or for the moment."""
+        found = self._look(self._is_usual)
+        return {(id(place), key, id(new)) for place, key, new in found}, self._parts.changed()
+
+    def after_import(self, packages: Collection[str], before: Before) -> None:
+        """Accept what the import of these packages, just ended, explains.
+
+        Args:
+            packages: all whose modules were imported.
+            before: what `before_import` found.
+        """
+        places, parts = before
+
+        def explained(place: Place, key: Any, old: Any, new: Any) -> bool:
+            if place.package in self._own_packages or (id(place), key, id(new)) in places:
+                return False
+            is_its_own = place.package in packages and (
+                not (is_definition(old) or is_definition(new)) or package_of(new) == place.package
+            )
+            return old is MISSING or is_its_own or self._is_usual(place, key, old, new)
+
+        self._look(explained)
+        self._parts.accept(parts, not_of=self._own_packages)
+        for name, module in list(self.modules.items()):
+            now = sys.modules.get(name)
+            if now is not None and now is not module and name.partition(".")[0] in packages:
+                self.note(name, now)  # some put an object in the place of their module
+
+    def _look(
+        self, accepts: Callable[[Place, Any, Any, Any], bool]
+    ) -> list[tuple[Place, Any, Any]]:
+        """Return (place, key, new value) of what is changed and not accepted."""
+        found: list[tuple[Place, Any, Any]] = []
+        for place in self._changed_places():
+            refused = [each for each in place.differences() if not accepts(place, *each)]
+            found += [(place, key, new) for key, _, new in refused]
+            place.accept(refused)
+            self._walk_values(place)
+        return found
+
+    def _changed_places(self) -> list[Place]:
+        """Return the places that are not the same: many at a time, which takes a fifth as long."""
+        places = list(self._places.values())
+        changed: list[Place] = []
+        for begin in range(0, len(places), TOGETHER):
+            some = places[begin : begin + TOGETHER]
+            now = list(itertools.chain.from_iterable([place.read_values() for place in some]))
+            then = list(itertools.chain.from_iterable([place.held for place in some]))
+            if len(now) != len(then) or not all(map(operator.is_, now, then)):
+                changed += [place for place in some if not place.is_same()]
+        return changed
+
+    def _is_usual(self, place: Place, key: Any, old: Any, new: Any) -> bool:
+        if key in IGNORED_NAMES:
+            return True
+        if place.package in self._own_packages:
+            return place.kind == "module" and isinstance(new, types.ModuleType)
+        if _name(place, key).startswith(CHANGED_ONCE):
+            return True
+        is_entry = place.kind in ("dict", "list", "set")
+        is_data = not (is_definition(old) or is_definition(new))
+        if (is_entry or is_data) and is_cache(_name(place, key)):
+            return True
+        if old is MISSING:
+            return self._is_usual_addition(place, key, new)
+        if new is MISSING and package_of(old) == "memlab":
+            return True  # seen in the middle of a prediction, which has taken it away again
+        is_private = isinstance(key, str) and key.startswith("_")
+        if old is None and is_private and package_of(new) == place.package:
+            return True  # made when it is first needed
+        return is_wrapped_by_torch(old, new)
+
+    def _is_usual_addition(self, place: Place, key: Any, new: Any) -> bool:
+        is_late = place.package not in self._base_packages  # of a library that a job has imported
+        if place.kind == "module":
+            return is_of_library(new)
+        if place.kind == "class":
+            hidden = [vars(base)[key] for base in place.holder.__mro__[1:] if key in vars(base)]
+            if hidden:
+                return is_wrapped_by_torch(hidden[0], new)
+            is_cached = is_late and type(new) in PLAIN and key.startswith("_")
+            return is_cached or (is_definition(new) and is_of_library(new))
+        return place.kind in ("dict", "set") and is_late
+
+    def _walk(self, name: str, package: str, holder: Any) -> None:
+        """Note an object and the classes, functions and containers in it."""
+        kind = _kind(holder)
+        if kind is None or id(holder) in self._places:
+            return
+        place = self._places[id(holder)] = Place(name, package, kind, holder)
+        if kind in ("module", "class", "object"):
+            self._parts.note_object(holder, name)
+        self._walk_values(place)
+
+    def _walk_values(self, place: Place) -> None:
+        if place.kind not in ("module", "class", "object"):
+            return
+        for key, value in zip(place.keys, place.held, strict=True):
+            kind = type(value)
+            if kind in PLAIN or key in IGNORED_NAMES or value is sys.modules:
+                continue
+            if value is os.environ or value is ENVIRONMENT:  # a job comes with its own
+                continue
+            if kind.__module__ == "torch._ops":  # operators look themselves up when they are used
+                continue
+            if kind in (staticmethod, classmethod):
+                value = value.__func__
+                kind = type(value)
+            if kind is FUNCTION:
+                self._parts.note_function(value)
+            elif kind is property:
+                for function in (value.fget, value.fset, value.fdel):
+                    if type(function) is FUNCTION:
+                        self._parts.note_function(function)
+            elif issubclass(kind, type):
+                self._walk(f"{value.__module__}.{value.__qualname__}", place.package, value)
+            elif is_cache(_name(place, key)) or key == "_cache":  # the latter of a logger
+                continue
+            elif kind is LRU_CACHE:
+                is_own = package_of(value) == place.package  # and not imported from a library
+                if is_own and place.package in self._own_packages:
+                    self._walk(_name(place, key), place.package, value)
+            elif issubclass(kind, dict | list | set) or (
+                place.kind == "module" and not issubclass(kind, types.ModuleType)
+            ):
+                self._walk(_name(place, key), place.package, value)
+
+
+def _is_changed_once(name: str) -> bool:
+    return f"{name}.".startswith(CHANGED_ONCE) or is_cache(name)
+
+
+def _kind(holder: Any) -> str | None:
+    """Return the kind of place that an object is; None: it holds nothing that is compared."""
+    kind = type(holder)
+    for base, name in ((type, "class"), (dict, "dict"), (list, "list"), (set, "set")):
+        if issubclass(kind, base):
+            return name
+    if issubclass(kind, types.ModuleType):
+        return "module"
+    if kind is LRU_CACHE:
+        return "cache"
+    try:
+        entries = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return None
+    return "object" if type(entries) is dict else None
+
+
+def _name(place: Place, key: Any) -> str:
+    return f"{place.name}.{key}" if isinstance(key, str) else place.name

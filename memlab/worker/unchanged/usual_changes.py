@@ -1,0 +1,114 @@
+"""What libraries change in their own modules as they are used, and mean nothing by it."""
+
+import os
+import sys
+import types
+from typing import Any
+
+from memlab.sending.sources import is_library
+
+# what Python sets by itself as a module or a class is used
+IGNORED_NAMES = frozenset(
+    {
+        "__annotations__",
+        "__builtins__",
+        "__cached__",
+        "__doc__",
+        "__slotnames__",
+        "__spec__",
+        "__warningregistry__",
+    }
+)
+# data, never functions or classes, that earlier runs leave here: no later run depends on it
+CACHES = (
+    # of Python
+    "_ctypes._", "_frozen_importlib", "_weakrefset.", "abc.", "ctypes._", "encodings._cache",
+    "gettext.", "inspect._filesbymodname", "inspect.modulesbyfile", "linecache.", "logging._",
+    "logging.Logger.manager", "mimetypes.", "multiprocessing.context._default_context",
+    "multiprocessing.util._", "pkgutil._", "platform.", "re._", "re.RegexFlag",
+    "sys.path_importer_cache", "tempfile.", "threading._", "tokenize.", "typing._",
+    "warnings.onceregistry", "weakref.finalize",
+    # of torch
+    "torch._decomp.decompositions_for_rng.PhiloxStateTracker", "torch._dynamo.",
+    "torch._functorch.", "torch._guards.", "torch._higher_order_ops.", "torch._inductor.",
+    "torch._jit_internal.", "torch._library.simple_registry.", "torch._logging.",
+    "torch._opaque_base.", "torch._ops.", "torch._subclasses.", "torch.cuda._lazy_seed_tracker",
+    "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
+    "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
+    "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
+    "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",
+    # of others
+    "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
+    "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
+)  # fmt: skip
+SET_BY_JOBS = frozenset({"sys.path"})
+# whose code wraps functions of others: the compiler, and every class of optimizers at its first use
+WRAPPERS = (
+    os.path.join(os.sep, "torch", "_dynamo", ""),
+    os.path.join(os.sep, "torch", "optim", "optimizer.py"),
+)
+# what is changed for good by its first use; no bytes and no bits of a step depend on it
+CHANGED_ONCE = (
+    "networkx.", "torch.compiler._cache.",
+    "torch.fx.graph_module._forward_from_src",
+    "torch.nn.modules.module.Module.___needs_generation_tag_patch",
+    "multiprocessing.synchronize.SemLock._make_name",  # joblib names semaphores its own way
+)  # fmt: skip
+
+
+def is_definition(value: Any) -> bool:
+    """Return whether a value is code: a class, a module, a function, a method, a property."""
+    kind = type(value)
+    return issubclass(kind, type | types.ModuleType) or kind in (
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.MethodType,
+        staticmethod,
+        classmethod,
+        property,
+    )
+
+
+def is_cache(name: str) -> bool:
+    """Return whether a name is one that libraries fill as they are used, and mean nothing by it."""
+    is_setting = ".config." in name
+    return (name.startswith(CACHES) or name in SET_BY_JOBS) and not is_setting
+
+
+def is_wrapped_by_torch(old: Any, new: Any) -> bool:
+    """Return whether torch itself has wrapped a function: it calls the very one that was there."""
+    if not _is_wrapper(new):
+        return False
+    cells = [cell.cell_contents for cell in new.__closure__ or ()]
+    held = (*cells, getattr(new, "__wrapped__", None))
+    return any(_innermost(each) is _innermost(old) for each in held if each is not None)
+
+
+def _is_wrapper(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return isinstance(code, types.CodeType) and any(each in code.co_filename for each in WRAPPERS)
+
+
+def _innermost(function: Any) -> Any:
+    while _is_wrapper(function) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def package_of(value: Any) -> str:
+    """Return the top package that a definition comes from."""
+    is_module = isinstance(value, types.ModuleType)
+    name = getattr(value, "__name__" if is_module else "__module__", None)
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def is_of_library(value: Any) -> bool:
+    """Return whether a value is a module of a library, or defined in one."""
+    if not isinstance(value, types.ModuleType):
+        name = getattr(value, "__module__", None)
+        value = sys.modules.get(name) if isinstance(name, str) else None
+    if value is None:
+        return False
+    file = getattr(value, "__file__", None)
+    name = getattr(value, "__name__", "")
+    return file is None or is_library(file) or str(name).partition(".")[0] == "memlab"

@@ -1,0 +1,157 @@
+"""Messages over a socket: each carries the number of the job that it belongs to.
+
+A message is a header and as many bytes as that says. Nothing that is read is believed: what does
+not begin as a message does is `Garbage`, and a message is there once all of it is.
+
+The worker waits in `receive` and `send`. A caller never does, since it has to be able to stop: its
+socket does not block, and it is asked between any two pieces whether it wants to go on.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from os import fstat, getpid  # as they are now: a model may replace them
+
+from memlab.arguments.units import GIB
+
+HEADER = struct.Struct("<8sQQ")
+MAGIC = b"memlab\r\n"  # then the number of the job, and the length of what follows
+MOST_BYTES = GIB  # of an answer
+PIECE_BYTES = 2**18
+POLL_SECONDS, POLL_MILLISECONDS = 0.05, 50
+Check = Callable[[], None]
+HasEnded = Callable[[], bool]
+
+
+class Garbage(Exception):
+    """What was read is no message."""
+
+
+class Channel:
+    """One end of the line between a caller and its worker.
+
+    Attributes:
+        socket: what is read and written.
+        process: id of the process that it belongs to; a fork of it may not use it.
+        read: what has come of the next message.
+    """
+
+    def __init__(self, end: socket.socket, *, blocks: bool) -> None:
+        end.setblocking(blocks)
+        self.socket = end
+        self.process = getpid()
+        self.read = bytearray()
+        self._lock = threading.Lock()
+        self._identity = fstat(end.fileno())
+
+    def is_own(self) -> bool:
+        """Return whether this is the process and the socket that the channel was made for."""
+        try:
+            now = fstat(self.socket.fileno())
+        except (OSError, ValueError):
+            return False
+        return getpid() == self.process and os.path.samestat(now, self._identity)
+
+    def close(self) -> None:
+        """Leave the line, in a fork too; to do so twice does no harm."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def send(self, number: int, content: bytes) -> None:
+        """Write a message, and wait as long as that takes.
+
+        Raises:
+            OSError: nobody is at the other end.
+        """
+        with self._lock:  # a thread of a model may report while another does
+            self.socket.sendall(HEADER.pack(MAGIC, number, len(content)))
+            self.socket.sendall(content)
+
+    def send_checked(self, number: int, content: bytes, check: Check, ended: HasEnded) -> None:
+        """Write a message piece by piece.
+
+        Args:
+            number: of the job.
+            content: the message.
+            check: called before each piece; it may raise.
+            ended: whether the process at the other end has ended; another may hold its socket.
+
+        Raises:
+            OSError: nobody is at the other end.
+        """
+        for part in (HEADER.pack(MAGIC, number, len(content)), content):
+            left = memoryview(part)
+            while left:
+                check()
+                if self._is_ready(select.POLLOUT):
+                    with contextlib.suppress(BlockingIOError):
+                        left = left[self.socket.send(left[:PIECE_BYTES]) :]
+                elif ended():
+                    raise BrokenPipeError
+
+    def receive(self) -> tuple[int, bytes]:
+        """Wait for a message and return its job's number and its content.
+
+        Raises:
+            EOFError: nobody is at the other end.
+            OSError: the socket is closed.
+            Garbage: what came is no message.
+        """
+        while True:
+            if message := self._message(most_bytes=None):
+                return message
+            self._take()
+
+    def receive_checked(self, check: Check, ended: HasEnded) -> tuple[int, bytes]:
+        """Return the next message; the arguments are those of `send_checked`.
+
+        Raises:
+            EOFError: nobody is at the other end.
+            Garbage: what came is no message, or too large to be one.
+        """
+        while True:
+            if message := self._message(most_bytes=MOST_BYTES):
+                return message
+            check()
+            if self._is_ready(select.POLLIN):
+                with contextlib.suppress(BlockingIOError):
+                    self._take()
+            elif ended() and not self._is_ready(select.POLLIN):  # it may have answered just before
+                raise EOFError
+
+    def has_unread(self) -> bool:
+        """Return whether something has come, or nothing more can; this does not wait."""
+        return bool(self.read) or self._is_ready(select.POLLIN, wait_milliseconds=0)
+
+    def _is_ready(self, event: int, wait_milliseconds: int = POLL_MILLISECONDS) -> bool:
+        poll = select.poll()  # select() itself knows no descriptor above 1023
+        poll.register(self.socket, event)
+        return bool(poll.poll(wait_milliseconds))
+
+    def _take(self) -> None:
+        piece = self.socket.recv(PIECE_BYTES)
+        if not piece:
+            raise EOFError
+        self.read += piece
+
+    def _message(self, most_bytes: int | None) -> tuple[int, bytes] | None:
+        """Return the first message of what has been read; None if it is not all there."""
+        begin = bytes(self.read[: len(MAGIC)])
+        if begin != MAGIC[: len(begin)]:
+            raise Garbage(f"{bytes(self.read[:16])!r} is no message of memlab's")
+        if len(self.read) < HEADER.size:
+            return None
+        _, number, length = HEADER.unpack_from(self.read)
+        if most_bytes is not None and length > most_bytes:
+            raise Garbage(f"a message of {length} bytes; the most is {most_bytes}")
+        end = HEADER.size + length
+        if len(self.read) < end:
+            return None
+        with memoryview(self.read) as whole:
+            content = bytes(whole[HEADER.size : end])
+        del self.read[:end]
+        return number, content
