@@ -174,10 +174,10 @@ def predict_with_forecast(
         found: Prediction = run("predict", arguments | {"plan": plan})
         return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
-        from memlab.predicting.predict import Prediction  # late, as all that fake tensors need
+        from memlab.predicting import predict as predicting  # late, as all that fake tensors need
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
-        return Prediction(result=result, forecast=None)
+        return predicting.Prediction(result=result, forecast=None)
 
 
 @checked(timeout_seconds=seconds)
