@@ -1,7 +1,27 @@
 """`Cut`: modules of a recorded plain step, none inside another, and what recomputing some costs.
 
-An estimate rearranges the allocations and frees of the plain step in numpy, in a millisecond, so
-that hundreds of choices can be compared. Left out: what `memlab.planning.what_if` leaves out.
+`what_if.py` explains the idea; this file moves the allocations and frees. A choice says for each
+module None (as in the plain step) or the set of operators whose outputs it keeps, which may be
+empty (everything is recomputed). With its example of three blocks:
+
+    (None, None, None)               the plain step           6 MiB held, peak 8 MiB
+    ({}, None, None)                 the first block again    5 MiB held, peak 7 MiB
+    ({}, {}, {})                     all of them              3 MiB held, peak 7 MiB
+
+What happens to each block of memory, in the order in which `__init__` finds it:
+
+- `_attribute`: the call that makes an activation, and the other calls that it is held for. An
+  activation stays as long as one of those is not recomputed, or takes it as its input.
+- `_find_recomputes`: when it is made again, should the call that makes it be recomputed.
+- `_find_transients`: what a recompute holds for a moment, as the forward did.
+- `_find_kept`: what the plain step frees in forward, and a call that keeps it holds until backward.
+- `_find_inputs`: what the plain step frees in forward, and a recomputed call needs as its input.
+
+`evaluate` then collects these as (position, bytes) pairs, sorts them by position and adds them up:
+the highest sum is the peak. `around` gives the step in which some modules are recomputed already,
+so that modules inside of them can be chosen too.
+
+Left out: what `what_if.py` leaves out.
 """
 
 from __future__ import annotations

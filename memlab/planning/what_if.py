@@ -1,10 +1,41 @@
-"""`WhatIf`: a recorded plain step, and what it would hold if these modules were recomputed.
+"""`WhatIf`: what a recorded plain step would hold if some of its modules were recomputed.
 
-Nothing is run: the trace of the plain step is rearranged. An activation that a checkpointed module
-no longer holds dies at its last use in forward and is born again when the module is recomputed,
-just before the first operator of its backward; what its forward allocates for a moment is there
-once more. Left out: memory that Python holds longer than operators use it, and the few bytes of
-saved random states, so this ranks plans, and `memlab.predict` of the plan's own step gives numbers.
+The idea. The plain step has been recorded, so we know when each block of memory is allocated, when
+it is freed, and which operators read it. Checkpointing a module changes nothing but that: what only
+this module holds is freed early, and allocated once more just before the module's backward. So the
+memory of any choice of modules follows from moving allocations and frees of the one recorded step.
+Nothing is run, and a choice takes a millisecond.
+
+Time is counted in rows: each allocation and each free is one row. One block of memory, made inside
+a module whose forward takes rows 10 to 20 and whose backward begins at row 70:
+
+    row              10        20                   69  70        80
+    plain             |=====================================|          freed in backward
+    recomputed        |====|                          |=====|          freed at its last use in
+                                                                       forward, and made again
+
+A recompute has no rows of its own in the plain step. It lies between two of them, which is why
+positions are floats: it begins `window[0]` rows before the backward and takes `window[1]` rows.
+
+An example, which `tests/test_what_if.py` runs. A model multiplies its batch of 1 MiB by a weight
+and passes it through three blocks of two GELUs each. A GELU keeps its input for backward:
+
+    batch -> x0 -> [gelu h1 gelu] -> x1 -> [gelu h2 gelu] -> x2 -> [gelu h3 gelu] -> x3 -> sum
+
+- The plain step holds x0, h1, x1, h2, x2, h3 when its forward ends: 6 MiB.
+- With all three blocks recomputed it holds the inputs of the blocks alone, x0, x1 and x2: 3 MiB.
+  Before the backward of the last block, h3 is made again. x3 is not: the recompute stops at the
+  last operator that saves something (`Span.stop`), and what that one saves is its input.
+- The peak falls from 8 to 7 MiB only: in the plain step it lies at the end of the forward (the
+  batch, the six and x3), with recompute in the first backward (the batch, x0, x1, x2, h3 and two
+  gradients).
+
+What is here: who holds each activation (`holders`: the forward operators whose backward reads it;
+`users`: the operators that read it in forward), and which modules can be recomputed
+(`candidates`). `cut.py` does the moving, `chain.py` chooses.
+
+Left out: memory that Python holds longer than operators use it, and the few bytes of saved random
+states. So this ranks plans, and `memlab.predict` of the plan's own step gives the numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,28 @@
 """`Program`: one recorded run as a function of the batch: its trace for any batch and accumulation.
 
-Two steps are recorded, the first over micro-batches of one size, the second over those of another.
-As long as both dispatch the same operators, a block's size is taken as affine in the micro-batch
-size, which at the two recorded sizes is exact. Of many micro-batches three are recorded (the first
-makes the gradients, each middle one does as the second, the update follows the last), and the
-second is repeated. Left out: single samples beside larger micro-batches, whose operators differ.
+The idea. A step does the same operators whatever the batch, and the size of each block of memory
+grows evenly with the number of samples: an activation of 3 MiB for 2 samples and 6 MiB for 4 has
+9 MiB for 6, a weight has the same size for all. So two recorded sizes give every other one. Two
+steps are recorded, the first over micro-batches of one size, the second over those of another, and
+each block of the one is paired with a block of the other:
+
+    step 0, micro-batches of 4      step 1, micro-batches of 2      asked for: micro-batches of 6
+    x   6 MiB                       x   3 MiB                       x   3 + (6 - 2) * 3 / 2 = 9 MiB
+    w   1 MiB                       w   1 MiB                       w   1 MiB
+
+Of many micro-batches three are recorded. The first allocates the gradients and the last is followed
+by the update, so these differ from the others; all those between do what the second one does:
+
+    recorded          0   1   2   update
+    asked for five    0   1   1'  1"  2   update      1' and 1" are copies of 1
+
+A `Part` says for each interval of the asked-for run which recorded interval it repeats. Blocks of a
+copy get numbers of their own; what a copy frees of the micro-batch before it, it frees of the copy
+before it (`_successors`).
+
+Where the two steps do not run the same operators (`differs` says where they part), sizes are known
+at the recorded size alone. Left out: single samples beside larger micro-batches, whose operators
+differ.
 """
 
 from __future__ import annotations

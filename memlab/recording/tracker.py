@@ -1,10 +1,28 @@
-"""`record_fake`: every allocation and free that a run would make, found without making one.
+"""`record_fake`: every allocation and free that a step would make, found without making one.
 
-The run goes over fake tensors: PyTorch's dispatcher, autograd and the model's own Python run as
-they do for real, kernels do not. A mode sees every operator that would reach a kernel; a storage
-is born in the operator that first returns it and dies when its last reference does. Left out: what
-kernels allocate inside themselves, which `calibration` knows, and most values, so that a run which
-reads one is told an assumed one, and says so.
+The idea. The step runs over fake tensors: they have a shape and no memory. PyTorch's dispatcher,
+autograd and the model's own Python do what they always do; only the kernels are left out. `Tracker`
+is a mode of the dispatcher, so it sees each operator that would reach a kernel, and for each tensor
+that comes out of one:
+
+- if its storage is new, a block is born in this operator;
+- a weak reference to that storage tells when the last tensor that uses it is gone: there the block
+  dies.
+
+For `y = torch.relu(x @ w)` over x of (4, 8) and w of (8, 16) in fp32:
+
+    operator        block             event
+    aten::mm        0, 256 bytes      born        4 * 16 numbers of 4 bytes
+    aten::relu      1, 256 bytes      born
+                    0                 dies        here if nothing keeps it: relu saves its output
+
+What comes out is a `Recording`: operators with their signatures, blocks, births and deaths, each
+with the module at work and the phase of the step.
+
+Fake tensors have no values. A step that reads some (`if loss > 1`, `mask.nonzero()`) is answered
+from what is known (`values.py`), from random numbers drawn for real (`draws.py`), or by an
+assumption that the result names (`unknown.py`). Left out: what kernels allocate inside themselves,
+which `memlab.costs` knows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,36 @@
-"""`State`: what a module's forward begins with beside its inputs, noted for a recompute.
+"""`State`: what the forward of a module begins with beside its inputs, noted for its recompute.
 
-Random numbers of torch, NumPy and `random`; autocast; context variables; tensors that the forward
-changes in place (`watched.py`); torch's registries and the plain attributes of its modules; and
-whatever else it changes in Python: the places that a walk of `reachable.py` found are read before
-and after each forward. A walk is made again when they come to hold an object that it has not
-seen. What cannot be put back is refused. Left out: what no walk can see, such as files
-and C extensions, and an array of a MiB that a forward begins to change later than in its second
-call; `memlab.verify` finds it if three updates show it.
+The idea. A recompute must do exactly what the forward did, though it runs later: when random
+numbers have been drawn, buffers have changed, hooks have been installed. So before each forward we
+note all that it could read or change. After it we look at what it did change, and keep only that,
+as it was before. The recompute begins by putting that back, and ends by putting everything as it
+found it:
+
+    forward      note everything -> run -> compare -> keep what changed, as it was before
+    backward     put that back -> run again -> put back what was there just now
+
+What is noted, and who finds it:
+
+    random numbers of torch, NumPy and `random`         devices/generators.py
+    autocast, context variables                         here
+    tensors that are changed in place                   watched.py
+    attributes and registries (hooks) of its modules    here
+    whatever else its code can reach: lists, dicts,     reachable.py finds these places once,
+    closures, globals, class attributes, arrays         places.py reads and writes each of them
+
+An example. A forward that counts its calls, `self.calls += 1`, and drops out less with each of
+them: the third forward begins with `calls` 2 and a generator in state G. It ends with 3 and another
+state, so 2 and G are kept. Its recompute, after a fourth forward, finds 4; it sets 2 and G, runs,
+and sets 4 and the generator's present state again.
+
+Finding the places takes a walk through all that the module's code can reach, as long as a small
+block takes to run. So it is made in the first two forwards, and again when a place comes to hold an
+object that no walk has seen. Between walks each forward reads the known places, and compares what
+they hold by identity.
+
+What changes and cannot be put back is refused by name. Left out: what no walk can see, such as
+files and C extensions, and an array of a MiB or more that a forward begins to change later than in
+its second call; `memlab.verify` finds such a change if three updates show it.
 """
 
 import contextlib
