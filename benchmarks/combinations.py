@@ -31,34 +31,11 @@ from memlab.recording import stand_in
 from memlab.running import Ended
 from memlab.step import build_step, set_seed
 from memlab.techniques.compiling import compilation
+from memlab.techniques.every import EVERY
 from memlab.verifying.verify import verify_in_process
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
-TECHNIQUES: dict[str, dict[str, Any]] = {
-    "bf16-mixed": {"precision": "bf16-mixed"},
-    "fp16-mixed": {"precision": "fp16-mixed"},
-    "bf16": {"precision": "bf16"},
-    "bf16-master": {"precision": "bf16-master"},
-    "bf16-stochastic": {"precision": "bf16-stochastic"},
-    "checkpointing": {"checkpointing": "blocks"},
-    "budget": {"memory_budget": 0.5},
-    "budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"},
-    "compile": {"compile": True},
-    "adafactor": {"optimizer": "adafactor"},
-    "sgd-momentum": {"optimizer": "sgd-momentum"},
-    "fused": {"optimizer_implementation": "fused"},
-    "in backward": {"optimizer_in_backward": True},
-    "accumulation": {"accumulation_steps": 2},
-    "loss chunks": {"loss_chunks": 4},
-    "in place": {"inplace": True},
-    "channels last": {"channels_last": True},
-    "offload activations": {"offload_activations": True},
-    "offload half": {"offload_fraction": 0.5, "offload_activations": True},
-    "offload parameters": {"offload_parameters": True},
-    "offload optimizer": {"offload_optimizer": True},
-    "expandable segments": {"expandable_segments": True},
-    "built on meta": {"init_on_meta": True},
-}
+TECHNIQUES = {name: dict(fields) for t in EVERY for name, fields in t.examples.items()}
 """Settings by the name of their technique; in a refusal, their last field stands for them."""
 
 ON_A_CARD = (

@@ -11,14 +11,10 @@ from memlab.arguments.quoting import in_docstring, shown
 from memlab.config import StepConfig
 from memlab.errors import DeviceError
 from memlab.plan import Plan
-from memlab.techniques import accumulation, batches, inplace, layout, precision, segments
-from memlab.techniques.building import meta_init
-from memlab.techniques.compiling import compilation
-from memlab.techniques.loss import chunked_loss
-from memlab.techniques.offload import offload
-from memlab.techniques.optimizers import optimizers
-from memlab.techniques.recompute import checkpointing, checkpointing_source, model_cache
+from memlab.techniques import accumulation, batches, every
+from memlab.techniques.recompute import checkpointing
 from memlab.techniques.source import Source, together
+from memlab.techniques.technique import Asked
 from memlab.workload import Workload
 
 TREE_MAP = "from torch.utils._pytree import tree_map_only"
@@ -56,31 +52,11 @@ def script(
         raise DeviceError(
             f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
         ) from None
-    precision.check(config.precision, device)
-    optimizers.check(config, device)
-    compilation.check(config, device)
-    checkpointing.check(config, plan)
-    chunked_loss.check(config)
-    inplace.check(config)
-    offload.check(config, device)
-    segments.check(config, device)
+    every.check(config, device)
+    checkpointing.check_plan(config, plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
-    whole = together(
-        [
-            *([batches.source()] if own_kind else []),
-            segments.source(config),
-            meta_init.source(config),
-            model_cache.source(config),
-            precision.source(config, in_objects=own_kind),
-            layout.source(config),
-            chunked_loss.source(config),
-            checkpointing_source.source(config, plan, compiled=compilation.is_compiled(config)),
-            inplace.source(config),
-            optimizers.source(config),
-            offload.source(config),
-            compilation.source(config, device),
-        ]
-    )
+    asked = Asked(config=config, device=device, plan=plan, workload=workload)
+    whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
     always = {"import torch"} if own_kind else {"import torch", TREE_MAP}
     imports = sorted({*always, *whole.imports}, key=lambda line: (line.split()[1], line))
     definitions = ["\n".join([_docstring(config), "", *imports]), *whole.functions]

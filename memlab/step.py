@@ -17,9 +17,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memlab.config import StepConfig
+from memlab.devices import cards
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
-from memlab.techniques import accumulation, inplace, layout, precision, segments
+from memlab.techniques import accumulation, every, inplace, layout, precision, segments
 from memlab.techniques.batches import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
@@ -29,6 +30,7 @@ from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import checkpointing, model_cache
+from memlab.techniques.technique import Asked
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -172,7 +174,10 @@ def build_step(
         WorkloadError: the workload breaks its contract.
     """
     device = torch.device(device)
-    _check(config, device, plan)
+    has_card = device.type == "cuda" and torch.cuda.is_available()
+    card = cards.of_device(device) if has_card else None
+    every.check(config, device, card)
+    checkpointing.check_plan(config, plan)
 
     segments.apply(config, device)
     mark(Phase.BUILD, 0)
@@ -228,26 +233,6 @@ def build_step(
         parameter_formats=formats,
         notes=(*said, *of_batch),
     )
-
-
-def _check(config: StepConfig, device: torch.device, plan: Plan | None) -> None:
-    """Raise UnsupportedError for what is known to be impossible before anything is built."""
-    precision.check(config.precision, device)
-    check_together(config, device)
-    checkpointing.check(config, plan)
-
-
-def check_together(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError for settings that do not go together, or not on such a device.
-
-    No card has to be there: of the device, only its type counts.
-    """
-    optimizers.check(config, device)
-    compilation.check(config, device)
-    chunked_loss.check(config)
-    inplace.check(config)
-    offload.check(config, device)
-    segments.check(config, device)
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
@@ -332,9 +317,7 @@ def set_seed(seed: int) -> None:
 
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
-    said = precision.notes(config.precision, device) + compilation.notes(config, device)
-    said += meta_init.notes(config, device)
-    return said + checkpointing.notes(config, plan)
+    return every.notes(Asked(config=config, device=device, plan=plan))
 
 
 def _check_loss(loss: Any) -> None:

@@ -11,6 +11,7 @@ from memlab.step import build_step
 from memlab.techniques.compiling import compilation, partitions
 from memlab.techniques.compiling.footprint import Footprint, footprint
 from memlab.techniques.compiling.partitions import Partition, stepped, take
+from memlab.techniques.technique import Asked
 from tests.models import blocks
 
 KIB_FLOATS = 256  # numbers of 4 bytes in a KiB
@@ -196,10 +197,11 @@ def test_a_solver_that_exceeds_its_budget_is_said():
         patch.setattr(partitioners, "greedy_knapsack", greedy_for_more)
         config = compiled(0.2, budget_solver="greedy")
         build_step(blocks(width=64, depth=6), config, "cpu")()
-        said = compilation.notes(config, torch.device("cpu"))
+        said = compilation.notes(Asked(config=config, device=torch.device("cpu")))
     assert any("budget_solver='greedy' exceeds its budget" in note for note in said), said
     build_step(blocks(width=64, depth=6), compiled(0.2), "cpu")()
-    assert not any("exceeds" in n for n in compilation.notes(compiled(0.2), torch.device("cpu")))
+    said = compilation.notes(Asked(config=compiled(0.2), device=torch.device("cpu")))
+    assert not any("exceeds" in note for note in said)
 
 
 def test_uneven_micro_batches_are_planned_each():

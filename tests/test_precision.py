@@ -12,7 +12,7 @@ from memlab import StepConfig, Workload, measure
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
-from memlab.techniques import precision
+from memlab.techniques import every, precision
 from memlab.techniques.optimizers.stochastic_rounding import round_at_random
 from tests.models import linear
 from tests.test_optimizers import predicted
@@ -117,13 +117,13 @@ def test_rounding_at_random_is_right_in_the_mean_and_to_a_neighbour_each_time():
 
 def test_fp8_is_refused_where_there_is_none(monkeypatch):
     config = StepConfig(precision="fp8-mixed")
-    with pytest.raises(UnsupportedError, match=r"'fp8-mixed' on a CPU.*use 'bf16-mixed'"):
+    with pytest.raises(UnsupportedError, match=r"'fp8-mixed' on a CPU.*use precision='bf16-mixed'"):
         build_step(linear(), config, "cpu")
     found = predicted(config, "h200")
     assert (found.outcome, "cannot be predicted" in found.message) == ("unsupported", True)
     monkeypatch.setattr(precision, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"needs torchao.*memlab\[fp8\]"):
-        precision.check(Precision.FP8_MIXED, torch.device("cuda"))
+        every.check(config, torch.device("cuda"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs memlab[fp8]")

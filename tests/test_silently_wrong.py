@@ -110,7 +110,7 @@ def test_no_nan_is_rounded_to_a_number():
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_fused_sgd_that_updates_a_part_of_half_weights_is_refused(optimizer, precision):
     config = StepConfig(optimizer=optimizer, precision=precision, optimizer_implementation="fused")
-    with pytest.raises(UnsupportedError, match="use 'foreach'"):
+    with pytest.raises(UnsupportedError, match="use optimizer_implementation='foreach'"):
         build_step(workload(lambda: nn.Linear(SIZE, SIZE)), config, "cpu")
 
 

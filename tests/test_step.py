@@ -123,7 +123,7 @@ def test_fp16_mixed_scales_its_loss_and_undoes_it():
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"precision": "tf32"}, "use 'fp32' or 'bf16-mixed'"),
+        ({"precision": "tf32"}, "use precision='fp32', or precision='bf16-mixed'"),
         ({"memory_budget": 0.5}, "budget_engine='compile'"),
     ],
 )

@@ -8,6 +8,7 @@ from memlab import StepConfig, Workload, measure, verify
 from memlab.config import CompileMode
 from memlab.errors import UnsupportedError
 from memlab.step import build_step, set_seed
+from memlab.techniques import every
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.compiling import compilation
 from memlab.techniques.recompute.blocks import find_blocks
@@ -150,7 +151,7 @@ def test_a_mode_of_inductor_is_refused_on_a_cpu_and_reaches_torch_compile_on_a_c
     asked = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options))
     for config in (tuned, StepConfig(compile=True)):
-        compilation.check(config, torch.device("cuda"))
+        every.check(config, torch.device("cuda"))
         compilation.apply(blocks().build_model(), blocks(), config, torch.device("cuda"))
     compilation.forget()
     assert [options["mode"] for options in asked] == ["max-autotune", None]

@@ -20,6 +20,7 @@ from memlab.predicting.predict import predict_in_process
 from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step, set_seed
+from memlab.techniques import every
 from memlab.techniques.offload import offload, offloading
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
@@ -503,7 +504,7 @@ def test_it_is_refused_on_a_cpu_compiled_and_with_a_share_of_nothing():
         with pytest.raises(MemlabError, match="offload_parameters=True with"):
             script(StepConfig(**fields, **OFFLOADED), stand_in.device())
     with pytest.raises(MemlabError, match="precision='bf16-mixed'"):
-        offload.check(StepConfig(precision="fp8-mixed", **OFFLOADED), stand_in.device())
+        every.check(StepConfig(precision="fp8-mixed", **OFFLOADED), stand_in.device())
     with pytest.raises(MemlabError, match=r"offload_fraction=0\.5 does nothing"):
         StepConfig(offload_fraction=0.5)
     with pytest.raises(MemlabError, match="share of the activations that leave"):

@@ -9,7 +9,7 @@ here: `measure` says it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,12 @@ import numpy.typing as npt
 import torch
 
 from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.explaining import logits
 from memlab.explaining.holdings import blocks_pattern, patterns
 from memlab.result import Holding, StepResult
-from memlab.techniques import precision
+from memlab.techniques import every, precision
 from memlab.techniques.compiling import compilation
-from memlab.techniques.loss import chunked_loss
-from memlab.techniques.optimizers import optimizers
+from memlab.techniques.technique import Asked
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
@@ -125,7 +123,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         remedy
         for make in MAKERS
         for remedy in make(step)
-        if _is_built(remedy.config)
+        if _is_possible(remedy.config)
         and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]
@@ -309,22 +307,11 @@ def _has_bf16(result: StepResult) -> bool:
     return not OLD_CARDS.search(f"{result.device} {result.versions.get('device_name', '')}")
 
 
-def _is_built(config: StepConfig) -> bool:
+def _is_possible(config: StepConfig) -> bool:
     """Return whether no technique of this config is refused before a model is seen."""
-    nowhere = torch.device("meta")
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: precision.check(config.precision, nowhere),
-        lambda: optimizers.check(config, nowhere),
-        # of the device with all estimators: that of a result was possible where it was made
-        lambda: compilation.check(config, torch.device("cuda")),
-        lambda: chunked_loss.check(config),
-    )
-    try:
-        for check in checks:
-            check()
-    except UnsupportedError:
-        return False
-    return True
+    # of the device with all estimators: that of a result was possible where it was made
+    asked = Asked(config=config, device=torch.device("cuda"))
+    return next(every.refusals(asked), None) is None
 
 
 MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward, _budget)

@@ -9,6 +9,7 @@ from memlab.devices.cards import Target
 from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.running import Ended, Run
+from memlab.techniques import every
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,15 +49,9 @@ def chain_for(
     Raises:
         Ended: there are none; says why.
     """
-    # what waits in the host's memory is no less to recompute, and a plan is of allocated bytes
-    plain = dataclasses.replace(
-        config,
-        memory_budget=1.0,
-        offload_activations=False,
-        offload_fraction=1.0,
-        offload_parameters=False,
-        expandable_segments=False,
-    )
+    default = StepConfig()
+    reset = [name for t in every.EVERY if not t.changes_plans for name in t.fields]
+    plain = dataclasses.replace(config, **{name: getattr(default, name) for name in reset})
     key = (workload, plain, target.name, seed)
     found = _chains.get(key)
     if found is None:

@@ -43,11 +43,11 @@ from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Progress, Report, explain
-from memlab.step import build_step, check_together, notes, set_seed
+from memlab.step import build_step, notes, set_seed
+from memlab.techniques import every
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.compiling.compilation import is_compiled
 from memlab.techniques.offload import offload
-from memlab.techniques.precision import AMPERE, FP8_REASON, NEEDS_BF16, TF32_REASON
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -182,30 +182,16 @@ def _in_other_words(error: BaseException, place: object) -> BaseException:
 def check_target(config: StepConfig, target: Target) -> None:
     """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
     # before any recording, which must not import what the check of an optimizer does
-    check_together(config, torch.device(target.kind))
+    every.check(config, torch.device(target.kind), target.card)
     if is_compiled(config):
         raise UnsupportedError(
             "predict knows eager steps only: what a compiled step keeps is decided while it "
             "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
         )
-    asked = f"precision={str(config.precision)!r}"
     if config.precision is Precision.FP8_MIXED:
         raise UnsupportedError(
-            f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'"
-            if target.kind == "cpu"
-            else f"{asked} cannot be predicted: what torchao's fp8 layers hold is not known before "
-            "they run; use memlab.measure on such a card, or 'bf16-mixed'"
-        )
-    card = target.card
-    if card is None or not card.compute_capability:
-        return
-    if config.precision in NEEDS_BF16 and not card.has_bf16:
-        raise UnsupportedError(
-            f"{asked}: {card.title} has no bfloat16 arithmetic; use 'fp16-mixed'"
-        )
-    if config.precision is Precision.TF32 and card.compute_capability < AMPERE:
-        raise UnsupportedError(
-            f"{asked} on {card.title}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'"
+            "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
+            "known before they run; use memlab.measure on such a card, or precision='bf16-mixed'"
         )
 
 

@@ -16,6 +16,7 @@ from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
 from memlab.techniques.batches import is_object, leaves_of, tensors_of
+from memlab.techniques.technique import Keeps, Technique
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
@@ -243,3 +244,10 @@ def random_modules(model: torch.nn.Module) -> list[str]:
             or isinstance(module, torch.nn.RReLU)
         )
     ]
+
+
+BATCH = Technique(
+    fields=("batch_size", "accumulation_steps"),
+    keeps=Keeps.REFERENCE,  # `verify` says of the micro-batches apart what they do to the gradient
+    examples={"accumulation": {"accumulation_steps": 2}},
+)

@@ -25,11 +25,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.compiling.compilation import asked_by, is_compiled
+from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.same_operators import Watch
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -37,12 +37,14 @@ Loss = Callable[[Any], torch.Tensor]
 ROUNDING = 1e-2  # of all gradients together, where kernels add in any order
 
 
-def check(config: StepConfig) -> None:
-    """Raise UnsupportedError for a compiled step."""
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses it: a compiled step."""
+    config = asked.config
     if config.inplace and is_compiled(config):
-        raise UnsupportedError(
-            f"inplace=True with {asked_by(config)} does nothing: a compiled graph reuses memory "
-            "by itself; use inplace=False"
+        yield Refusal(
+            why=f"inplace=True with {asked_by(config)} does nothing: a compiled graph reuses "
+            "memory by itself",
+            remedies=({"inplace": False}, without(config)),
         )
 
 
@@ -110,13 +112,13 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     return found, f"{path} may not, since {reason}"
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return nothing to add.
 
     Raises:
         UnsupportedError: modules are asked for, which depend on a model that no script knows.
     """
-    if config.inplace:
+    if asked.config.inplace:
         raise UnsupportedError(
             "inplace=True has no lines of its own in a script: which modules may write over their "
             "input depends on the model; give them inplace=True where you build it, and use "
@@ -228,3 +230,13 @@ def _compare(
             f"inplace=True changes the gradients, by {float(error):.1e}: the model reads a tensor "
             "in a way that memlab does not see; use inplace=False"
         )
+
+
+IN_PLACE = Technique(
+    fields=("inplace",),
+    keeps=Keeps.BITS,
+    does="writing in place",
+    examples={"in place": {"inplace": True}},
+    refusals=refusals,
+    source=source,
+)

@@ -10,9 +10,9 @@ out: the batch, which the first convolution lays out for itself. Meant for cards
 import torch
 from torch import nn
 
-from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Technique
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions of a convolution's weight."""
@@ -37,9 +37,9 @@ def apply(model: nn.Module) -> None:
         weight.data = weight.data.contiguous(memory_format=FORMATS[weight.ndim])
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a script lays out."""
-    if not config.channels_last:
+    if not asked.config.channels_last:
         return Source()
     kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
     formats = ", ".join(f"{ndim}: {format_}" for ndim, format_ in FORMATS.items())
@@ -53,3 +53,11 @@ def source(config: StepConfig) -> Source:
             "        weight.data = weight.data.contiguous(memory_format=format)",
         ),
     )
+
+
+CHANNELS_LAST = Technique(
+    fields=("channels_last",),
+    keeps=Keeps.ROUNDED,
+    examples={"channels last": {"channels_last": True}},
+    source=source,
+)

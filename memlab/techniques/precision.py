@@ -16,8 +16,9 @@ import torch
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.batches import map_tensors, tensors_of
+from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, Source, text_of
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -53,32 +54,34 @@ FP8_REASON = "fp8 is a format of the tensor cores of Ada, Hopper and newer CUDA 
 ADA = (8, 9)
 
 
-def check(precision: Precision, device: torch.device) -> None:
-    """Raise UnsupportedError where the device cannot compute in this precision."""
-    asked = f"precision={str(precision)!r}"
-    if precision is Precision.FP8_MIXED:
-        if device.type == "cpu":
-            raise UnsupportedError(f"{asked} on a CPU: {FP8_REASON}; use 'bf16-mixed'")
-        if find_spec("torchao") is None:
-            raise UnsupportedError(
-                f"{asked} needs torchao, which is not installed; pip install 'memlab[fp8]', or use "
-                "'bf16-mixed'"
-            )
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses a precision: a device that cannot compute in it, a package to install."""
+    precision, device, card = asked.config.precision, asked.device, asked.card
+    said = f"precision={str(precision)!r}"
+    bf16, fp16 = {"precision": Precision.BF16_MIXED}, {"precision": Precision.FP16_MIXED}
+    fp32 = {"precision": Precision.FP32}
+    if precision is Precision.FP8_MIXED and device.type == "cpu":
+        yield Refusal(why=f"{said} on a CPU: {FP8_REASON}", remedies=(bf16,))
     if precision is Precision.TF32 and device.type == "cpu":
-        raise UnsupportedError(f"{asked} on a CPU: {TF32_REASON}; use 'fp32' or 'bf16-mixed'")
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return  # a script may be for a card that is not here
-    name = torch.cuda.get_device_name(device)
-    if precision is Precision.TF32 and torch.cuda.get_device_capability(device) < AMPERE:
-        raise UnsupportedError(f"{asked} on {name}: {TF32_REASON}; use 'fp32' or 'fp16-mixed'")
-    if precision is Precision.FP8_MIXED and torch.cuda.get_device_capability(device) < ADA:
-        raise UnsupportedError(f"{asked} on {name}: {FP8_REASON}; use 'bf16-mixed'")
-    if precision in NEEDS_BF16 and not _cuda_has_bf16(device):
-        raise UnsupportedError(f"{asked}: {name} has no bfloat16 arithmetic; use 'fp16-mixed'")
+        yield Refusal(why=f"{said} on a CPU: {TF32_REASON}", remedies=(fp32, bf16))
+    if card is not None and (capability := card.compute_capability):
+        if precision is Precision.FP8_MIXED and capability < ADA:
+            yield Refusal(why=f"{said} on {card.title}: {FP8_REASON}", remedies=(bf16,))
+        if precision is Precision.TF32 and capability < AMPERE:
+            yield Refusal(why=f"{said} on {card.title}: {TF32_REASON}", remedies=(fp32, fp16))
+        if precision in NEEDS_BF16 and not card.has_bf16:
+            yield Refusal(why=f"{said}: {card.title} has no bfloat16 arithmetic", remedies=(fp16,))
+    if precision is Precision.FP8_MIXED and find_spec("torchao") is None:
+        yield Refusal(
+            why=f"{said} needs torchao, which is not installed",
+            remedies=(bf16,),
+            otherwise="pip install 'memlab[fp8]'",
+        )
 
 
-def notes(precision: Precision, device: torch.device) -> list[str]:
+def notes(asked: Asked) -> list[str]:
     """Return what a reader of the numbers must know about this precision on this device."""
+    precision, device = asked.config.precision, asked.device
     said = []
     if precision is Precision.FP16_MIXED and device.type == "cpu":
         said.append(
@@ -246,12 +249,13 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
 
 
-def source(config: StepConfig, *, in_objects: bool = False) -> Source:
+def source(asked: Asked) -> Source:
     """Return the casts, the autocast and the loss scaler of a script.
 
     Batches are cast by `map_tensors` where their tensors may lie in objects.
     """
-    precision = config.precision
+    config, precision = asked.config, asked.config.precision
+    in_objects = asked.workload is not None and is_own_kind(asked.workload)
     dtype = weight_dtype(precision)
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
@@ -280,6 +284,14 @@ def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:
     return ("batch = tree_map_only(", f"    torch.Tensor, {cast}, batch", ")")
 
 
-def _cuda_has_bf16(device: torch.device) -> bool:
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+PRECISION = Technique(
+    fields=("precision",),
+    keeps=Keeps.ROUNDED,
+    examples={
+        name: {"precision": name}
+        for name in ("bf16-mixed", "fp16-mixed", "bf16", "bf16-master", "bf16-stochastic")
+    },
+    refusals=refusals,
+    source=source,
+    notes=notes,
+)

@@ -5,21 +5,24 @@ block serves no request that is larger, and stays reserved; with it what is rese
 what is allocated, which is as it was. Left out: a CPU, which has no caching allocator.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from memlab.config import StepConfig
-from memlab.errors import UnsupportedError
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 _switched = False  # by us: what a person has set in the environment stays
 
 
-def check(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError on a CPU."""
-    if config.expandable_segments and device.type == "cpu":
-        raise UnsupportedError(
-            "expandable_segments=True does nothing on a CPU, which has no caching allocator; use "
-            "expandable_segments=False, or memlab.predict for a card: device='h200'"
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses it: a CPU."""
+    if asked.config.expandable_segments and asked.device.type == "cpu":
+        yield Refusal(
+            why="expandable_segments=True does nothing on a CPU, which has no caching allocator",
+            remedies=({"expandable_segments": False},),
+            otherwise="memlab.predict for a card: device='h200'",
         )
 
 
@@ -34,9 +37,19 @@ def apply(config: StepConfig, device: torch.device) -> None:
         _switched = config.expandable_segments
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a script sets."""
-    if not config.expandable_segments:
+    if not asked.config.expandable_segments:
         return Source()
     setting = 'torch.cuda.memory._set_allocator_settings("expandable_segments:True")'
     return Source(before=(setting,))
+
+
+SEGMENTS = Technique(
+    fields=("expandable_segments",),
+    keeps=Keeps.ROUNDED,
+    examples={"expandable segments": {"expandable_segments": True}},
+    changes_plans=False,  # a plan is of allocated bytes
+    refusals=refusals,
+    source=source,
+)

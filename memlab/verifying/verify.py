@@ -23,8 +23,10 @@ from memlab.meters import cuda
 from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
+from memlab.techniques import every
 from memlab.techniques.compiling.compilation import forget, is_compiled
 from memlab.techniques.recompute.recompute import of_a_model_off
+from memlab.techniques.technique import Keeps
 from memlab.verifying.differences import (
     RANDOM_STATE,
     first_difference,
@@ -37,37 +39,13 @@ from memlab.verifying.kept_state import Kept
 from memlab.verifying.updates import NUM_UPDATES, Run, run_updates
 from memlab.workload import Workload
 
-CARRIED = ("batch_size", "accumulation_steps", "optimizer")
+CARRIED = tuple(every.fields_that_keep(Keeps.REFERENCE))
 """Fields of the config that the reference step shares; all others are at their defaults."""
 
-EXACT = {
-    "memory_budget": "recomputing",
-    "checkpointing": "recomputing",
-    "checkpoint_modules": "recomputing",
-    "checkpoint_policy": "recomputing",
-    "inplace": "writing in place",
-    "offload_activations": "offloading",
-    "offload_fraction": "offloading",
-    "offload_parameters": "offloading",
-    "offload_optimizer": "offloading",
-}
+EXACT = every.fields_that_keep(Keeps.BITS)
 """Fields that may change no bit, each with what it does: held against the step without them."""
 
-ROUNDING = (
-    "precision",
-    "compile",
-    "compile_mode",
-    "budget_engine",
-    "budget_solver",
-    "budget_estimator",
-    "channels_last",
-    "model_cache",
-    "loss_chunks",
-    "optimizer_implementation",
-    "optimizer_in_backward",
-    "init_on_meta",
-    "expandable_segments",
-)
+ROUNDING = tuple(every.fields_that_keep(Keeps.ROUNDED))
 """Fields that may round differently, or draw other random numbers: held against tolerances."""
 
 FP32_TOLERANCE = 1e-5

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch._guards import detect_fake_mode
 
-from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Technique
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -42,11 +42,11 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
         ) from error
 
 
-def notes(config: StepConfig, device: torch.device) -> list[str]:
+def notes(asked: Asked) -> list[str]:
     """Return what the initial values are, and that a CPU saves nothing."""
-    if not config.init_on_meta:
+    if not asked.config.init_on_meta:
         return []
-    if device.type == "cpu" or config.offload_parameters:
+    if asked.device.type == "cpu" or asked.config.offload_parameters:
         return [
             "init_on_meta saves nothing where the model is in the host's memory in any case; its "
             "initial values are those of a plain build on a CPU, bit by bit."
@@ -56,8 +56,9 @@ def notes(config: StepConfig, device: torch.device) -> list[str]:
     ]
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a person would add to a script."""
+    config = asked.config
     if not config.init_on_meta:
         return Source()
     # weights that wait in the host's memory are made there
@@ -85,3 +86,12 @@ def source(config: StepConfig) -> Source:
         functions=(written[written.index("RANDOM = ") :].rstrip(),),
         before=(f"build_model = functools.partial(build_on_meta, build_model, {where})",),
     )
+
+
+BUILT_ON_META = Technique(
+    fields=("init_on_meta",),
+    keeps=Keeps.ROUNDED,
+    examples={"built on meta": {"init_on_meta": True}},
+    source=source,
+    notes=notes,
+)

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, Checkpointing, StepConfig
+from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, CompileMode, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
 from memlab.techniques.recompute import policies
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 from memlab.workload import Workload
 
 
@@ -36,10 +37,10 @@ def asked_by(config: StepConfig) -> str:
     return f"budget_engine='compile' at memory_budget={config.memory_budget:g}"
 
 
-def without(config: StepConfig) -> str:
-    """Return what to set for an eager step."""
-    planned = ["budget_engine='eager'"] if _is_planned(config) else []
-    return " and ".join((["compile=False"] if config.compile else []) + planned)
+def without(config: StepConfig) -> dict[str, Any]:
+    """Return the settings of an eager step that is else the same."""
+    settings: dict[str, Any] = {"compile": False} if config.compile else {}
+    return settings | ({"budget_engine": BudgetEngine.EAGER} if _is_planned(config) else {})
 
 
 def _is_planned(config: StepConfig) -> bool:
@@ -52,50 +53,43 @@ def backend(device: torch.device) -> str:
     return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
 
 
-def check(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError for what does not go together, or is not to be had here."""
-    if is_compiled(config) and device.type != "cuda" and config.compile_mode != "default":
-        raise UnsupportedError(
-            f"compile_mode={str(config.compile_mode)!r} tunes the code that Inductor generates, "
-            f"and memlab's backend on a {device.type} generates none; use 'default'"
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses a mode: a device for which no code is generated."""
+    config, device = asked.config, asked.device
+    mode = config.compile_mode
+    if is_compiled(config) and device.type != "cuda" and mode is not CompileMode.DEFAULT:
+        yield Refusal(
+            why=f"compile_mode={str(mode)!r} tunes the code that Inductor generates, and memlab's "
+            f"backend on a {device.type} generates none",
+            remedies=({"compile_mode": CompileMode.DEFAULT},),
         )
-    if _is_planned(config):
-        _check_choices(config, device)
-    if not config.is_planned:
+
+
+def budget_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses the choices of a compiled budget that PyTorch does not have here."""
+    config = asked.config
+    if not _is_planned(config):
         return
-    asked = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
-    if config.compile:
-        raise UnsupportedError(
-            f"{asked} plans eager steps, and compile=True was asked for; use "
-            "budget_engine='compile', or compile=False"
-        )
-    if config.checkpointing is not Checkpointing.NONE:
-        raise UnsupportedError(
-            f"{asked} chooses itself what to recompute, and checkpointing="
-            f"{str(config.checkpointing)!r} was asked for; use checkpointing='none', or "
-            "memory_budget=1.0"
-        )
-
-
-def _check_choices(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError for a solver or an estimator that PyTorch does not have here."""
     if config.budget_solver is BudgetSolver.ILP and importlib.util.find_spec("scipy") is None:
-        raise UnsupportedError(
-            "budget_solver='ilp' needs the package scipy, which is not installed; install it, or "
-            "use 'dp'"
+        yield Refusal(
+            why="budget_solver='ilp' needs the package scipy, which is not installed",
+            remedies=({"budget_solver": BudgetSolver.DP},),
+            otherwise="install it",
         )
-    if config.budget_estimator is BudgetEstimator.PROFILE and device.type != "cuda":
-        raise UnsupportedError(
-            "budget_estimator='profile' times operators with CUDA events, and the device is "
-            f"{device.type}; use 'flops'"
+    if config.budget_estimator is BudgetEstimator.PROFILE and asked.device.type != "cuda":
+        yield Refusal(
+            why="budget_estimator='profile' times operators with CUDA events, and the device is "
+            f"{asked.device.type}",
+            remedies=({"budget_estimator": BudgetEstimator.FLOPS},),
         )
 
 
-def notes(config: StepConfig, device: torch.device) -> list[str]:
+def notes(asked: Asked) -> list[str]:
     """Return what a reader of the numbers must know about a compiled step on this device.
 
     What was decided while it compiled is among it once a step has run.
     """
+    config, device = asked.config, asked.device
     if not is_compiled(config):
         return []
     said = []
@@ -107,12 +101,13 @@ def notes(config: StepConfig, device: torch.device) -> list[str]:
     return said
 
 
-def source(config: StepConfig, device: torch.device) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a script compiles; dropout with a budget below 1 it must not have.
 
     The partitioner then takes its own plan for the budget, of which memlab runs no one that peaks
     above that for a larger budget.
     """
+    config, device = asked.config, asked.device
     if not is_compiled(config):
         return Source()
     budget, mode = config.memory_budget, str(config.compile_mode)
@@ -276,3 +271,19 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
             if min(lines) <= (frame.lineno or 0) <= max(lines):
                 return f"{path or 'the model'} ({type(module).__name__})"
     return "the model"
+
+
+COMPILED = Technique(
+    fields=("compile", "compile_mode"),
+    keeps=Keeps.ROUNDED,
+    examples={"compile": {"compile": True}},
+    refusals=refusals,
+    source=source,
+    notes=notes,
+)
+COMPILED_BUDGET = Technique(
+    fields=("budget_engine", "budget_solver", "budget_estimator"),
+    keeps=Keeps.ROUNDED,
+    examples={"budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"}},
+    refusals=budget_refusals,  # its lines in a script are those of compiling
+)

@@ -8,24 +8,27 @@ capped or otherwise computed with before the loss, and compiled models.
 """
 
 import inspect
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss import lazy_logits
 from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.source import Source, text_of
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 
-def check(config: StepConfig) -> None:
-    """Raise UnsupportedError for a compiled step."""
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses it: a compiled step."""
+    config = asked.config
     if config.loss_chunks > 1 and is_compiled(config):
-        raise UnsupportedError(
-            f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not built: a compiled "
-            f"graph does not trace logits without memory; use {without(config)}, or loss_chunks=1"
+        yield Refusal(
+            why=f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not implemented: a "
+            "compiled graph does not trace logits without memory",
+            remedies=(without(config), {"loss_chunks": 1}),
         )
 
 
@@ -67,8 +70,9 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     return path, head
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a person would add to a script: the head of their model waits for its loss."""
+    config = asked.config
     if config.loss_chunks == 1:
         return Source()
     written = inspect.getsource(lazy_logits)
@@ -106,3 +110,12 @@ def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:
 
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hooks = [p.register_post_accumulate_grad_hook(judge) for p in trainable]
+
+
+CHUNKED_LOSS = Technique(
+    fields=("loss_chunks",),
+    keeps=Keeps.ROUNDED,
+    examples={"loss chunks": {"loss_chunks": 4}},
+    refusals=refusals,
+    source=source,
+)

@@ -5,6 +5,8 @@ compiled graph.
 """
 
 import inspect
+from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -12,13 +14,13 @@ from torch import nn
 
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss import chunked_loss
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 IMPORTS = (
     "import contextlib",
@@ -60,24 +62,32 @@ def make_offloader(
     return None if weights is None else Offloader(model, 0.0, weights)
 
 
-def check(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError on a CPU, and for a compiled step."""
-    for field, what in FIELDS.items():
-        if getattr(config, field) and device.type == "cpu":
-            raise UnsupportedError(
-                f"{field}=True does nothing on a CPU, where the {what} are in the host's memory "
-                f"already; use {field}=False, or memlab.predict for a card: device='h200'"
-            )
-    for field in ("offload_activations", "offload_parameters"):
-        if getattr(config, field) and is_compiled(config):
-            raise UnsupportedError(
-                f"{field}=True with {asked_by(config)} is not built: a compiled graph saves for "
-                f"backward by itself; use {without(config)}, or {field}=False"
-            )
-    if config.offload_parameters and config.precision is Precision.FP8_MIXED:
-        raise UnsupportedError(
-            "offload_parameters=True with precision='fp8-mixed' is not built: torchao's layers "
-            "replace their weights; use precision='bf16-mixed', or offload_parameters=False"
+def refusals(field: str, asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses one of `FIELDS`: a CPU, a compiled step, weights that torchao replaces."""
+    config = asked.config
+    if not getattr(config, field):
+        return
+    stay = {field: False}
+    if asked.device.type == "cpu":
+        yield Refusal(
+            why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} are in the host's "
+            "memory already",
+            remedies=(stay,),
+            otherwise="memlab.predict for a card: device='h200'",
+        )
+    if field == "offload_optimizer":
+        return
+    if is_compiled(config):
+        yield Refusal(
+            why=f"{field}=True with {asked_by(config)} is not implemented: a compiled graph saves "
+            "for backward by itself",
+            remedies=(without(config), stay),
+        )
+    if field == "offload_parameters" and config.precision is Precision.FP8_MIXED:
+        yield Refusal(
+            why="offload_parameters=True with precision='fp8-mixed' is not implemented: torchao's "
+            "layers replace their weights",
+            remedies=({"precision": Precision.BF16_MIXED}, stay),
         )
 
 
@@ -99,8 +109,9 @@ def notes(config: StepConfig, host_bytes: int) -> list[str]:
     return [f"{held}: no tensor is as large as {format_bytes(offloading.SMALLEST_BYTES)}."]
 
 
-def source(config: StepConfig) -> Source:
-    """Return what a person would add to a script."""
+def source(asked: Asked) -> Source:
+    """Return what a person would add to a script, for all three of `FIELDS`."""
+    config = asked.config
     if not any(getattr(config, field) for field in FIELDS):
         return Source()
     # the whole files but their docstrings and imports
@@ -131,3 +142,32 @@ def source(config: StepConfig) -> Source:
 def _text(module: ModuleType, begins: str) -> str:
     written = inspect.getsource(module)
     return written[written.index(begins) :].rstrip()
+
+
+ACTIVATIONS = Technique(
+    fields=("offload_activations", "offload_fraction"),
+    keeps=Keeps.BITS,
+    does="offloading",
+    examples={
+        "offload activations": {"offload_activations": True},
+        "offload half": {"offload_fraction": 0.5, "offload_activations": True},
+    },
+    changes_plans=False,  # what waits in the host's memory is no less to recompute
+    refusals=partial(refusals, "offload_activations"),
+    source=source,  # of the others too
+)
+PARAMETERS = Technique(
+    fields=("offload_parameters",),
+    keeps=Keeps.BITS,
+    does="offloading",
+    examples={"offload parameters": {"offload_parameters": True}},
+    changes_plans=False,
+    refusals=partial(refusals, "offload_parameters"),
+)
+OPTIMIZER_STATE = Technique(
+    fields=("offload_optimizer",),
+    keeps=Keeps.BITS,
+    does="offloading",
+    examples={"offload optimizer": {"offload_optimizer": True}},
+    refusals=partial(refusals, "offload_optimizer"),
+)

@@ -7,15 +7,16 @@ such as clipping by their norm.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import Source
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 from memlab.trace import Phase
 
 HOOKS = '''
@@ -36,21 +37,24 @@ def update_in_backward(optimizer, make_one):
 '''.strip()
 
 
-def check(config: StepConfig) -> None:
-    """Raise UnsupportedError for what needs the gradients after backward."""
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses it: what needs the gradients after backward."""
+    config = asked.config
     if not config.optimizer_in_backward:
         return
+    after = {"optimizer_in_backward": False}
     if config.accumulation_steps > 1:
-        raise UnsupportedError(
-            f"optimizer_in_backward=True with accumulation_steps={config.accumulation_steps}: each "
-            "backward would update the weights, so that the micro-batches were separate updates; "
-            "use accumulation_steps=1, or optimizer_in_backward=False"
+        yield Refusal(
+            why=f"optimizer_in_backward=True with accumulation_steps={config.accumulation_steps}: "
+            "each backward would update the weights, so that the micro-batches were separate "
+            "updates",
+            remedies=({"accumulation_steps": 1}, after),
         )
     if config.precision is Precision.FP16_MIXED:
-        raise UnsupportedError(
-            "optimizer_in_backward=True with precision='fp16-mixed': a loss scaler must see every "
-            "gradient before it lets any weight be updated; use 'bf16-mixed', which needs none, or "
-            "optimizer_in_backward=False"
+        yield Refusal(
+            why="optimizer_in_backward=True with precision='fp16-mixed': a loss scaler must see "
+            "every gradient before it lets any weight be updated, and bf16-mixed needs none",
+            remedies=({"precision": Precision.BF16_MIXED}, after),
         )
 
 
@@ -135,3 +139,11 @@ def source(made: str, learning_rate: float) -> Source:
             f"update_in_backward(optimizer, lambda own: {made})",
         ),
     )
+
+
+IN_BACKWARD = Technique(
+    fields=("optimizer_in_backward",),
+    keeps=Keeps.ROUNDED,
+    examples={"in backward": {"optimizer_in_backward": True}},
+    refusals=refusals,  # its lines in a script are the optimizer's
+)

@@ -14,12 +14,12 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.techniques.offload.offloading import offload_state, update_one_by_one
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, Source, together
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique, refuse
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
@@ -32,15 +32,67 @@ IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
     OptimizerImplementation.FUSED: {"fused": True},
     OptimizerImplementation.SINGLE_TENSOR: {"foreach": False, "fused": False},
 }
+NOT_FUSED: tuple[dict[str, Any], ...] = (
+    {"optimizer_implementation": OptimizerImplementation.FOREACH},
+    {"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},
+)
 EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
-def check(config: StepConfig, device: torch.device) -> None:
-    """Raise UnsupportedError for an optimizer that is not possible so, or not here."""
-    _check_implementation(config, device)
-    if config.optimizer is Optimizer.ADAMW_8BIT:
-        _check_eight_bit(device)
-    optimizer_in_backward.check(config)
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses an optimizer: a package that is not here, or has no kernel for a CPU."""
+    if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
+        return
+    instead: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
+    if find_spec("bitsandbytes") is None:
+        yield Refusal(
+            why="optimizer='adamw-8bit': 8-bit optimizers need bitsandbytes, which is not "
+            "installed",
+            remedies=(instead,),
+            otherwise="pip install 'memlab[optimizers]'",
+        )
+        return
+    import bitsandbytes  # an optional package, which takes a second to import
+
+    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
+    )
+    if asked.device.type == "cpu" and not has_kernel:
+        yield Refusal(
+            why="optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "
+            f"{bitsandbytes.__version__}, which has no kernel for a CPU",
+            remedies=(instead,),
+            otherwise="install 0.50 or newer",
+        )
+
+
+def implementation_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses an implementation: optimizers or number formats that it lacks."""
+    config, chosen = asked.config, asked.config.optimizer_implementation
+    said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
+    if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[chosen]:
+        yield Refusal(
+            why=f"{said}: bitsandbytes has one implementation, which is fused",
+            remedies=({"optimizer_implementation": OptimizerImplementation.DEFAULT},),
+        )
+    if config.optimizer is Optimizer.ADAFACTOR and chosen is OptimizerImplementation.FUSED:
+        yield Refusal(why=f"{said}: torch.optim.Adafactor has no fused kernel", remedies=NOT_FUSED)
+    if config.precision in (Precision.BF16, Precision.FP16):
+        what = f"precision={str(config.precision)!r}"
+        yield from _of_fused_sgd(config, asked.device, what)
+
+
+def _of_fused_sgd(config: StepConfig, device: torch.device, what: str) -> Iterator[Refusal]:
+    """Yield what refuses the fused SGD: weights of 16 bits on a CPU."""
+    is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
+    is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
+    if is_fused and is_sgd and device.type == "cpu":
+        yield Refusal(
+            why="optimizer_implementation='fused' with optimizer="
+            f"{str(config.optimizer)!r} and {what} on a CPU: torch's fused kernel leaves most "
+            "weights as they were (torch 2.13)",
+            remedies=NOT_FUSED,
+        )
 
 
 def make(
@@ -60,7 +112,7 @@ def make(
     half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
     if half is not None and config.precision is Precision.AS_BUILT:
         name = str(half.dtype).removeprefix("torch.")
-        _check_fused_sgd(config, half.device, f"weights of {name}")
+        refuse(_of_fused_sgd(config, half.device, f"weights of {name}"))
     make_one = _offloaded(_maker(config), config, weights)
     optimizer = (
         InBackward(parameters, make_one, learning_rate(config))
@@ -72,8 +124,9 @@ def make(
     return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return the lines that make the optimizer, and its schedule."""
+    config = asked.config
     name, options = _name_and_options(config)
     is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
     module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
@@ -196,51 +249,19 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     return names[config.optimizer], options
 
 
-def _check_implementation(config: StepConfig, device: torch.device) -> None:
-    implementation = config.optimizer_implementation
-    asked = f"optimizer_implementation={str(implementation)!r}"
-    if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[implementation]:
-        raise UnsupportedError(
-            f"{asked} with optimizer='adamw-8bit': bitsandbytes has one implementation, which is "
-            "fused; use optimizer_implementation='default'"
-        )
-    is_fused = implementation is OptimizerImplementation.FUSED
-    if config.optimizer is Optimizer.ADAFACTOR and is_fused:
-        raise UnsupportedError(
-            f"{asked} with optimizer='adafactor': torch.optim.Adafactor has no fused kernel; use "
-            "'foreach' or 'single-tensor'"
-        )
-    if config.precision in (Precision.BF16, Precision.FP16):
-        _check_fused_sgd(config, device, f"precision={str(config.precision)!r}")
-
-
-def _check_fused_sgd(config: StepConfig, device: torch.device, what: str) -> None:
-    """Raise UnsupportedError for the fused SGD over weights of 16 bits on a CPU."""
-    is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
-    is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
-    if is_fused and is_sgd and device.type == "cpu":
-        raise UnsupportedError(
-            f"optimizer_implementation='fused' with optimizer={str(config.optimizer)!r} and {what} "
-            "on a CPU: torch's fused kernel leaves most weights as they were (torch 2.13); use "
-            "'foreach' or 'single-tensor'"
-        )
-
-
-def _check_eight_bit(device: torch.device) -> None:
-    """Raise UnsupportedError without bitsandbytes, or without its kernel for a CPU."""
-    if find_spec("bitsandbytes") is None:
-        raise UnsupportedError(
-            "optimizer='adamw-8bit': 8-bit optimizers need bitsandbytes, which is not installed; "
-            "pip install 'memlab[optimizers]', or use optimizer='adafactor'"
-        )
-    import bitsandbytes  # an optional package, which takes a second to import
-
-    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
-    )
-    if device.type == "cpu" and not has_kernel:
-        raise UnsupportedError(
-            "optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "
-            f"{bitsandbytes.__version__}, which has no kernel for a CPU; install 0.50 or newer, or "
-            "use optimizer='adafactor'"
-        )
+OPTIMIZER = Technique(
+    fields=("optimizer",),
+    keeps=Keeps.REFERENCE,
+    examples={
+        "adafactor": {"optimizer": "adafactor"},
+        "sgd-momentum": {"optimizer": "sgd-momentum"},
+    },
+    refusals=refusals,
+    source=source,
+)
+IMPLEMENTATION = Technique(
+    fields=("optimizer_implementation",),
+    keeps=Keeps.ROUNDED,
+    examples={"fused": {"optimizer_implementation": "fused"}},
+    refusals=implementation_refusals,  # its lines in a script are the optimizer's
+)

@@ -5,7 +5,7 @@ Left out: models that checkpoint themselves, which are refused rather than check
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,17 +13,38 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
-from memlab.config import StepConfig
+from memlab.config import BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Instance, Plan, Region
 from memlab.techniques.recompute import blocks, policies
+from memlab.techniques.recompute.checkpointing_source import source
 from memlab.techniques.recompute.keeping import Key
 from memlab.techniques.recompute.recompute import wrap
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
 
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
 
-def check(config: StepConfig, plan: Plan | None) -> None:
+def budget_refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield what refuses a budget of the eager engine: another way to choose what is recomputed."""
+    config = asked.config
+    if not config.is_planned:
+        return
+    said = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
+    if config.compile:
+        yield Refusal(
+            why=f"{said} plans eager steps, and compile=True was asked for",
+            remedies=({"budget_engine": BudgetEngine.COMPILE}, {"compile": False}),
+        )
+    if config.checkpointing is not Checkpointing.NONE:
+        yield Refusal(
+            why=f"{said} chooses itself what to recompute, and checkpointing="
+            f"{str(config.checkpointing)!r} was asked for",
+            remedies=({"checkpointing": Checkpointing.NONE}, {"memory_budget": 1.0}),
+        )
+
+
+def check_plan(config: StepConfig, plan: Plan | None) -> None:
     """Raise UnsupportedError for a budget of the eager engine without a plan."""
     if config.is_planned and plan is None:
         raise UnsupportedError(
@@ -77,8 +98,9 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
         wrap(region.path, module, keeps, functools.partial(_as_planned, region))
 
 
-def notes(config: StepConfig, plan: Plan | None) -> list[str]:
+def notes(asked: Asked) -> list[str]:
     """Return what a plan does, and whether it is within its budget."""
+    config, plan = asked.config, asked.plan
     if plan is None:
         return []
     said = (
@@ -159,3 +181,21 @@ def _check(model: nn.Module) -> None:
                 f"{named} checkpoints itself already ({flag}); build the model without it, or use "
                 "checkpointing='none' and memory_budget=1.0"
             )
+
+
+CHECKPOINTING = Technique(
+    fields=("checkpointing", "checkpoint_modules", "checkpoint_policy"),
+    keeps=Keeps.BITS,
+    does="recomputing",
+    examples={"checkpointing": {"checkpointing": "blocks"}},
+    source=source,
+)
+BUDGET = Technique(
+    fields=("memory_budget",),
+    keeps=Keeps.BITS,
+    does="recomputing",
+    examples={"budget": {"memory_budget": 0.5}},
+    changes_plans=False,  # a plan of every budget is made at once
+    refusals=budget_refusals,
+    notes=notes,  # its lines in a script are those of checkpointing
+)

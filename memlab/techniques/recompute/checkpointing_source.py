@@ -9,8 +9,10 @@ from memlab.arguments.quoting import literal
 from memlab.config import PRESET_POLICIES, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
+from memlab.techniques.compiling.compilation import is_compiled
 from memlab.techniques.recompute import blocks, policies
 from memlab.techniques.source import Source, text_of
+from memlab.techniques.technique import Asked
 
 IMPORTS = (
     "import contextlib",
@@ -90,18 +92,19 @@ def keeping(planned):
 '''.strip()
 
 
-def source(config: StepConfig, plan: Plan | None, *, compiled: bool) -> Source:
+def source(asked: Asked) -> Source:
     """Return what a script checkpoints.
 
     Raises:
         UnsupportedError: the policy is a function, whose source memlab does not have.
     """
+    config, plan = asked.config, asked.plan
     if plan is not None:
         return _of_plan(plan)
     if config.checkpointing is Checkpointing.NONE:
         return Source()
     imports, functions, chosen = _chosen(config.checkpoint_modules)
-    if compiled:
+    if is_compiled(config):
         return Source(
             imports=(*IMPORTS[1:], *imports, "import functools"),
             functions=(*functions, COMPILED),

@@ -10,8 +10,8 @@ import copy
 
 import torch
 
-from memlab.config import StepConfig
 from memlab.techniques.source import Source, text_of
+from memlab.techniques.technique import Asked, Keeps, Technique
 
 OFF = "model_cache=False"
 """The argument that switches a cache off: the panel offers it where a refusal has these words."""
@@ -29,12 +29,15 @@ def switch_caches_off(model: torch.nn.Module) -> None:
                     each.use_cache = False
 
 
-def source(config: StepConfig) -> Source:
+def source(asked: Asked) -> Source:
     """Return the function of a script, and its call."""
-    if config.model_cache:
+    if asked.config.model_cache:
         return Source()
     return Source(
         imports=("import copy",),
         functions=(text_of(switch_caches_off),),
         built=("switch_caches_off(model)",),
     )
+
+
+MODEL_CACHE = Technique(fields=("model_cache",), keeps=Keeps.ROUNDED, source=source)

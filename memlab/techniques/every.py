@@ -1,0 +1,65 @@
+"""`EVERY`: all techniques, in the order in which they apply; and what is asked of all of them."""
+
+from collections.abc import Iterator
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.devices.cards import Card
+from memlab.techniques import accumulation, inplace, layout, precision, segments
+from memlab.techniques.building import meta_init
+from memlab.techniques.compiling import compilation
+from memlab.techniques.loss import chunked_loss
+from memlab.techniques.offload import offload
+from memlab.techniques.optimizers import optimizer_in_backward, optimizers
+from memlab.techniques.recompute import checkpointing, model_cache
+from memlab.techniques.source import Source, together
+from memlab.techniques.technique import Asked, Keeps, Refusal, Technique, refuse
+
+EVERY: tuple[Technique, ...] = (
+    accumulation.BATCH,
+    segments.SEGMENTS,
+    meta_init.BUILT_ON_META,
+    model_cache.MODEL_CACHE,
+    precision.PRECISION,
+    layout.CHANNELS_LAST,
+    chunked_loss.CHUNKED_LOSS,
+    checkpointing.CHECKPOINTING,
+    checkpointing.BUDGET,
+    inplace.IN_PLACE,
+    optimizers.OPTIMIZER,
+    optimizers.IMPLEMENTATION,
+    optimizer_in_backward.IN_BACKWARD,
+    offload.ACTIVATIONS,
+    offload.PARAMETERS,
+    offload.OPTIMIZER_STATE,
+    compilation.COMPILED,
+    compilation.COMPILED_BUDGET,
+)
+
+
+def refusals(asked: Asked) -> Iterator[Refusal]:
+    """Yield all that refuses these settings before a model is seen."""
+    for technique in EVERY:
+        yield from technique.refusals(asked)
+
+
+def check(config: StepConfig, device: torch.device, card: Card | None = None) -> None:
+    """Raise UnsupportedError for settings that do not go together, or not on such a device."""
+    refuse(refusals(Asked(config=config, device=device, card=card)))
+
+
+def source(asked: Asked) -> Source:
+    """Return what all techniques add to a script."""
+    return together([technique.source(asked) for technique in EVERY])
+
+
+def notes(asked: Asked) -> list[str]:
+    """Return what a reader of the step's numbers must know about its techniques."""
+    return [note for technique in EVERY for note in technique.notes(asked)]
+
+
+def fields_that_keep(keeps: Keeps) -> dict[str, str]:
+    """Return the fields of techniques that leave so much of the numbers, with what each does."""
+    found = [technique for technique in EVERY if technique.keeps is keeps]
+    return {name: technique.does for technique in found for name in technique.fields}

@@ -1,0 +1,125 @@
+"""`Technique`: one way to train a step otherwise, and all that is said of it, in one place.
+
+A technique's file says what it does to a model (`apply`, or another function that `build_step`
+calls) and ends with a `Technique`: its fields, what it leaves of the plain step's numbers, what
+refuses it, its lines in a script and an example. `every.py` lists them all. Whatever goes through
+the techniques reads that list: the checks of `build_step`, `script`, the reference step of
+`verify`, the config that a plan is made for, docs/combinations.md. So a technique that is not in
+the list does nothing, and one that is cannot be forgotten anywhere.
+
+A refusal is data. From this one
+
+    Refusal(
+        why="inplace=True with compile=True does nothing: a compiled graph reuses memory by itself",
+        remedies=({"inplace": False}, {"compile": False}),
+    )
+
+comes the sentence "...; use inplace=False, or compile=False" of the exception and of a prediction's
+outcome, and the buttons of the panel.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.devices.cards import Card
+from memlab.errors import UnsupportedError
+from memlab.plan import Plan
+from memlab.techniques.source import Source
+from memlab.workload import Workload
+
+
+class Keeps(StrEnum):
+    """What a technique leaves of the plain step's losses, gradients and weights.
+
+    Belonging to the reference step is not a matter of numbers: `verify` compares two steps of the
+    same batch and optimizer, so that these fields have the same values in both.
+    """
+
+    REFERENCE = "it belongs to the reference step"
+    BITS = "every bit"
+    ROUNDED = "all but rounding"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a technique is asked about.
+
+    Attributes:
+        config: how the step is trained.
+        device: where; only its type counts.
+        card: the card that it is, where that is known: which number formats it has.
+        plan: what to recompute, for a memory budget of the eager engine.
+        workload: what is trained, where that is known.
+    """
+
+    config: StepConfig
+    device: torch.device
+    card: Card | None = None
+    plan: Plan | None = None
+    workload: Workload | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why settings cannot be together, or not on this device, and what to do instead.
+
+    Attributes:
+        why: a sentence without its full stop that names the fields and their values.
+        remedies: settings that each lift it, by field, the best first.
+        otherwise: what else can be done, in words: "install scipy".
+    """
+
+    why: str
+    remedies: tuple[Mapping[str, Any], ...] = ()
+    otherwise: str = ""
+
+    def __str__(self) -> str:
+        """Return the sentence that a person reads."""
+        ways = [*map(in_words, self.remedies), *([self.otherwise] if self.otherwise else [])]
+        return f"{self.why}; {'use ' if self.remedies else ''}{', or '.join(ways)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Technique:
+    """All that is said of one technique.
+
+    Attributes:
+        fields: of `StepConfig` that belong to it, its switch first; no other technique has them.
+        keeps: what it leaves of the plain step's numbers.
+        does: what it does, for "... changes no bit"; where it keeps every bit.
+        examples: fields that show it at work, by what docs/combinations.md calls them.
+        changes_plans: whether a plan for a memory budget depends on it.
+        refusals: yields what refuses it as it is asked for; nothing where it is off.
+        source: returns its lines in a script; none where it is off.
+        notes: returns what a reader of the step's numbers must know; nothing where it is off.
+    """
+
+    fields: tuple[str, ...]
+    keeps: Keeps
+    does: str = ""
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes_plans: bool = True
+    refusals: Callable[[Asked], Iterable[Refusal]] = lambda _: ()
+    source: Callable[[Asked], Source] = lambda _: Source()
+    notes: Callable[[Asked], list[str]] = lambda _: []
+
+
+def refuse(refusals: Iterable[Refusal]) -> None:
+    """Raise UnsupportedError for the first of these, if there is one."""
+    for refusal in refusals:
+        raise UnsupportedError(str(refusal))
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Return settings as a person writes them.
+
+    >>> in_words({"compile": False, "budget_engine": "eager"})
+    "compile=False and budget_engine='eager'"
+    """
+    plain = {name: str(v) if isinstance(v, StrEnum) else v for name, v in settings.items()}
+    return " and ".join(f"{name}={value!r}" for name, value in plain.items())

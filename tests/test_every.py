@@ -1,0 +1,100 @@
+"""The list of techniques: each field in one place, and each refusal with a remedy that lifts it."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from memlab import StepConfig
+from memlab.config import Checkpointing
+from memlab.devices import cards
+from memlab.errors import UnsupportedError
+from memlab.techniques import every
+from memlab.techniques.every import EVERY
+from memlab.techniques.technique import Asked, Keeps, Refusal, in_words
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+EXAMPLES = {name: fields for t in EVERY for name, fields in t.examples.items()}
+
+
+def test_every_field_belongs_to_exactly_one_technique():
+    counts = Counter(name for technique in EVERY for name in technique.fields)
+    assert counts == Counter(field.name for field in dataclasses.fields(StepConfig))
+
+
+def test_what_keeps_every_bit_says_what_it_does():
+    for technique in EVERY:
+        assert bool(technique.does) == (technique.keeps is Keeps.BITS), technique.fields
+
+
+@pytest.mark.parametrize("technique", EVERY, ids=lambda technique: technique.fields[0])
+def test_a_technique_that_is_off_refuses_nothing_and_adds_nothing_to_a_script(technique):
+    asked = Asked(config=StepConfig(), device=CPU)
+    assert not list(technique.refusals(asked))
+    assert not technique.notes(asked)
+    if technique is not every.optimizers.OPTIMIZER:
+        assert technique.source(asked) == every.Source()
+
+
+def refused(config, device):
+    card = cards.find("t4") if device is CUDA else None  # which has no bf16, tf32 or fp8
+    return list(every.refusals(Asked(config=config, device=device, card=card)))
+
+
+PAIRS = [(a, {}) for a in EXAMPLES.values()]
+PAIRS += [
+    (a, b) for a, b in itertools.combinations(EXAMPLES.values(), 2) if not a.keys() & b.keys()
+]
+PAIRS += [({"precision": name}, {}) for name in ("tf32", "fp8-mixed", "fp16")]
+PAIRS += [({"compile": True, "compile_mode": "max-autotune"}, {})]
+PAIRS += [
+    ({"optimizer": "adafactor"}, {"optimizer_implementation": "fused"}),
+    ({"optimizer": "adamw-8bit"}, {"optimizer_implementation": "foreach"}),
+    ({"optimizer": "sgd", "precision": "bf16"}, {"optimizer_implementation": "fused"}),
+    ({"budget_engine": "compile", "memory_budget": 0.5}, {"budget_estimator": "profile"}),
+]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_each_remedy_of_a_refusal_lifts_it(device):
+    num_refusals = 0
+    for a, b in PAIRS:
+        asked = {"batch_size": 4} | a | b
+        for refusal in refused(StepConfig(**asked), device):
+            num_refusals += 1
+            assert refusal.remedies
+            assert all(name in str(refusal) for name in refusal.remedies[0])
+            for remedy in refusal.remedies:
+                config = dataclasses.replace(StepConfig(**asked), **_whole(asked, remedy))
+                left = [other.why for other in refused(config, device)]
+                assert refusal.why not in left, (asked, remedy)
+    assert num_refusals > 10
+
+
+def _whole(asked, remedy):
+    """Return a remedy with what does nothing without what it takes away, as the panel does."""
+    whole = dict(remedy)
+    if remedy.get("offload_activations") is False:
+        whole["offload_fraction"] = 1.0
+    if remedy.get("checkpointing") is Checkpointing.NONE:
+        whole |= {"checkpoint_modules": "auto", "checkpoint_policy": "recompute-all"}
+    if "budget_engine" in remedy and remedy["budget_engine"] == "eager":
+        whole |= {"budget_solver": "dp", "budget_estimator": "flops"}
+    if remedy.get("compile") is False and asked.get("budget_engine") != "compile":
+        whole["compile_mode"] = "default"
+    return whole
+
+
+def test_a_refusal_reads_as_a_sentence():
+    refusal = Refusal(why="a=1 with b=2 clash", remedies=({"a": 0}, {"b": None}), otherwise="wait")
+    assert str(refusal) == "a=1 with b=2 clash; use a=0, or b=None, or wait"
+    assert in_words({"compile": False, "loss_chunks": 1}) == "compile=False and loss_chunks=1"
+
+
+def test_a_number_format_is_refused_by_the_card_and_not_by_what_is_here():
+    for name in ("bf16", "tf32", "fp8-mixed"):
+        with pytest.raises(UnsupportedError, match="Tesla T4"):
+            every.check(StepConfig(precision=name), CUDA, cards.find("t4"))
+    every.check(StepConfig(precision="bf16"), CUDA, cards.find("h200"))
