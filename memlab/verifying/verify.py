@@ -45,9 +45,7 @@ CARRIED = tuple(every.fields_that_keep(Keeps.REFERENCE))
 EXACT = every.fields_that_keep(Keeps.BITS)
 """Fields that may change no bit, each with what it does: held against the step without them."""
 
-ROUNDING = tuple(every.fields_that_keep(Keeps.ROUNDED))
-"""Fields that may round differently, or draw other random numbers: held against tolerances."""
-
+# all other fields may round differently, or draw other random numbers: held against tolerances
 FP32_TOLERANCE = 1e-5
 FP64_TOLERANCE = 1e-8  # far above what fp64 rounds, far below what another computation gives
 COMPILED_TOLERANCE = 1e-4  # fused sums are taken in another order; a bias before BatchNorm shows it
