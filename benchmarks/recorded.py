@@ -27,7 +27,7 @@ from memlab.arguments.units import format_bytes
 from memlab.config import Precision
 from memlab.devices.cards import Target
 from memlab.records.recorded import DeviceRecord, target_of
-from memlab.records.records import Run
+from memlab.records.records import RecordedRun
 from memlab.result import format_percent
 from memlab.techniques.compiling.compilation import is_compiled
 from memlab.worker import isolation
@@ -42,9 +42,9 @@ NO_CARD = (
 )
 
 
-def settings(record: DeviceRecord) -> list[list[Run]]:
+def settings(record: DeviceRecord) -> list[list[RecordedRun]]:
     """Return the runs of a record that a prediction can be held against, by setting."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RecordedRun]] = {}
     for run in record.runs:
         result = run.result
         if result.outcome is Outcome.OK and not is_compiled(result.config):
@@ -62,7 +62,7 @@ def held(record: DeviceRecord) -> list[dict[str, Any]]:
     ]
 
 
-def predicted(run: Run, target: Target) -> StepResult:
+def predicted(run: RecordedRun, target: Target) -> StepResult:
     """Return the prediction of a recorded run, with the plan that was carried out there."""
     arguments = {"workload": workloads.get(run.workload, **run.options), "target": target}
     arguments |= {"config": run.result.config, "seed": run.seed, "plan": run.plan}
@@ -73,7 +73,7 @@ def predicted(run: Run, target: Target) -> StepResult:
     return result
 
 
-def row(runs: Sequence[Run], told: StepResult) -> dict[str, Any]:
+def row(runs: Sequence[RecordedRun], told: StepResult) -> dict[str, Any]:
     """Return what was recorded beside what is predicted."""
     first = runs[0].result
     every = [seconds for run in runs for seconds in run.result.step_seconds_all]

@@ -13,8 +13,8 @@ from memlab.errors import DeviceError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
-from memlab.techniques.source import Source, together
-from memlab.techniques.technique import Asked
+from memlab.techniques.source import ScriptLines, together
+from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 
 TREE_MAP = "from torch.utils._pytree import tree_map_only"
@@ -55,7 +55,7 @@ def script(
     every.check(config, device)
     checkpointing.check_plan(config, plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
-    asked = Asked(config=config, device=device, plan=plan, workload=workload)
+    asked = Setup(config=config, device=device, plan=plan, workload=workload)
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
     always = {"import torch"} if own_kind else {"import torch", TREE_MAP}
     imports = sorted({*always, *whole.imports}, key=lambda line: (line.split()[1], line))
@@ -69,7 +69,7 @@ def _docstring(config: StepConfig) -> str:
 
 
 def _train(
-    config: StepConfig, device: torch.device, source: Source, workload: Workload | None
+    config: StepConfig, device: torch.device, source: ScriptLines, workload: Workload | None
 ) -> list[str]:
     arguments = "build_model, batches, compute_loss, device"
     said = f"structure of CPU tensors with its samples along dim 0, {config.batch_size} of them;"
@@ -109,7 +109,7 @@ def _train(
 
 
 def _accumulate(
-    config: StepConfig, device: torch.device, source: Source, workload: Workload | None
+    config: StepConfig, device: torch.device, source: ScriptLines, workload: Workload | None
 ) -> list[str]:
     """Return the loop over the micro-batches of one update."""
     forward = ["loss = compute_loss(model, micro_batch)"]

@@ -30,7 +30,7 @@ from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import checkpointing, model_cache
-from memlab.techniques.technique import Asked
+from memlab.techniques.technique import Setup
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -317,7 +317,7 @@ def set_seed(seed: int) -> None:
 
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
-    return every.notes(Asked(config=config, device=device, plan=plan))
+    return every.notes(Setup(config=config, device=device, plan=plan))
 
 
 def _check_loss(loss: Any) -> None:

@@ -21,7 +21,7 @@ from memlab.plan import Plan, Region
 from memlab.planning import chain, chains
 from memlab.planning.chain import Chain
 from memlab.planning.chain import chain_of as chain_of_told
-from memlab.planning.cut import Cut, Estimate
+from memlab.planning.cut import ChoiceCost, Cut
 from memlab.predicting.predict import predict_in_process
 from memlab.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
@@ -210,7 +210,7 @@ def told_of(workload, device):
 
 
 costs = st.builds(
-    Estimate,
+    ChoiceCost,
     saved_bytes=st.integers(0, 1000),
     peak_bytes=st.integers(1, 1000),
     recompute_seconds=st.floats(0, 10),
@@ -220,7 +220,7 @@ costs = st.builds(
 
 @given(st.lists(costs, max_size=30), st.integers(1, 1000))
 def test_of_any_choices_a_chain_holds_less_and_less_at_no_higher_peak_no_faster(found, most):
-    plain = Estimate(saved_bytes=1000, peak_bytes=900, recompute_seconds=0.0, seconds=0.0)
+    plain = ChoiceCost(saved_bytes=1000, peak_bytes=900, recompute_seconds=0.0, seconds=0.0)
     choices = [chain._Choice(cut=None, kept=(), cost=cost) for cost in [plain, *found]]
     picked = [choice.cost for choice in chain._monotonic(choices, most)]
     assert picked[0] == plain

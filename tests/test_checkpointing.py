@@ -474,7 +474,7 @@ def test_a_result_that_a_module_keeps_aside_does_not_keep_the_steps_before():
     def alive():
         step()
         gc.collect()
-        return sum(type(thing) is recompute._Call for thing in gc.get_objects())
+        return sum(type(thing) is recompute._ForwardCall for thing in gc.get_objects())
 
     numbers = [alive() for _ in range(8)]
     assert numbers[4:] == numbers[4:5] * 4

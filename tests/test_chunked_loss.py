@@ -14,7 +14,7 @@ from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab.step import build_step, set_seed
 from memlab.techniques.loss import chunked_loss
 from memlab.techniques.loss.lazy_logits import ChunkedHead, LazyLogits
-from memlab.techniques.technique import Asked
+from memlab.techniques.technique import Setup
 from memlab.workloads.language import Gpt, Lstm
 from tests.models import blocks, ignored_labels, run_gradients
 
@@ -280,7 +280,7 @@ def test_logits_say_what_they_are_without_being_made():
 def test_the_source_trains_as_the_step_does():
     config = StepConfig(batch_size=4, loss_chunks=5)
     cpu = torch.device("cpu")
-    found = chunked_loss.source(Asked(config=config, device=cpu))
+    found = chunked_loss.source(Setup(config=config, device=cpu))
     lines = [*found.imports, *found.functions, *found.model]
     text = "\n".join(lines)
     assert not re.search(r"\bmemlab\b", text)
@@ -297,7 +297,7 @@ def test_the_source_trains_as_the_step_does():
     expected = run_gradients(workload, config)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, expected[name]), name
-    assert chunked_loss.source(Asked(config=StepConfig(), device=cpu)) == type(found)()
+    assert chunked_loss.source(Setup(config=StepConfig(), device=cpu)) == type(found)()
 
 
 def test_an_output_object_may_carry_the_logits():

@@ -13,7 +13,7 @@ from memlab.devices import cards
 from memlab.errors import UnsupportedError
 from memlab.techniques import every
 from memlab.techniques.every import EVERY
-from memlab.techniques.technique import Asked, Keeps, Refusal, in_words
+from memlab.techniques.technique import Keeps, Refusal, Setup, in_words
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EXAMPLES = {name: fields for t in EVERY for name, fields in t.examples.items()}
@@ -31,16 +31,16 @@ def test_what_keeps_every_bit_says_what_it_does():
 
 @pytest.mark.parametrize("technique", EVERY, ids=lambda technique: technique.fields[0])
 def test_a_technique_that_is_off_refuses_nothing_and_adds_nothing_to_a_script(technique):
-    asked = Asked(config=StepConfig(), device=CPU)
+    asked = Setup(config=StepConfig(), device=CPU)
     assert not list(technique.refusals(asked))
     assert not technique.notes(asked)
     if technique is not every.optimizers.OPTIMIZER:
-        assert technique.source(asked) == every.Source()
+        assert technique.source(asked) == every.ScriptLines()
 
 
 def refused(config, device):
     card = cards.find("t4") if device is CUDA else None  # which has no bf16, tf32 or fp8
-    return list(every.refusals(Asked(config=config, device=device, card=card)))
+    return list(every.refusals(Setup(config=config, device=device, card=card)))
 
 
 PAIRS = [(a, {}) for a in EXAMPLES.values()]

@@ -13,7 +13,7 @@ import pytest
 from memlab import MemlabError
 from memlab.worker import keeper
 from memlab.worker import kept as keeping
-from memlab.worker.kept import Kept
+from memlab.worker.kept import KeptProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 # ways in which a process can leave another behind; each writes the id of what it leaves to a file
@@ -61,7 +61,7 @@ def kept(source, *arguments, environment=None):
     reading, writing = os.pipe()
     try:
         command = [sys.executable, "-I", "-S", "-c", source, *map(str, arguments)]
-        return Kept(command, writing, os.environ if environment is None else environment)
+        return KeptProcess(command, writing, os.environ if environment is None else environment)
     finally:
         os.close(reading)
         os.close(writing)
@@ -175,7 +175,9 @@ def test_what_is_printed_has_a_bound_and_waits_for_nobody():
 
 def test_a_command_that_is_not_there_is_said():
     reading, writing = os.pipe()
-    process = Kept([sys.executable, "-I", "-c", "raise SystemExit('no such thing')"], writing, {})
+    process = KeptProcess(
+        [sys.executable, "-I", "-c", "raise SystemExit('no such thing')"], writing, {}
+    )
     os.close(reading)
     os.close(writing)
     assert process.wait(WAIT_SECONDS) == 1
@@ -187,7 +189,7 @@ def test_a_keeper_that_cannot_start_is_said(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no library found >&2; exit 9\n")
     broken.chmod(0o755)
-    process = Kept([str(broken)], 0, {})
+    process = KeptProcess([str(broken)], 0, {})
     assert process.wait(WAIT_SECONDS) == 9
     with pytest.raises(MemlabError, match="no library found"):
         process.pid  # noqa: B018 - what is tested

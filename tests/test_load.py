@@ -194,7 +194,7 @@ def test_the_share_of_others_is_what_this_process_did_not_use(
     monkeypatch.setattr(load.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(load.time, "process_time", lambda: used[0])
     stat.write_text("cpu 100 0 0 500 7 0 0 0 0 0\n")
-    watch = load.Watch()
+    watch = load.LoadWatch()
     stat.write_text(f"cpu {100 + busy} 0 0 600 9 0 0 0 0 0\n")
     clock[0], used[0] = wall, own
     assert watch.others_share() == share
@@ -205,4 +205,4 @@ def test_a_load_that_cannot_be_read_is_not_known(monkeypatch, tmp_path, text):
     stat = tmp_path / "stat"
     stat.write_text(text)
     monkeypatch.setattr(load, "STAT", stat)
-    assert load.Watch().others_share() is None
+    assert load.LoadWatch().others_share() is None

@@ -11,7 +11,7 @@ from memlab.step import build_step
 from memlab.techniques.compiling import compilation, partitions
 from memlab.techniques.compiling.footprint import Footprint, footprint
 from memlab.techniques.compiling.partitions import Partition, stepped, take
-from memlab.techniques.technique import Asked
+from memlab.techniques.technique import Setup
 from tests.models import blocks
 
 KIB_FLOATS = 256  # numbers of 4 bytes in a KiB
@@ -197,10 +197,10 @@ def test_a_solver_that_exceeds_its_budget_is_said():
         patch.setattr(partitioners, "greedy_knapsack", greedy_for_more)
         config = compiled(0.2, budget_solver="greedy")
         build_step(blocks(width=64, depth=6), config, "cpu")()
-        said = compilation.notes(Asked(config=config, device=torch.device("cpu")))
+        said = compilation.notes(Setup(config=config, device=torch.device("cpu")))
     assert any("budget_solver='greedy' exceeds its budget" in note for note in said), said
     build_step(blocks(width=64, depth=6), compiled(0.2), "cpu")()
-    said = compilation.notes(Asked(config=compiled(0.2), device=torch.device("cpu")))
+    said = compilation.notes(Setup(config=compiled(0.2), device=torch.device("cpu")))
     assert not any("exceeds" in note for note in said)
 
 

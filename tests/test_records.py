@@ -16,7 +16,7 @@ from memlab.plan import Plan, Region
 from memlab.records import recorded, records
 from memlab.records.records import (
     Kind,
-    Run,
+    RecordedRun,
     append,
     costs_from_line,
     costs_to_line,
@@ -61,7 +61,7 @@ def result(config=None, **facts):
 def run(config=None, **fields):
     facts = {"group": "grid", "workload": "gpt-small", "options": OPTIONS, "holdout": False}
     facts |= {"visit": "v", "seed": 0, "wall_seconds": 1.5, "result": result(config)}
-    return Run(**(facts | fields))
+    return RecordedRun(**(facts | fields))
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_a_run_comes_back_as_it_was_but_for_its_source(file):
     )
     append(file, Kind.RUN, before.to_line())
     (line,) = read_lines(file).of(Kind.RUN)
-    after = Run.from_line(line, "t4, recorded")
-    for field in dataclasses.fields(Run):
+    after = RecordedRun.from_line(line, "t4, recorded")
+    for field in dataclasses.fields(RecordedRun):
         if field.name != "result":
             assert getattr(after, field.name) == getattr(before, field.name), field.name
     assert (str(after.result.source), after.result.device) == ("recorded", "t4, recorded")
@@ -97,7 +97,7 @@ def test_a_run_comes_back_as_it_was_but_for_its_source(file):
 def test_a_run_without_a_timeline_comes_back_without(file):
     append(file, Kind.RUN, run(result=result(timeline=None, peak_holdings=())).to_line())
     (line,) = read_lines(file).of(Kind.RUN)
-    after = Run.from_line(line, "t4").result
+    after = RecordedRun.from_line(line, "t4").result
     assert (after.timeline, after.peak_holdings) == (None, ())
 
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memlab.costs import roofline
-from memlab.costs.roofline import Call
+from memlab.costs.roofline import KernelCall
 from memlab.devices import cards
 from memlab.operators.signatures import TensorSpec, signature_of
 
@@ -28,7 +28,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         outputs = tuple(spec(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor))
-        self.calls.append(Call(signature_of(func, args, kwargs or {}), outputs))
+        self.calls.append(KernelCall(signature_of(func, args, kwargs or {}), outputs))
         return result
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +217,20 @@ def test_a_public_name_has_a_docstring(name):
     doc = inspect.getdoc(value) or ""
     assert len(doc.split()) >= 3
     assert not doc.startswith(f"{name}("), "the signature that dataclass writes is no docstring"
+
+
+def test_no_two_classes_have_one_name():
+    names = Counter(
+        node.name.lstrip("_")
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_what_lies_outside_of_the_rooms_is_little():
+    assert len(list(PACKAGE.glob("*.py"))) <= 15
 
 
 def test_every_module_says_what_it_is():

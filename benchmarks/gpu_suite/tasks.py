@@ -14,7 +14,7 @@ from memlab import Outcome, StepResult
 from memlab.arguments.units import parse_bytes
 from memlab.config import Precision
 from memlab.operators.signatures import to_text
-from memlab.records.records import Kind, Run, costs_to_line
+from memlab.records.records import Kind, RecordedRun, costs_to_line
 from memlab.running import Progress
 from memlab.techniques.precision import matrix_products
 from memlab.worker import isolation
@@ -41,7 +41,7 @@ def measured_run(bench: Bench, case: Case, visit: str, seconds: float) -> dict[s
 
     start = time.monotonic()
     result, plan = bench.measure(case, seconds, watch)
-    return Run(
+    return RecordedRun(
         visit=visit,
         group=case.group,
         workload=case.workload,

@@ -12,7 +12,7 @@ import torch
 from memlab._panel import cells, choices, snapshot, state, verdicts
 from memlab._panel.asked import Asked
 from memlab._panel.forecasts import Question
-from memlab._panel.job import Job
+from memlab._panel.job import PanelJob
 from memlab._panel.outlook import with_numbers
 from memlab._panel.page import Page
 from memlab._panel.runs import Run, RunLog, count_runs
@@ -241,14 +241,14 @@ class Panel:
                 self._page.job.cancel.set()
                 self._view.say("stopping")
 
-    def _work(self, job: Job) -> None:
+    def _work(self, job: PanelJob) -> None:
         try:
             with self._page.guarded():
                 self._measure(job)
         finally:
             self._end(job)
 
-    def _begin(self, *, by_cell: bool = False) -> Job | None:
+    def _begin(self, *, by_cell: bool = False) -> PanelJob | None:
         """Return the job of what is on screen, or None while another one runs.
 
         Raises:
@@ -258,7 +258,7 @@ class Panel:
         with page.lock:
             if page.job is not None:
                 return None
-            page.job = Job(
+            page.job = PanelJob(
                 workload=self.workload,
                 config=self.config,
                 device=device if is_recorded(device) else str(resolve_device(device)),
@@ -271,7 +271,7 @@ class Panel:
             self._view.show_progress(0.0)
             return page.job
 
-    def _measure(self, job: Job) -> Run:
+    def _measure(self, job: PanelJob) -> Run:
         run: list[Run] = []
 
         def measured(result: StepResult) -> None:
@@ -291,7 +291,7 @@ class Panel:
         job.run(self._page.tell, measured, checked)
         return run[0]
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: PanelJob) -> None:
         with self._page.lock:
             if self._page.job is job:
                 self._page.job = None

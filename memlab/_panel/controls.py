@@ -56,7 +56,7 @@ SWITCHES = (
 )  # fmt: skip
 
 
-class Explanation:
+class ExplainedLine:
     """The line beside a control, with a remedy button that is there only when it helps."""
 
     def __init__(self, apply: Callable[[Mapping[str, object]], None]) -> None:
@@ -99,7 +99,7 @@ class SliderRow:
         # continuous: with it the value is here before the message that Enter was pressed
         self.box = widgets.Text(description=LABELS[field], continuous_update=True)
         self.box.add_class("memlab-box")
-        self.explanation = Explanation(apply)
+        self.explanation = ExplainedLine(apply)
         self.slider.observe(self._slid, "value")
         self.box.observe(self._typed, "value")
         on_enter(self.box, submit)
@@ -203,9 +203,9 @@ class Controls:
             choice.observe(lambda _: self._tell(), "value")
         self.engine.observe(lambda _: self._offer_solvers(), "value")
         switches["offload_activations"].observe(lambda _: self._offer_shares(), "value")
-        self.precision_explained = Explanation(self.set)
-        self.more_explained = Explanation(self.set)
-        self.optimizer_explained = Explanation(self.set)
+        self.precision_explained = ExplainedLine(self.set)
+        self.more_explained = ExplainedLine(self.set)
+        self.optimizer_explained = ExplainedLine(self.set)
         self.set(settings)
         self._offer_solvers()
         self._offer_shares()

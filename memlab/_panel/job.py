@@ -18,7 +18,7 @@ UPDATE_SECONDS = 0.1  # a page that is told more often than this falls behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class PanelJob:
     """What was on screen when Run was pressed."""
 
     workload: Workload

@@ -13,7 +13,7 @@ from memlab._panel import choices, state, style, texts, verdicts
 from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
 from memlab._panel.forecasts import Estimate, Forecasts, Question
-from memlab._panel.job import Job, Latest
+from memlab._panel.job import Latest, PanelJob
 from memlab._panel.outlook import Outlook, outlook, with_numbers
 from memlab._panel.runs import RunLog
 from memlab._panel.texts import Line
@@ -55,7 +55,7 @@ class Page:
         self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
         self._drawn = drawn
         self.lock = threading.RLock()
-        self.job: Job | None = None
+        self.job: PanelJob | None = None
         self.closed = False
         self._facts: dict[str, WorkloadFacts | str] = {}  # a text says why there are none
         self._estimate: Estimate | None = None

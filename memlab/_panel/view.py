@@ -9,7 +9,7 @@ import ipywidgets as widgets
 
 from memlab._panel import style
 from memlab._panel.choices import OTHER, offered_card
-from memlab._panel.controls import Controls, Explanation, on_enter
+from memlab._panel.controls import Controls, ExplainedLine, on_enter
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.table import Table
@@ -86,7 +86,10 @@ class View:
         self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
         self._run_button.button_style = "primary"
         self._progress = widgets.FloatProgress(min=0, max=1)
-        self._about, self._advice = Explanation(self._set_header), Explanation(self.controls.set)
+        self._about, self._advice = (
+            ExplainedLine(self._set_header),
+            ExplainedLine(self.controls.set),
+        )
         self._fit, self._costs, self._note = _html("fit"), _html("costs-box"), _html("note")
         self._status, self._json = _html("status"), _html("json")
         self._code_pane, self._help_pane = _html("pane"), _html("pane", HELP)
@@ -260,7 +263,7 @@ def _box(kind: Any, name: str, *children: Any) -> Any:
     return made
 
 
-def _line_row(name: str, explanation: Explanation) -> Any:
+def _line_row(name: str, explanation: ExplainedLine) -> Any:
     """Return a line of fixed height over the whole width, its remedy at the end."""
     explanation.text.add_class(f"memlab-{name}")
     return _box(widgets.HBox, "line-row", explanation.text, explanation.button)

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.arguments.units import KIB, MIB, format_bytes
 from memlab.costs.cost_store import LEAST_OVERHEAD, MOST_OVERHEAD, OVERHEAD, Store
 from memlab.costs.doubt import doubted, forget_others
-from memlab.devices.load import Watch, is_quiet
+from memlab.devices.load import LoadWatch, is_quiet
 from memlab.meters.meter import Meter, record
 from memlab.operators.cost import STEADY, OperatorCost
 from memlab.operators.signatures import Signature, signature_of
 from memlab.operators.standalone import (
-    Call,
+    OperatorCall,
     as_in_training,
     bytes_and_operations,
     is_view,
@@ -98,7 +98,7 @@ def calibrate(
     missing += [s for s in known if known[s].extrapolated and _plan(s, max_bytes) == [(s, 1.0)]]
     plans = {signature: _plan(signature, max_bytes) for signature in missing}
     parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
-    watch = Watch()
+    watch = LoadWatch()
     with as_in_training():
         ran = _run(parts, timed, on_progress)
     conditions: dict[str, Any] = {"others_share": watch.others_share(), "taken_at": time.time()}
@@ -200,7 +200,7 @@ def _run(
     signatures: list[Signature], timed: bool, report: Callable[[float], None] | None
 ) -> dict[Signature, OperatorCost | str]:
     """Return what each operator cost or why it did not run."""
-    makers: dict[Signature, Callable[[], Call]] = {}
+    makers: dict[Signature, Callable[[], OperatorCall]] = {}
     times: dict[Signature, list[float]] = {}
     found: dict[Signature, OperatorCost | str] = {}
     evict = torch.zeros(EVICT_BYTES // 4) if timed else None
@@ -239,7 +239,7 @@ def _timing(seconds: list[float]) -> dict[str, Any]:
     }
 
 
-def _meter(makers: dict[Signature, Callable[[], Call]]) -> dict[Signature, OperatorCost]:
+def _meter(makers: dict[Signature, Callable[[], OperatorCall]]) -> dict[Signature, OperatorCost]:
     """Return the bytes of each call, from one profile over all of them."""
     if not makers:
         return {}
@@ -283,7 +283,7 @@ def _bytes(events: list[tuple[int, int]], outputs: list[int]) -> OperatorCost:
     return OperatorCost(output_bytes=output_bytes, peak_bytes=peak, kept_bytes=sum(live.values()))
 
 
-def _times(make: Callable[[], Call], evict: torch.Tensor) -> list[float]:
+def _times(make: Callable[[], OperatorCall], evict: torch.Tensor) -> list[float]:
     """Return the times of a few calls, each on arguments made anew."""
     seconds: list[float] = []
     while len(seconds) < MAX_RUNS:
@@ -356,7 +356,7 @@ def overhead_seconds(
     is_due = any(_is_due(cost) for cost in known.values())
     if is_known and not (is_due and is_quiet()):
         return {phase: cost.seconds for phase, cost in found.items() if cost and cost.seconds}
-    watch = Watch()
+    watch = LoadWatch()
     with torch.random.fork_rng(devices=[]):
         model = torch.nn.Sequential(*(_Tiny() for _ in range(TINY_LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -58,7 +58,7 @@ SPARSE |= {"nll_loss2d_forward", "index_put_", "_index_put_impl_", "index_add_",
 SPARSE |= {"scatter_add_", "index_copy_"}
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """One dispatched operator: what it was called with, what it returned, its kernels."""
 
     signature: Signature
@@ -97,7 +97,9 @@ class StepTime:
     estimate_seconds: float
 
 
-def step_time(calls: Iterable[Call], card: Card, *, tf32_matmul: bool = False) -> StepTime | None:
+def step_time(
+    calls: Iterable[KernelCall], card: Card, *, tf32_matmul: bool = False
+) -> StepTime | None:
     """Return the time of a sequence of operators, None if the card's speed is not known.
 
     Args:

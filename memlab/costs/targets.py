@@ -16,7 +16,7 @@ from memlab.costs import cuda_kernels
 from memlab.costs.calibration import Calibration, calibrate, overhead_seconds
 from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
-from memlab.costs.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, Call, step_time, work_of
+from memlab.costs.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, KernelCall, step_time, work_of
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes
 from memlab.operators.cost import KnownCosts, OperatorCost
@@ -138,7 +138,7 @@ def _time_on(
     cost = known.get(operator.signature)
     if cost is not None and cost.seconds is not None:
         return cost.seconds
-    call = Call(operator.signature, operator.outputs)
+    call = KernelCall(operator.signature, operator.outputs)
     time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds
 

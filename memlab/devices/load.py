@@ -14,7 +14,7 @@ WINDOW_SECONDS = 0.1
 IDLE_COLUMNS = (3, 4)  # of the first line of `STAT`: idle, and waiting for disks
 
 
-class Watch:
+class LoadWatch:
     """Counts what other programs use of the processors, from its making on."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Watch:
 
 def is_quiet() -> bool:
     """Return whether other programs leave the processors alone, after a tenth of a second."""
-    watch = Watch()
+    watch = LoadWatch()
     time.sleep(WINDOW_SECONDS)
     share = watch.others_share()
     return share is not None and share <= QUIET_SHARE

@@ -23,7 +23,7 @@ from memlab.explaining.holdings import blocks_pattern, patterns
 from memlab.result import Holding, StepResult
 from memlab.techniques import every, precision
 from memlab.techniques.compiling import compilation
-from memlab.techniques.technique import Asked
+from memlab.techniques.technique import Setup
 from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
@@ -76,7 +76,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
+class _TracedStep:
     """What the estimates read; live bytes by category are (instants, len(CATEGORIES)) floats."""
 
     result: StepResult
@@ -116,7 +116,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     timeline = result.timeline
     if timeline is None or not len(timeline):
         return ()
-    step = _Step(result=result, holdings=result.peak_holdings, timeline=timeline,
+    step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
                  live=timeline.bytes_by_category.astype(np.float64))  # fmt: skip
     least = LEAST_SHARE * timeline.total_bytes.max()
     found = [
@@ -130,11 +130,11 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
 
 
-def _remedy(step: _Step, change: Mapping[str, Any], **facts: Any) -> Remedy:
+def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Remedy:
     return Remedy(change=change, config=replace(step.config, **change), **facts)
 
 
-def _accumulation(step: _Step) -> Iterator[Remedy]:
+def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
     config = step.config
     steps = min(2 * config.accumulation_steps, config.batch_size)
     if steps == config.accumulation_steps or config.optimizer_in_backward:
@@ -164,7 +164,7 @@ def _accumulation(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _checkpointing(step: _Step) -> Iterator[Remedy]:
+def _checkpointing(step: _TracedStep) -> Iterator[Remedy]:
     blocks = blocks_pattern(step.holdings)
     if step.config.checkpointing is not Checkpointing.NONE or not blocks:
         return
@@ -196,7 +196,7 @@ def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]
     return list(sizes.values())
 
 
-def _chunks(step: _Step) -> Iterator[Remedy]:
+def _chunks(step: _TracedStep) -> Iterator[Remedy]:
     total, _ = logits.saved_logits(step.holdings)
     if step.config.loss_chunks > 1 or not total:
         return
@@ -213,7 +213,7 @@ def _chunks(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _mixed(step: _Step) -> Iterator[Remedy]:
+def _mixed(step: _TracedStep) -> Iterator[Remedy]:
     # casting the weights takes half their bytes again, so there must be more to win
     worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
     if not step.is_fp32 or not worth_it:
@@ -232,7 +232,7 @@ def _mixed(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _bf16(step: _Step) -> Iterator[Remedy]:
+def _bf16(step: _TracedStep) -> Iterator[Remedy]:
     kind = step.config.precision
     if kind is Precision.AS_BUILT and not step.is_fp32:
         return  # what halves is not known of a model in formats of its own
@@ -255,7 +255,7 @@ def _bf16(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _optimizer(step: _Step) -> Iterator[Remedy]:
+def _optimizer(step: _TracedStep) -> Iterator[Remedy]:
     if step.config.optimizer not in TWO_STATES:
         return
     yield _remedy(
@@ -276,7 +276,7 @@ def _optimizer(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _in_backward(step: _Step) -> Iterator[Remedy]:
+def _in_backward(step: _TracedStep) -> Iterator[Remedy]:
     if step.config.optimizer_in_backward:
         return
     yield _remedy(
@@ -288,7 +288,7 @@ def _in_backward(step: _Step) -> Iterator[Remedy]:
     )
 
 
-def _budget(step: _Step) -> Iterator[Remedy]:
+def _budget(step: _TracedStep) -> Iterator[Remedy]:
     config = step.config
     is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
     if not is_plain or not step.holdings or step.has_operator(*RECURRENT):
@@ -310,7 +310,7 @@ def _has_bf16(result: StepResult) -> bool:
 def _is_possible(config: StepConfig) -> bool:
     """Return whether no technique of this config is refused before a model is seen."""
     # of the device with all estimators: that of a result was possible where it was made
-    asked = Asked(config=config, device=torch.device("cuda"))
+    asked = Setup(config=config, device=torch.device("cuda"))
     return next(every.refusals(asked), None) is None
 
 

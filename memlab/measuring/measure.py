@@ -21,7 +21,7 @@ from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import describe, synchronize
-from memlab.devices.load import Watch
+from memlab.devices.load import LoadWatch
 from memlab.errors import WorkloadError
 from memlab.meters import cuda
 from memlab.meters.lifetimes import first_crossing, step_memory
@@ -246,7 +246,7 @@ def _time_pass(
     report: Report,
 ) -> dict[str, Any]:
     report(Progress(text=f"building {workload.name} again, without the meter", fraction=0.3))
-    watch = Watch()
+    watch = LoadWatch()
     step = build()
     if step.scaler is not None:
         report(Progress(text="finding the loss scale", fraction=0.3))

@@ -28,7 +28,7 @@ OF_ELEMENTS = ("linalg_vector_norm", "linalg_cross", "linalg_vecdot", "linalg_di
 MATRIX_PRODUCTS = 20
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """An operator and the arguments that it is called with."""
 
     func: OpOverload
@@ -60,7 +60,7 @@ def as_in_training() -> Iterator[None]:
         yield
 
 
-def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Call]:
+def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], OperatorCall]:
     """Return what makes the call anew each time on a device, once a call of that kind has run.
 
     A view allocates nothing and costs the same without memory, so that it is called on meta.
@@ -85,12 +85,12 @@ def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Ca
     raise first_error
 
 
-def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> Call:
+def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> OperatorCall:
     """Return the call with its tensors made on a device; whole numbers are set to `whole`."""
     is_small = signature[0].startswith("aten.linalg_")
-    call = Call(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
+    call = OperatorCall(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
     if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
-        return Call(call.func, call.args, call.kwargs | _device(call.func, device))
+        return OperatorCall(call.func, call.args, call.kwargs | _device(call.func, device))
     special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
     return call if special is None else special(call)
 
@@ -118,7 +118,7 @@ def _make(
     return buffer.fill_(number if real else whole).as_strided(spec.shape, spec.stride)
 
 
-def _with_workspace(call: Call) -> Call:
+def _with_workspace(call: OperatorCall) -> OperatorCall:
     """Give a recurrent layer's backward the workspace that its forward makes.
 
     Fake tensors say that it has no bytes; oneDNN would read beyond it.
@@ -133,10 +133,10 @@ def _with_workspace(call: Call) -> Call:
         workspace if name == "workspace" else value
         for name, value in zip(names, call.args, strict=False)
     ]
-    return Call(call.func, args, call.kwargs)
+    return OperatorCall(call.func, args, call.kwargs)
 
 
-def _with_even_groups(call: Call) -> Call:
+def _with_even_groups(call: OperatorCall) -> OperatorCall:
     """Give a product of groups as many rows in each; with none in all, it would do nothing."""
     a, b, offs = call.args[0], call.args[1], (*call.args[2:3], call.kwargs.get("offs"))[0]
     if offs is None:
@@ -170,9 +170,9 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
     from torch.utils.flop_counter import flop_registry  # half a second, and only here
 
     size = sum(spec.nbytes for spec in tensors_of(signature))
-    call = Call(*call_of(signature, _on_meta))
+    call = OperatorCall(*call_of(signature, _on_meta))
     try:
-        outputs = Call(
+        outputs = OperatorCall(
             call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
         )()
     except Exception:  # an operator may have no meta kernel; its arguments must do
@@ -200,9 +200,9 @@ def is_view(func: OpOverload) -> bool:
     return bool(returned) and all(info is not None and not info.is_write for info in returned)
 
 
-def on_meta(signature: Signature) -> Call:
+def on_meta(signature: Signature) -> OperatorCall:
     """Return the call on tensors without memory; a view costs the same there."""
-    return Call(*call_of(signature, _on_meta))
+    return OperatorCall(*call_of(signature, _on_meta))
 
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memlab.plan import Plan, Region
-from memlab.planning.cut import Cut, Estimate
+from memlab.planning.cut import ChoiceCost, Cut
 from memlab.planning.what_if import Candidate, Item, WhatIf
 
 MOST_CUTS = 12
@@ -45,7 +45,7 @@ class _Choice:
 
     cut: Cut
     kept: Kept
-    cost: Estimate
+    cost: ChoiceCost
     around: tuple[Candidate, ...] = ()
 
 
@@ -246,7 +246,7 @@ def _around(path: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _plan(told: WhatIf, choice: _Choice, plain: Estimate) -> Plan:
+def _plan(told: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
     cost = choice.cost
     regions = [
         Region(path=c.path, keep=_instances(c, keep))

@@ -44,7 +44,7 @@ INNER_WINDOW = (0.1, 0.04)  # a recompute inside another comes after that, befor
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ChoiceCost:
     """What a choice costs.
 
     Attributes:
@@ -209,7 +209,7 @@ class Cut:
         nbytes = size.astype(np.int64)
         return np.concatenate((start, until)), np.concatenate((nbytes, -nbytes)), end
 
-    def evaluate(self, kept: Sequence[frozenset[int] | None]) -> Estimate:
+    def evaluate(self, kept: Sequence[frozenset[int] | None]) -> ChoiceCost:
         """Return the cost of a choice: for each module None, or the operators that it keeps."""
         positions, nbytes, saved = self._events(kept)
         order = np.argsort(positions, kind="stable")
@@ -221,7 +221,7 @@ class Cut:
                 seconds = candidate.seconds - sum(float(self.told.seconds[o]) for o in keep)
                 operators += seconds
                 total += self.total_seconds(candidate, seconds, keeps=bool(keep))
-        return Estimate(saved, peak, operators, total)
+        return ChoiceCost(saved, peak, operators, total)
 
     def total_seconds(self, candidate: Candidate, seconds: float, *, keeps: bool) -> float:
         """Return the time of a recomputed module with that of Python.

@@ -42,7 +42,7 @@ class Operator:
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a module's forward: the operators from `first` up to `end`."""
 
     module: int
@@ -101,7 +101,7 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
     modules: dict[str, int] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     root: str = ""
     repeated: tuple[str, ...] = ()
     recomputed: dict[str, bool] = field(default_factory=dict)

@@ -59,13 +59,13 @@ from memlab.recording.faking import (
 )
 from memlab.recording.number_formats import check_formats
 from memlab.recording.packed import lengths_known
-from memlab.recording.recording import Block, Call, Event, Operator, Recording
+from memlab.recording.recording import Block, Event, ModuleCall, Operator, Recording
 from memlab.recording.repeats import Repeats
 from memlab.recording.saved_numbers import SavedNumbers
 from memlab.recording.scripted import is_scripted, noticed_script_functions
 from memlab.recording.sparse import MAKES as MAKES_SPARSE
 from memlab.recording.sparse import Sparse, are_sparse
-from memlab.recording.unknown import Guesses, Unknown, is_mask
+from memlab.recording.unknown import Guesses, UnknownValues, is_mask
 from memlab.recording.values import PICKS, Values, tensors_in
 from memlab.techniques.building.deferred import OneMode
 from memlab.techniques.offload.offloading import copy_on
@@ -116,12 +116,12 @@ class Tracker(TorchDispatchMode):
         self.recording = Recording()
         self._left |= self.left()
         self._live = {}
-        self._calls: list[Call] = []
+        self._calls: list[ModuleCall] = []
         self._forward_of_sequence: dict[int, int] = {}
         self._notes_arguments = False
         self._is_by_values = False
         self.values = Values()
-        self.unknown = Unknown(self.values, self.guesses, self._assume, self.place)
+        self.unknown = UnknownValues(self.values, self.guesses, self._assume, self.place)
         self.repeats = Repeats(self.device_type)
         self.numbers = SavedNumbers(self._born, self._freed)
         self.draws.restart()
@@ -188,7 +188,7 @@ class Tracker(TorchDispatchMode):
 
         def begin(path: str) -> None:
             here = len(self.recording.operators)
-            self._calls.append(Call(index.setdefault(path, len(index)), here, here))
+            self._calls.append(ModuleCall(index.setdefault(path, len(index)), here, here))
             self.recording.calls.append(self._calls[-1])
 
         def end() -> None:

@@ -1,4 +1,4 @@
-"""`Unknown`: what a run over fake tensors is answered where it asks for values that nobody knows.
+"""`UnknownValues`: what a run over fake tensors is answered where nobody knows what it asks for.
 
 Answered is what a training step meets as a rule: its numbers are finite, its checks pass, and what
 it picks (the experts of a token) is spread evenly. A check that fails with the first answer is
@@ -68,7 +68,7 @@ class Guesses:
         return True
 
 
-class Unknown:
+class UnknownValues:
     """Answers for one attempt.
 
     Args:

@@ -25,7 +25,15 @@ from memlab.devices.cards import Target
 from memlab.errors import DeviceError
 from memlab.operators.cost import KnownCosts, OperatorCost
 from memlab.operators.signatures import Signature
-from memlab.records.records import DAMAGE, SUFFIX, Kind, Lines, Run, costs_from_line, read_lines
+from memlab.records.records import (
+    DAMAGE,
+    SUFFIX,
+    Kind,
+    Lines,
+    RecordedRun,
+    costs_from_line,
+    read_lines,
+)
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -51,7 +59,7 @@ class DeviceRecord:
     name: str
     title: str
     is_card: bool
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     lines: Lines
     notes: tuple[str, ...] = ()
 
@@ -61,7 +69,7 @@ class DeviceRecord:
         return self.name + SAID
 
     @property
-    def fitting(self) -> tuple[Run, ...]:
+    def fitting(self) -> tuple[RecordedRun, ...]:
         """The runs that constants may be chosen by: all that are not set aside."""
         return tuple(run for run in self.runs if not run.holdout)
 
@@ -106,7 +114,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
     every = lines.of(Kind.RUN)
     for line in every:
         with contextlib.suppress(*DAMAGE):
-            run = _as_built(Run.from_line(line, name + SAID))
+            run = _as_built(RecordedRun.from_line(line, name + SAID))
             _spec_of_run(run)  # raises for options that the zoo does not have
             runs.append(run)
     if len(runs) < len(every):
@@ -174,7 +182,7 @@ def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepCon
     return sorted(configs.values(), key=lambda other: _distance(asked, other))
 
 
-def sizes(workload: Workload, device: str) -> list[Run]:
+def sizes(workload: Workload, device: str) -> list[RecordedRun]:
     """Return one recorded run of each size in which a workload of this name was recorded.
 
     Raises:
@@ -194,7 +202,7 @@ def config_as_built(config: StepConfig) -> StepConfig:
     return dataclasses.replace(config, precision=Precision.AS_BUILT)
 
 
-def _as_built(run: Run) -> Run:
+def _as_built(run: RecordedRun) -> RecordedRun:
     """Return a run of the zoo with the config that asks for it today, and its formats."""
     config = config_as_built(run.result.config)
     formats = run.result.parameter_formats
@@ -204,7 +212,7 @@ def _as_built(run: Run) -> Run:
     return dataclasses.replace(run, result=result)
 
 
-def _same_workload(record: DeviceRecord, workload: Workload) -> list[Run]:
+def _same_workload(record: DeviceRecord, workload: Workload) -> list[RecordedRun]:
     spec = _spec(workload)
     return [run for run in record.runs if spec is not None and _spec_of_run(run) == spec]
 
@@ -234,7 +242,7 @@ def _spec(workload: Workload) -> Any:
     return spec if type(spec) in {type(known) for known in workloads.SPECS.values()} else None
 
 
-def _spec_of_run(run: Run) -> Any:
+def _spec_of_run(run: RecordedRun) -> Any:
     return _spec(workloads.get(run.workload, **run.options))
 
 
@@ -252,7 +260,7 @@ def _missing(workload: Workload, config: StepConfig, record: DeviceRecord) -> st
     )
 
 
-def _told(run: Run) -> str:
+def _told(run: RecordedRun) -> str:
     options = ", ".join(f"{name}={value!r}" for name, value in run.options.items())
     return f"{run.workload} ({options})" if options else run.workload
 

@@ -171,7 +171,7 @@ def append(path: Path, kind: Kind, content: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Run:
+class RecordedRun:
     """One recorded step.
 
     Attributes:
@@ -218,7 +218,7 @@ class Run:
         }
 
     @classmethod
-    def from_line(cls, line: Mapping[str, Any], device: str) -> "Run":
+    def from_line(cls, line: Mapping[str, Any], device: str) -> "RecordedRun":
         """Return the run that `to_line` wrote, of a device of this name.
 
         Raises:

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from memlab.errors import WorkloadError
-from memlab.techniques.source import Source, text_of
+from memlab.techniques.source import ScriptLines, text_of
 from memlab.workload import Workload
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -124,7 +124,7 @@ def is_own_kind(workload: Workload) -> bool:
     return workload.split_batch is not None
 
 
-def source() -> Source:
+def source() -> ScriptLines:
     """Return the functions with which a script moves and casts the tensors of objects."""
     constants = ", ".join(
         f"torch.{kind.__name__}" if kind.__module__ == "torch" else kind.__name__
@@ -135,7 +135,7 @@ def source() -> Source:
         f"Change = Callable[[torch.Tensor], torch.Tensor]\nCONSTANTS = ({constants})",
     )
     functions = (_is_packed, is_object, _copied_by, _repacked, _changed, map_tensors, moved)
-    return Source(
+    return ScriptLines(
         imports=(
             "import contextlib",
             "import copy",

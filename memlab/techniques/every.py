@@ -13,8 +13,8 @@ from memlab.techniques.loss import chunked_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.recompute import checkpointing, model_cache
-from memlab.techniques.source import Source, together
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique, refuse
+from memlab.techniques.source import ScriptLines, together
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, refuse
 
 EVERY: tuple[Technique, ...] = (
     accumulation.BATCH,
@@ -38,7 +38,7 @@ EVERY: tuple[Technique, ...] = (
 )
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield all that refuses these settings before a model is seen."""
     for technique in EVERY:
         yield from technique.refusals(asked)
@@ -46,15 +46,15 @@ def refusals(asked: Asked) -> Iterator[Refusal]:
 
 def check(config: StepConfig, device: torch.device, card: Card | None = None) -> None:
     """Raise UnsupportedError for settings that do not go together, or not on such a device."""
-    refuse(refusals(Asked(config=config, device=device, card=card)))
+    refuse(refusals(Setup(config=config, device=device, card=card)))
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what all techniques add to a script."""
     return together([technique.source(asked) for technique in EVERY])
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Return what a reader of the step's numbers must know about its techniques."""
     return [note for technique in EVERY for note in technique.notes(asked)]
 

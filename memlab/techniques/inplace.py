@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.same_operators import Watch
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.same_operators import OperatorWatch
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -37,7 +37,7 @@ Loss = Callable[[Any], torch.Tensor]
 ROUNDING = 1e-2  # of all gradients together, where kernels add in any order
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses it: a compiled step."""
     config = asked.config
     if config.inplace and is_compiled(config):
@@ -69,7 +69,7 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
     expected = _tried(model, batch, loss_of)
     for module in found.values():
         module.inplace = True
-    watch = Watch(model, _refuse)
+    watch = OperatorWatch(model, _refuse)
     try:
         with watch.learning():
             _compare(_tried(model, batch, loss_of), expected)
@@ -99,7 +99,7 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     if not candidates:
         names = ", ".join(kind.__name__ for kind in kinds)
         return {}, f"it has no active module that is one of {names} and not in place already"
-    reads = _Reads({*model.parameters(), *model.buffers()})
+    reads = _InputReads({*model.parameters(), *model.buffers()})
     hooks = [module.register_forward_hook(reads.note_call) for module in candidates]
     try:
         _tried(model, batch, loss_of, reads)
@@ -112,7 +112,7 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     return found, f"{path} may not, since {reason}"
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return nothing to add.
 
     Raises:
@@ -124,7 +124,7 @@ def source(asked: Asked) -> Source:
             "input depends on the model; give them inplace=True where you build it, and use "
             "inplace=False here"
         )
-    return Source()
+    return ScriptLines()
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class _Called:
     node: int
 
 
-class _Reads(TorchDispatchMode):
+class _InputReads(TorchDispatchMode):
     """Sees which storages each operator reads."""
 
     def __init__(self, known: set[torch.Tensor]) -> None:
@@ -192,7 +192,7 @@ def _storages(value: Any) -> set[int]:
 
 
 def _tried(
-    model: nn.Module, batch: Any, loss_of: Loss, reads: _Reads | None = None
+    model: nn.Module, batch: Any, loss_of: Loss, reads: _InputReads | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Run forward and backward, leave the model as it was, return the loss and the gradients."""
     with _unchanged(model), reads or contextlib.nullcontext():

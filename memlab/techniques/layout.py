@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from memlab.errors import UnsupportedError
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Setup, Technique
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions of a convolution's weight."""
@@ -37,13 +37,13 @@ def apply(model: nn.Module) -> None:
         weight.data = weight.data.contiguous(memory_format=FORMATS[weight.ndim])
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a script lays out."""
     if not asked.config.channels_last:
-        return Source()
+        return ScriptLines()
     kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
     formats = ", ".join(f"{ndim}: {format_}" for ndim, format_ in FORMATS.items())
-    return Source(
+    return ScriptLines(
         before=(f"formats = {{{formats}}}",),
         built=(
             "for module in model.modules():",

@@ -17,8 +17,8 @@ from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
-from memlab.techniques.source import BACKWARD, Source, text_of
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import BACKWARD, ScriptLines, text_of
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -54,7 +54,7 @@ FP8_REASON = "fp8 is a format of the tensor cores of Ada, Hopper and newer CUDA 
 ADA = (8, 9)
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses a precision: a device that cannot compute in it, a package to install."""
     precision, device, card = asked.config.precision, asked.device, asked.card
     said = f"precision={str(precision)!r}"
@@ -79,7 +79,7 @@ def refusals(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Return what a reader of the numbers must know about this precision on this device."""
     precision, device = asked.config.precision, asked.device
     said = []
@@ -249,7 +249,7 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return the casts, the autocast and the loss scaler of a script.
 
     Batches are cast by `map_tensors` where their tensors may lie in objects.
@@ -262,7 +262,7 @@ def source(asked: Asked) -> Source:
     functions = (text_of(can_be_cast), text_of(cast_weights)) if dtype else ()
     cache = ", cache_enabled=False" if config.offload_parameters else ""
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
-    return Source(
+    return ScriptLines(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
         functions=(*functions, *((text_of(_can_be_fp8),) if is_fp8 else ())),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),

@@ -24,7 +24,7 @@ COPIES = ("clone", "copy_", "empty_like")
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Watch:
+class OperatorWatch:
     """Learns which operators a model runs, and then tells of a forward that runs others.
 
     Args:
@@ -43,7 +43,7 @@ class Watch:
             shapes = _shapes((args, kwargs))
             if shapes in self.checked and not self.is_learning:
                 return forward(*args, **kwargs)
-            with _Names() as names:
+            with _OperatorNames() as names:
                 try:
                     out = forward(*args, **kwargs)
                 except RuntimeError as error:  # autograd refuses some before they run
@@ -74,7 +74,7 @@ class Watch:
             self.tell(ran[max(same)])
 
 
-class _Names(TorchDispatchMode):
+class _OperatorNames(TorchDispatchMode):
     """Notes which operators run."""
 
     def __init__(self) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from memlab.config import StepConfig
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 _switched = False  # by us: what a person has set in the environment stays
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses it: a CPU."""
     if asked.config.expandable_segments and asked.device.type == "cpu":
         yield Refusal(
@@ -37,12 +37,12 @@ def apply(config: StepConfig, device: torch.device) -> None:
         _switched = config.expandable_segments
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a script sets."""
     if not asked.config.expandable_segments:
-        return Source()
+        return ScriptLines()
     setting = 'torch.cuda.memory._set_allocator_settings("expandable_segments:True")'
-    return Source(before=(setting,))
+    return ScriptLines(before=(setting,))
 
 
 SEGMENTS = Technique(

@@ -1,4 +1,4 @@
-"""`Source`: what a technique adds to a plain PyTorch training script, by place.
+"""`ScriptLines`: what a technique adds to a plain PyTorch training script, by place.
 
 `memlab.script` puts the sources of all techniques together. In their lines these names exist:
 `device`, `model`, `parameters` (the trainable ones), `batch`, `micro_batch`, `loss`, `weight`,
@@ -17,7 +17,7 @@ UPDATE = "optimizer.step()"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ScriptLines:
     """What a technique adds to a plain PyTorch training script, by place; lines of Python.
 
     Attributes:
@@ -51,18 +51,18 @@ class Source:
     after: tuple[str, ...] = ()
 
 
-def together(sources: list[Source]) -> Source:
+def together(sources: list[ScriptLines]) -> ScriptLines:
     """Return one source of several, each place in their order.
 
     What stands in place of a line stands there, whichever of two sources comes first.
 
-    >>> schedule = Source(update=(UPDATE, "scheduler.step()"))
-    >>> scaler = Source(update=("scaler.step(optimizer)", "scaler.update()"))
+    >>> schedule = ScriptLines(update=(UPDATE, "scheduler.step()"))
+    >>> scaler = ScriptLines(update=("scaler.step(optimizer)", "scaler.update()"))
     >>> together([schedule, scaler]).update
     ('scaler.step(optimizer)', 'scaler.update()', 'scheduler.step()')
     """
     found: dict[str, tuple[str, ...]] = {}
-    for field in fields(Source):
+    for field in fields(ScriptLines):
         replaced = {"place": PLACE, "backward": BACKWARD, "update": UPDATE}.get(field.name)
         lines = (replaced,) if replaced else ()
         for source in sources:
@@ -74,7 +74,7 @@ def together(sources: list[Source]) -> Source:
                 at = outer.index(replaced)
                 lines = (*outer[:at], *inner, *outer[at + 1 :])
         found[field.name] = lines
-    return Source(**found)
+    return ScriptLines(**found)
 
 
 def text_of(function: Callable[..., Any]) -> str:

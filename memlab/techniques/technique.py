@@ -29,7 +29,7 @@ from memlab.config import StepConfig
 from memlab.devices.cards import Card
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
-from memlab.techniques.source import Source
+from memlab.techniques.source import ScriptLines
 from memlab.workload import Workload
 
 
@@ -46,7 +46,7 @@ class Keeps(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class Setup:
     """What a technique is asked about.
 
     Attributes:
@@ -104,9 +104,9 @@ class Technique:
     does: str = ""
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changes_plans: bool = True
-    refusals: Callable[[Asked], Iterable[Refusal]] = lambda _: ()
-    source: Callable[[Asked], Source] = lambda _: Source()
-    notes: Callable[[Asked], list[str]] = lambda _: []
+    refusals: Callable[[Setup], Iterable[Refusal]] = lambda _: ()
+    source: Callable[[Setup], ScriptLines] = lambda _: ScriptLines()
+    notes: Callable[[Setup], list[str]] = lambda _: []
 
 
 def refuse(refusals: Iterable[Refusal]) -> None:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from memlab.verifying.updates import Run, Tensors, Update
+from memlab.verifying.updates import Tensors, Update, UpdatesRun
 
 RANDOM_STATE = "the random numbers left over"
 
@@ -77,7 +77,9 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
     return next((f"the optimizer's {kind}" for kind in far), None)
 
 
-def first_difference(found: Run, kept: Run, device: torch.device) -> tuple[int, str] | None:
+def first_difference(
+    found: UpdatesRun, kept: UpdatesRun, device: torch.device
+) -> tuple[int, str] | None:
     """Return the first update, from 1, in which any bit differs, and of what; None if none does."""
     if device.type == "cpu":  # a card draws other first weights where it builds them
         name = _first_unequal(found.begin.weights, kept.begin.weights)

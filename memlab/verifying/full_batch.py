@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from memlab.config import Optimizer, StepConfig
 from memlab.running import explain
 from memlab.verifying.differences import relative_errors
-from memlab.verifying.updates import Run, run_updates
+from memlab.verifying.updates import UpdatesRun, run_updates
 from memlab.workload import Workload
 
 TOLERANCE = 1e-5  # fp32 gradients that are added in another order
@@ -25,7 +25,7 @@ ROUNDING_FACTOR = 4.0  # two sums may err to opposite sides, and in more than on
 
 
 def judge_full_batch(
-    workload: Workload, reference: StepConfig, device: torch.device, seed: int, divided: Run
+    workload: Workload, reference: StepConfig, device: torch.device, seed: int, divided: UpdatesRun
 ) -> tuple[str, str]:
     """Return "yes", "no" or "unknown", and why.
 
@@ -121,7 +121,7 @@ def is_rounding(
     return True
 
 
-def _reason(workload: Workload, divided: Run, full: Run) -> str:
+def _reason(workload: Workload, divided: UpdatesRun, full: UpdatesRun) -> str:
     """Return why micro-batches give another gradient, as far as a run tells."""
     if full.draws:
         return "the model draws random numbers in its forward, others for each micro-batch"

@@ -12,7 +12,7 @@ from memlab.techniques.recompute.reachable import Reachable
 from memlab.techniques.recompute.watched import put
 
 
-class Kept:
+class KeptState:
     """The state that a function can reach, as it is now.
 
     Args:

@@ -62,7 +62,7 @@ class Update:
 
 
 @dataclass(slots=True)
-class Run:
+class UpdatesRun:
     """The updates of one step.
 
     Attributes:
@@ -87,9 +87,9 @@ def run_updates(
     seed: int,
     plan: Plan | None = None,
     *,
-    like: Run | None = None,
+    like: UpdatesRun | None = None,
     num_updates: int = NUM_UPDATES,
-) -> Run:
+) -> UpdatesRun:
     """Build a step and run it.
 
     Args:
@@ -103,7 +103,7 @@ def run_updates(
     """
     step = build_step(workload, config, device, plan=plan, seed=seed)
     used = _used_gradients(step) if config.optimizer_in_backward else None
-    run = Run(
+    run = UpdatesRun(
         sample_mixing_modules(step.model),
         random_modules(step.model),
         {t.dtype for t in [*step.model.parameters(), *step.model.buffers()]},

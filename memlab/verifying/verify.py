@@ -35,8 +35,8 @@ from memlab.verifying.differences import (
     relative_errors,
 )
 from memlab.verifying.full_batch import MOST_ROUNDING, in_fp64, judge_full_batch
-from memlab.verifying.kept_state import Kept
-from memlab.verifying.updates import NUM_UPDATES, Run, run_updates
+from memlab.verifying.kept_state import KeptState
+from memlab.verifying.updates import NUM_UPDATES, UpdatesRun, run_updates
 from memlab.workload import Workload
 
 CARRIED = tuple(every.fields_that_keep(Keeps.REFERENCE))
@@ -161,7 +161,7 @@ def verify_in_process(
 ) -> VerifyReport:
     """Return the comparison with the reference step; never raises for the step."""
     reference, (plain, does) = reference_of(config), without_exact(config)
-    run = _Runs(workload, device, seed, Kept(workload.compute_loss))
+    run = _Runs(workload, device, seed, KeptState(workload.compute_loss))
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())
@@ -221,16 +221,16 @@ class _Runs:
     workload: Workload
     device: torch.device
     seed: int
-    kept: Kept
+    kept: KeptState
 
     def __call__(
-        self, config: StepConfig, plan: Plan | None = None, like: Run | None = None
-    ) -> Run:
+        self, config: StepConfig, plan: Plan | None = None, like: UpdatesRun | None = None
+    ) -> UpdatesRun:
         self.kept.put_back()
         return run_updates(self.workload, config, self.device, self.seed, plan, like=like)
 
 
-def _compare(config: StepConfig, found: Run, expected: Run) -> VerifyReport:
+def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> VerifyReport:
     """Return how far the updates are from the reference, each begun as that one did."""
     tolerance, is_narrow = _tolerance(config, expected)
     worst, max_error, global_error = "", -1.0, 0.0
@@ -277,7 +277,7 @@ def _compare(config: StepConfig, found: Run, expected: Run) -> VerifyReport:
 
 
 def _judged_in_fp64(
-    run: _Runs, config: StepConfig, plan: Plan | None, expected: Run, compared: VerifyReport
+    run: _Runs, config: StepConfig, plan: Plan | None, expected: UpdatesRun, compared: VerifyReport
 ) -> VerifyReport:
     """Return the comparison in fp64 if it shows a difference of fp32 to be rounding.
 
@@ -307,7 +307,7 @@ def _judged_in_fp64(
 
 
 def _judged_by_repeating(
-    run: _Runs, reference: StepConfig, expected: Run, compared: VerifyReport
+    run: _Runs, reference: StepConfig, expected: UpdatesRun, compared: VerifyReport
 ) -> VerifyReport:
     """Return the comparison, or that there is none since the reference step does not repeat."""
     with of_a_model_off():
@@ -323,7 +323,7 @@ def _judged_by_repeating(
     )
 
 
-def _tolerance(config: StepConfig, expected: Run) -> tuple[float, bool]:
+def _tolerance(config: StepConfig, expected: UpdatesRun) -> tuple[float, bool]:
     """Return what is allowed, and whether a format is narrower than fp32."""
     exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
     built = [NARROW[dtype] for dtype in expected.formats if dtype in NARROW]
@@ -334,8 +334,8 @@ def _tolerance(config: StepConfig, expected: Run) -> tuple[float, bool]:
 def _exactness(
     config: StepConfig,
     compared: VerifyReport,
-    found: Run,
-    kept: Run,
+    found: UpdatesRun,
+    kept: UpdatesRun,
     does: list[str],
     place: tuple[int, str] | None,
     repeats: bool | None,
@@ -364,7 +364,7 @@ def _exactness(
     )
 
 
-def _within_rounding(config: StepConfig, found: Run, kept: Run) -> tuple[bool, str]:
+def _within_rounding(config: StepConfig, found: UpdatesRun, kept: UpdatesRun) -> tuple[bool, str]:
     """Return whether two runs of one precision differ by its rounding alone."""
     _, is_narrow = _tolerance(config, kept)
     built = [torch.finfo(dtype).eps for dtype in kept.formats if dtype in NARROW]

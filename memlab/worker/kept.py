@@ -23,7 +23,7 @@ STARTED = re.compile(rb"started (\d+)\n")
 ENDED = re.compile(rb"ended (-?\d+) (\d+)\n")  # and as many bytes
 
 
-class Kept:
+class KeptProcess:
     """A process, and the keeper that started it and kills it with all that descends from it."""
 
     def __init__(

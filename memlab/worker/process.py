@@ -19,7 +19,7 @@ from memlab.result import Outcome
 from memlab.running import Ended, Progress
 from memlab.sending.sources import is_library
 from memlab.worker import start
-from memlab.worker.kept import Kept, interpreter
+from memlab.worker.kept import KeptProcess, interpreter
 from memlab.worker.serving import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.wire import Channel, Check, Garbage
 
@@ -50,7 +50,7 @@ class WorkerProcess:
                 "path": [folder for folder in sys.path if isinstance(folder, str)],
                 "environment": hidden,
             }
-            self.process = Kept(
+            self.process = KeptProcess(
                 # -P: a file of the caller's folder must not stand in for one of Python's own
                 [interpreter(), "-P", str(Path(start.__file__)), json.dumps(settings)],
                 theirs.fileno(),

@@ -30,7 +30,7 @@ MAKES = "Creating a new Tensor subclass"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies: the number of its storage, and how it reads it."""
 
     storage: int
@@ -40,7 +40,7 @@ class Place:
     offset: int
 
 
-class Unknown(ValueError):
+class CannotDefer(ValueError):
     """A model needs what a replay would not give; `instead` is another way to write it."""
 
     def __init__(self, why: str, instead: str = "") -> None:
@@ -115,7 +115,7 @@ class Notes(TorchDispatchMode):
             made = make(kind, data, requires_grad)
             if isinstance(made, FakeTensor) and kind is not nn.Parameter:
                 if kind.__init__ is not nn.Parameter.__init__:
-                    raise Unknown(f"build_model makes a {kind.__name__}, which has an __init__")
+                    raise CannotDefer(f"build_model makes a {kind.__name__}, which has an __init__")
                 vars(made)["_kind"] = kind
             return made
 
@@ -132,11 +132,11 @@ class Notes(TorchDispatchMode):
     def placed(self, values: Any) -> Any:
         """Return a tree of values with the place of each fake tensor instead of it."""
 
-        def place(fake: FakeTensor) -> Place:
+        def place(fake: FakeTensor) -> TensorPlace:
             storage = fake.untyped_storage()
             self.storages[storage._cdata] = storage
             size, stride = tuple(fake.shape), tuple(fake.stride())
-            return Place(storage._cdata, fake.dtype, size, stride, int(fake.storage_offset()))
+            return TensorPlace(storage._cdata, fake.dtype, size, stride, int(fake.storage_offset()))
 
         def take(value: Any) -> Any:
             if isinstance(value, FakeTensor):
@@ -150,17 +150,19 @@ class Notes(TorchDispatchMode):
     def value(self, tensor: torch.Tensor) -> Any:
         """Return the number in a tensor, by running what it was made of."""
         place, needed = self.placed(tensor), Notes()
-        if not isinstance(place, Place):
+        if not isinstance(place, TensorPlace):
             return tensor.item()
         storages = {place.storage}
         for operator in reversed(self.operators):
-            touched = {p.storage for p in pytree.tree_leaves(operator[1:]) if isinstance(p, Place)}
+            touched = {
+                p.storage for p in pytree.tree_leaves(operator[1:]) if isinstance(p, TensorPlace)
+            }
             if touched & storages:
                 storages |= touched
                 needed.operators.insert(0, operator)
                 drawn = RANDOM in getattr(operator[0], "tags", [RANDOM])
                 if drawn:
-                    raise Unknown(
+                    raise CannotDefer(
                         "build_model reads a number that it has drawn at random",
                         "draw such numbers with NumPy",
                     )
@@ -174,11 +176,11 @@ class Notes(TorchDispatchMode):
             place.storage: index
             for index, operator in enumerate(self.operators)
             for place in pytree.tree_leaves(operator[1:])
-            if isinstance(place, Place)
+            if isinstance(place, TensorPlace)
         }
 
         def found(value: Any) -> Any:
-            if isinstance(value, Place):
+            if isinstance(value, TensorPlace):
                 return tensor_at(value, real)
             return value.to(device) if isinstance(value, torch.Tensor) else value
 
@@ -190,7 +192,7 @@ class Notes(TorchDispatchMode):
             with torch.no_grad():
                 results = pytree.tree_leaves(func(*args, **kwargs))
             for place, result in zip(pytree.tree_leaves(made), results, strict=True):
-                if isinstance(place, Place):
+                if isinstance(place, TensorPlace):
                     real.setdefault(place.storage, result)
             del args, kwargs, results
             for storage in [s for s in real if last[s] == index and s not in kept]:
@@ -198,7 +200,7 @@ class Notes(TorchDispatchMode):
         return real
 
 
-def tensor_at(place: Place, real: dict[int, torch.Tensor]) -> torch.Tensor:
+def tensor_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return the tensor that reads a real storage as the fake one at this place read its own."""
     whole = real[place.storage]
     tensor = torch.empty(0, dtype=place.dtype, device=whole.device)
@@ -210,15 +212,15 @@ def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) ->
     """Return the model as `build_model` makes it, without memory before it is on the device.
 
     Raises:
-        Unknown: it reads random numbers, draws some that are no operator's, or keeps a tensor where
-            it cannot be replaced.
+        CannotDefer: it reads random numbers, draws some that are no operator's, or keeps a tensor
+            where it cannot be replaced.
     """
     model, notes = noted_build(build_model)
     fill(model, notes, device)
     if left_over(notes.fakes):
         gc.collect()  # what only a cycle holds is nobody's
     for fake in left_over(notes.fakes):
-        raise Unknown(
+        raise CannotDefer(
             f"build_model keeps a tensor of shape {tuple(fake.shape)} in an object or a function "
             "that is no module, list, tuple or dict",
             "hold it by a module (register_buffer)",
@@ -234,25 +236,25 @@ def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]
         with notes.classes(), notes.fakes, notes.whole(nn.init, drawn), notes:
             model = build_model()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise Unknown(f"build_model reads values of a tensor ({error.func})") from error
+        raise CannotDefer(f"build_model reads values of a tensor ({error.func})") from error
     except RuntimeError as error:
         if MAKES in str(error):
             kind = str(error).split()[5]
-            raise Unknown(f"build_model makes a {kind}, a tensor of its own class") from error
+            raise CannotDefer(f"build_model makes a {kind}, a tensor of its own class") from error
         if any(said in str(error) for said in READS):
-            raise Unknown(
+            raise CannotDefer(
                 f"build_model reads values of a tensor: {str(error).rstrip('.')}",
                 "read them by .tolist()",
             ) from error
         raise
     if not torch.equal(generator, torch.get_rng_state()):
-        raise Unknown(
+        raise CannotDefer(
             "build_model seeds torch, or draws random numbers outside of operators",
             "draw such numbers with NumPy",
         )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise Unknown(f"build_model registers a hook on {path}, which a replay would lose")
+            raise CannotDefer(f"build_model registers a hook on {path}, which a replay would lose")
     return model, notes
 
 

@@ -20,8 +20,8 @@ from torch._guards import detect_fake_mode
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Setup, Technique
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -34,7 +34,7 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
         return build_model()
     try:
         return deferred.build_on_meta(build_model, device)
-    except deferred.Unknown as error:
+    except deferred.CannotDefer as error:
         instead = f", or {error.instead}" if error.instead else ""
         raise UnsupportedError(
             f"init_on_meta=True cannot build this model without memory ({error}); use "
@@ -42,7 +42,7 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
         ) from error
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Return what the initial values are, and that a CPU saves nothing."""
     if not asked.config.init_on_meta:
         return []
@@ -56,15 +56,15 @@ def notes(asked: Asked) -> list[str]:
     ]
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a person would add to a script."""
     config = asked.config
     if not config.init_on_meta:
-        return Source()
+        return ScriptLines()
     # weights that wait in the host's memory are made there
     where = 'torch.device("cpu")' if config.offload_parameters else "device"
     written = inspect.getsource(deferred)
-    return Source(
+    return ScriptLines(
         imports=(
             "import contextlib",
             "import functools",

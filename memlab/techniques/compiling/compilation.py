@@ -20,8 +20,8 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
 from memlab.techniques.recompute import policies
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 from memlab.workload import Workload
 
 
@@ -53,7 +53,7 @@ def backend(device: torch.device) -> str:
     return "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses a mode: a device for which no code is generated."""
     config, device = asked.config, asked.device
     mode = config.compile_mode
@@ -65,7 +65,7 @@ def refusals(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def budget_refusals(asked: Asked) -> Iterator[Refusal]:
+def budget_refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses the choices of a compiled budget that PyTorch does not have here."""
     config = asked.config
     if not _is_planned(config):
@@ -84,7 +84,7 @@ def budget_refusals(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Return what a reader of the numbers must know about a compiled step on this device.
 
     What was decided while it compiled is among it once a step has run.
@@ -101,7 +101,7 @@ def notes(asked: Asked) -> list[str]:
     return said
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a script compiles; dropout with a budget below 1 it must not have.
 
     The partitioner then takes its own plan for the budget, of which memlab runs no one that peaks
@@ -109,7 +109,7 @@ def source(asked: Asked) -> Source:
     """
     config, device = asked.config, asked.device
     if not is_compiled(config):
-        return Source()
+        return ScriptLines()
     budget, mode = config.memory_budget, str(config.compile_mode)
     switches = {
         "activation_memory_budget": budget,
@@ -120,7 +120,7 @@ def source(asked: Asked) -> Source:
     arguments = f"backend={backend(device)!r}, fullgraph={budget < 1.0}"
     if mode != "default":
         arguments += f", mode={mode!r}"
-    return Source(
+    return ScriptLines(
         imports=("import torch._functorch.config",) if budget < 1.0 else (),
         before=tuple(lines) if budget < 1.0 else (),
         model=(f"model = torch.compile(model, {arguments})",),
@@ -128,13 +128,15 @@ def source(asked: Asked) -> Source:
 
 
 @dataclass(slots=True)
-class Plan:
+class CompiledPlan:
     """What was decided while a model was compiled: one choice for each graph."""
 
-    choices: list[partitions.Choice] = field(default_factory=list)
+    choices: list[partitions.GraphChoice] = field(default_factory=list)
 
 
-_last: tuple[Workload, StepConfig, torch.device, Plan] | None = None  # what dynamo holds now
+_last: tuple[Workload, StepConfig, torch.device, CompiledPlan] | None = (
+    None  # what dynamo holds now
+)
 
 
 def apply(
@@ -160,7 +162,7 @@ def apply(
     )
     if _last is None or _last[:3] != (workload, config, device):
         forget()
-        _last = (workload, config, device, Plan())
+        _last = (workload, config, device, CompiledPlan())
     plan = _last[3]
 
     def check_graph(graph: torch.fx.Graph) -> None:
@@ -233,7 +235,7 @@ def _random_reason(budget: float, what: str) -> str:
     )
 
 
-def _check_plan(plan: Plan, budget: float, model: torch.nn.Module) -> None:
+def _check_plan(plan: CompiledPlan, budget: float, model: torch.nn.Module) -> None:
     name = type(model).__name__
     if not plan.choices:
         raise UnsupportedError(

@@ -47,7 +47,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class GraphChoice:
     """What was decided for one graph.
 
     Attributes:
@@ -109,7 +109,7 @@ def take(asked: float, plan_for: Callable[[float], Partition]) -> Partition:
 @contextlib.contextmanager
 def chosen(
     budget: float,
-    decided: Callable[[Choice], None],
+    decided: Callable[[GraphChoice], None],
     check: Callable[[torch.fx.Graph], None],
 ) -> Iterator[None]:
     """Have every graph that is compiled meanwhile run the plan to take for a budget.
@@ -134,7 +134,7 @@ def chosen(
         made = _Plans(joint_module, node_info.pop(), options, choose, extract)
         with _solved_once():
             taken = take(budget, made.plan_for)
-            decided(Choice(plain=made.plan_for(1.0), own=made.plan_for(budget), taken=taken))
+            decided(GraphChoice(plain=made.plan_for(1.0), own=made.plan_for(budget), taken=taken))
         nodes = made.nodes(taken.budget)
         saved[:] = [node for node in nodes if not partitioners.is_sym_node(node)]
         options["saved_sym_nodes"][:] = filter(partitioners.is_sym_node, nodes)

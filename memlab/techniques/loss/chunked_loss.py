@@ -17,11 +17,11 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss import lazy_logits
 from memlab.techniques.loss.lazy_logits import ChunkedHead
-from memlab.techniques.source import Source, text_of
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses it: a compiled step."""
     config = asked.config
     if config.loss_chunks > 1 and is_compiled(config):
@@ -70,13 +70,13 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     return path, head
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a person would add to a script: the head of their model waits for its loss."""
     config = asked.config
     if config.loss_chunks == 1:
-        return Source()
+        return ScriptLines()
     written = inspect.getsource(lazy_logits)
-    return Source(
+    return ScriptLines(
         imports=(
             "import math",
             "from typing import Any",

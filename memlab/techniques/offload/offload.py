@@ -19,8 +19,8 @@ from memlab.techniques.loss import chunked_loss
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 IMPORTS = (
     "import contextlib",
@@ -62,7 +62,7 @@ def make_offloader(
     return None if weights is None else Offloader(model, 0.0, weights)
 
 
-def refusals(field: str, asked: Asked) -> Iterator[Refusal]:
+def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses one of `FIELDS`: a CPU, a compiled step, weights that torchao replaces."""
     config = asked.config
     if not getattr(config, field):
@@ -109,11 +109,11 @@ def notes(config: StepConfig, host_bytes: int) -> list[str]:
     return [f"{held}: no tensor is as large as {format_bytes(offloading.SMALLEST_BYTES)}."]
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a person would add to a script, for all three of `FIELDS`."""
     config = asked.config
     if not any(getattr(config, field) for field in FIELDS):
-        return Source()
+        return ScriptLines()
     # the whole files but their docstrings and imports
     functions = [_text(offloading, "SMALLEST_BYTES = ")]
     place: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def source(asked: Asked) -> Source:
         after, given = ("weights.restore()",), ", weights"
     fraction = config.offload_fraction if config.offload_activations else 0.0
     is_hooked = config.offload_activations or config.offload_parameters
-    return Source(
+    return ScriptLines(
         imports=IMPORTS,
         functions=tuple(functions),
         place=place,

@@ -27,7 +27,7 @@ from torch import nn
 
 from memlab.techniques.offload import offloading
 from memlab.techniques.offload.offloading import copy_on, streams_of, wait_for
-from memlab.techniques.offload.weight_reads import Reads
+from memlab.techniques.offload.weight_reads import WeightReads
 
 
 class OffloadedWeights:
@@ -78,7 +78,7 @@ class OffloadedWeights:
         self._here.clear()
         self._begin_pass()
         try:
-            with Reads(self._read):
+            with WeightReads(self._read):
                 yield
         finally:
             self._begin_pass()
@@ -87,7 +87,7 @@ class OffloadedWeights:
     def in_backward(self) -> Iterator[None]:
         """Around a backward: the same, for hooks, recomputes and whatever else runs in it."""
         try:
-            with Reads(self._read):
+            with WeightReads(self._read):
                 yield
         finally:
             self._give_back()

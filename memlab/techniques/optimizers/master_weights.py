@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memlab.techniques.source import Source, text_of
+from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_master_weights(optimizer: Any) -> Any:
@@ -46,9 +46,9 @@ def given_master_weights(optimizer: Any) -> Any:
     return optimizer
 
 
-def source() -> Source:
+def source() -> ScriptLines:
     """Return the definition for a script, which must call it on each optimizer."""
-    return Source(
+    return ScriptLines(
         imports=("from types import MethodType", "from typing import Any"),
         functions=(text_of(given_master_weights),),
     )

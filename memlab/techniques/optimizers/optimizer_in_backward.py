@@ -15,8 +15,8 @@ import torch
 
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
-from memlab.techniques.source import Source
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 from memlab.trace import Phase
 
 HOOKS = '''
@@ -37,7 +37,7 @@ def update_in_backward(optimizer, make_one):
 '''.strip()
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses it: what needs the gradients after backward."""
     config = asked.config
     if not config.optimizer_in_backward:
@@ -123,14 +123,14 @@ def _update(
         whole.update(one, parameter)
 
 
-def source(made: str, learning_rate: float) -> Source:
+def source(made: str, learning_rate: float) -> ScriptLines:
     """Return the hooks of a script.
 
     Args:
         made: the expression of an optimizer over `own`.
         learning_rate: of all, until a schedule sets another.
     """
-    return Source(
+    return ScriptLines(
         imports=("import weakref",),
         functions=(HOOKS,),
         optimizer=(

@@ -18,8 +18,8 @@ from memlab.techniques.offload.offloading import offload_state, update_one_by_on
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.source import UPDATE, Source, together
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique, refuse
+from memlab.techniques.source import UPDATE, ScriptLines, together
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, refuse
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
@@ -39,7 +39,7 @@ NOT_FUSED: tuple[dict[str, Any], ...] = (
 EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
-def refusals(asked: Asked) -> Iterator[Refusal]:
+def refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses an optimizer: a package that is not here, or has no kernel for a CPU."""
     if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
         return
@@ -66,7 +66,7 @@ def refusals(asked: Asked) -> Iterator[Refusal]:
         )
 
 
-def implementation_refusals(asked: Asked) -> Iterator[Refusal]:
+def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses an implementation: optimizers or number formats that it lacks."""
     config, chosen = asked.config, asked.config.optimizer_implementation
     said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
@@ -124,14 +124,14 @@ def make(
     return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return the lines that make the optimizer, and its schedule."""
     config = asked.config
     name, options = _name_and_options(config)
     is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
     module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
     made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
-    parts = [Source(imports=("import bitsandbytes",) if is_eight_bit else ())]
+    parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
     if config.precision is Precision.BF16_MASTER:
         made = f"given_master_weights({made})"
         parts.append(master_weights.source())
@@ -145,13 +145,13 @@ def source(asked: Asked) -> Source:
     if config.optimizer_in_backward:
         parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
     else:
-        parts.append(Source(optimizer=(f"optimizer = {made.format('parameters')}",)))
+        parts.append(ScriptLines(optimizer=(f"optimizer = {made.format('parameters')}",)))
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         schedule = (
             "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
             f"optimizer, T_max={SCHEDULE_STEPS})"
         )
-        parts.append(Source(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
+        parts.append(ScriptLines(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
     return together(parts)
 
 

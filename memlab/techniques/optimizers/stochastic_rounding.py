@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memlab.techniques.source import Source, text_of
+from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_stochastic_rounding(optimizer: Any) -> Any:
@@ -53,9 +53,9 @@ def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
     out.detach().copy_(bits.view(torch.float32))
 
 
-def source() -> Source:
+def source() -> ScriptLines:
     """Return the definitions for a script, which must call the first on each optimizer."""
-    return Source(
+    return ScriptLines(
         imports=("from types import MethodType", "from typing import Any"),
         functions=(text_of(given_stochastic_rounding), text_of(round_at_random)),
     )

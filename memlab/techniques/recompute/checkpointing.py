@@ -20,12 +20,12 @@ from memlab.techniques.recompute import blocks, policies
 from memlab.techniques.recompute.checkpointing_source import source
 from memlab.techniques.recompute.keeping import Key
 from memlab.techniques.recompute.recompute import wrap
-from memlab.techniques.technique import Asked, Keeps, Refusal, Technique
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
 
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
 
-def budget_refusals(asked: Asked) -> Iterator[Refusal]:
+def budget_refusals(asked: Setup) -> Iterator[Refusal]:
     """Yield what refuses a budget of the eager engine: another way to choose what is recomputed."""
     config = asked.config
     if not config.is_planned:
@@ -98,7 +98,7 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
         wrap(region.path, module, keeps, functools.partial(_as_planned, region))
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: Setup) -> list[str]:
     """Return what a plan does, and whether it is within its budget."""
     config, plan = asked.config, asked.plan
     if plan is None:

@@ -11,8 +11,8 @@ from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.techniques.compiling.compilation import is_compiled
 from memlab.techniques.recompute import blocks, policies
-from memlab.techniques.source import Source, text_of
-from memlab.techniques.technique import Asked
+from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.technique import Setup
 
 IMPORTS = (
     "import contextlib",
@@ -92,7 +92,7 @@ def keeping(planned):
 '''.strip()
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return what a script checkpoints.
 
     Raises:
@@ -102,16 +102,16 @@ def source(asked: Asked) -> Source:
     if plan is not None:
         return _of_plan(plan)
     if config.checkpointing is Checkpointing.NONE:
-        return Source()
+        return ScriptLines()
     imports, functions, chosen = _chosen(config.checkpoint_modules)
     if is_compiled(config):
-        return Source(
+        return ScriptLines(
             imports=(*IMPORTS[1:], *imports, "import functools"),
             functions=(*functions, COMPILED),
             model=(f"for block in {chosen}:", "    checkpointed(block)"),
         )
     keeping = _policy(config)
-    return Source(
+    return ScriptLines(
         imports=(*IMPORTS, *imports, *(OF_POLICIES if keeping else ())),
         functions=(*functions, *keeping, CHECKPOINTED),
         model=(
@@ -163,12 +163,12 @@ def _policy(config: StepConfig) -> tuple[str, ...]:
     return (constants, *functions, text_of(policies.by_preset), KEEPING.format(rule=rule))
 
 
-def _of_plan(plan: Plan) -> Source:
+def _of_plan(plan: Plan) -> ScriptLines:
     regions = []
     for region in plan.regions:
         kept = ", ".join(map(literal, sorted(region.keep)))
         regions.append(f"    {literal(region.path)}: {f'{{{kept}}}' if kept else None},")
-    return Source(
+    return ScriptLines(
         imports=(
             *IMPORTS,
             "import functools",

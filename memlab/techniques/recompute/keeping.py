@@ -76,7 +76,7 @@ class Reuse(TorchDispatchMode):
             if position != self.position:
                 self.refuse(f"runs other operators before {func} than before")
             if found is not None and all(kept.is_unchanged for kept in _kept_in(found)):
-                return pytree.tree_map_only(_Kept, lambda kept: kept.tensor, found)
+                return pytree.tree_map_only(_KeptOutputs, lambda kept: kept.tensor, found)
         return func(*args, **(kwargs or {}))
 
 
@@ -85,7 +85,7 @@ def is_counted(func: OpOverload) -> bool:
     return func is not CAST and func not in MOVES and not func.is_view
 
 
-class _Kept:
+class _KeptOutputs:
     """A kept tensor, outside of any graph, and the version of its contents."""
 
     __slots__ = ("tensor", "version")
@@ -98,11 +98,11 @@ class _Kept:
         return self.tensor._version == self.version
 
 
-def _kept(tensor: torch.Tensor) -> _Kept:
+def _kept(tensor: torch.Tensor) -> _KeptOutputs:
     # below autograd a detached tensor counts its versions apart, unless this key is let through
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return _Kept(tensor.detach())
+        return _KeptOutputs(tensor.detach())
 
 
-def _kept_in(found: Any) -> list[_Kept]:
-    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, _Kept)]
+def _kept_in(found: Any) -> list[_KeptOutputs]:
+    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, _KeptOutputs)]

@@ -10,8 +10,8 @@ import copy
 
 import torch
 
-from memlab.techniques.source import Source, text_of
-from memlab.techniques.technique import Asked, Keeps, Technique
+from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.technique import Keeps, Setup, Technique
 
 OFF = "model_cache=False"
 """The argument that switches a cache off: the panel offers it where a refusal has these words."""
@@ -29,11 +29,11 @@ def switch_caches_off(model: torch.nn.Module) -> None:
                     each.use_cache = False
 
 
-def source(asked: Asked) -> Source:
+def source(asked: Setup) -> ScriptLines:
     """Return the function of a script, and its call."""
     if asked.config.model_cache:
-        return Source()
-    return Source(
+        return ScriptLines()
+    return ScriptLines(
         imports=("import copy",),
         functions=(text_of(switch_caches_off),),
         built=("switch_caches_off(model)",),

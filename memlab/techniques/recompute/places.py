@@ -35,7 +35,7 @@ OF_A_THREAD = "which belongs to its thread"
 MOVES_ON = "which only moves on and cannot be put back; keep a number or a list in its place"
 
 
-class Place:
+class PythonPlace:
     """Something whose contents can be read and, unless it is `fixed`, put back.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place:
             holder.update(contents) if isinstance(holder, set) else holder.extend(contents)
 
 
-class Items(Place):
+class Items(PythonPlace):
     """The keys of a dict, and then their values."""
 
     __slots__ = ()
@@ -88,7 +88,7 @@ class Items(Place):
             kind.__setitem__(self.holder, key, value)
 
 
-class OfClass(Place):
+class OfClass(PythonPlace):
     """The attributes of a class, but for those of Python itself."""
 
     __slots__ = ()
@@ -109,7 +109,7 @@ class OfClass(Place):
                 _set(self.holder, name, wanted.get(name, MISSING))
 
 
-class Names(Place):
+class NamesPlace(PythonPlace):
     """Some names of a namespace, or of an object with slots."""
 
     __slots__ = ("names",)
@@ -131,7 +131,7 @@ class Names(Place):
             _set(self.holder, name, value)
 
 
-class Cell(Place):
+class Cell(PythonPlace):
     """A variable of a closure."""
 
     __slots__ = ()
@@ -148,7 +148,7 @@ class Cell(Place):
             del self.holder.cell_contents
 
 
-class Memory(Place):
+class Memory(PythonPlace):
     """An array of NumPy, or of bytes: a bytearray, an array of `array`, data of ctypes."""
 
     __slots__ = ()
@@ -184,7 +184,7 @@ class Memory(Place):
             ctypes.memmove(ctypes.addressof(holder), contents[0], ctypes.sizeof(holder))
 
 
-class Draws(Place):
+class GeneratorPlace(PythonPlace):
     """A generator of random numbers."""
 
     __slots__ = ()
@@ -213,7 +213,7 @@ class Draws(Place):
             generator.bit_generator.state = pickle.loads(state)
 
 
-class Advances(Place):
+class Advances(PythonPlace):
     """An iterator of Python itself: how far it has come can be read, and not put back."""
 
     __slots__ = ()
@@ -247,14 +247,14 @@ def is_iterator(value: Any) -> bool:
     return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
 
 
-def place_of(holder: Any, where: str) -> Place | None:
+def place_of(holder: Any, where: str) -> PythonPlace | None:
     """Return the place that a value itself is; None if it is none."""
     if isinstance(holder, dict):
         return Items(holder, where)
     if isinstance(holder, list | set | deque):
-        return Place(holder, where)
+        return PythonPlace(holder, where)
     if isinstance(holder, GENERATORS):
-        return Draws(holder, where)
+        return GeneratorPlace(holder, where)
     if isinstance(holder, (np.ndarray, *BYTES)):
         return Memory(holder, where)
     return Advances(holder, f"{where} ({type(holder).__name__})") if is_iterator(holder) else None

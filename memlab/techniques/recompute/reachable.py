@@ -34,9 +34,9 @@ from memlab.techniques.recompute.places import (
     OF_A_THREAD,
     Cell,
     Items,
-    Names,
+    NamesPlace,
     OfClass,
-    Place,
+    PythonPlace,
     contents_of,
     is_iterator,
     place_of,
@@ -88,7 +88,7 @@ class Reachable:
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], inside: Iterable[nn.Module] = ()) -> None:
-        self.places: list[Place] = []
+        self.places: list[PythonPlace] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.unreadable: list[str] = []  # iterators that do not say how far they have come
         self.names = set(CALLED)  # used by the code that was reached
@@ -115,7 +115,7 @@ class Reachable:
             self._look_into_object(where, value)
         elif isinstance(value, list | deque | set | tuple | frozenset):
             if not isinstance(value, tuple | frozenset):
-                self.places.append(Place(value, where))
+                self.places.append(PythonPlace(value, where))
             self._ahead += [(f"{where}[{at}]", item) for at, item in enumerate(tuple(value))]
             self._look_into_object(where, value)
         elif isinstance(value, types.FunctionType):
@@ -159,7 +159,7 @@ class Reachable:
         self.tensors.append((where, tensor))
         if isinstance(tensor, nn.Parameter):  # hooks pile up on it, and libraries write notes on it
             attributes = {"_backward_hooks", "_post_accumulate_grad_hooks", *vars(tensor)}
-            self.places.append(Names(tensor, where, tuple(attributes)))
+            self.places.append(NamesPlace(tensor, where, tuple(attributes)))
             hooks = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
             self._ahead += [(f"the hooks of {where}", found) for found in hooks if found]
             self._ahead += [(f"{where}.{name}", item) for name, item in vars(tensor).items()]
@@ -197,7 +197,7 @@ class Reachable:
             elif not _is_foreign(value.__name__) and id(value) not in self._seen:
                 self._look_into_names(vars(value), used - {name}, stored, value.__name__)
         if stored:
-            self.places.append(Names(namespace, f"the globals of {of}", tuple(stored)))
+            self.places.append(NamesPlace(namespace, f"the globals of {of}", tuple(stored)))
 
     def _look_into_class(self, where: str, kind: type) -> None:
         for base in kind.__mro__:
@@ -233,7 +233,7 @@ class Reachable:
             self._ahead += [(f"{where}.{name}", item) for name, item in tuple(own.items())]
         slots = tuple(_slots(kind))
         if slots:
-            self.places.append(Names(value, where, slots))
+            self.places.append(NamesPlace(value, where, slots))
             self._ahead += [(f"{where}.{name}", getattr(value, name, None)) for name in slots]
         self._ahead.append((where, kind))
 

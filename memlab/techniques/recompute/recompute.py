@@ -56,7 +56,7 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
                 f"the layers of its {type(part).__name__} from a state of its own, which nothing "
                 "rewinds; set that dropout to 0, or leave the module out by checkpoint_modules"
             )
-    region = _Region(path, module, keeps, told)
+    region = _RecomputedRegion(path, module, keeps, told)
     method: Any = getattr(region.forward, "__func__", None)
 
     @functools.wraps(method or region.forward)  # libraries ask for the arguments that it takes
@@ -67,7 +67,7 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
             return region.forward(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             region.refuse_transform("is called inside a transform of torch.func (vmap, grad, ...)")
-        return _Call(region, args, kwargs).run(args, kwargs)
+        return _ForwardCall(region, args, kwargs).run(args, kwargs)
 
     made: Any = MethodType(forward, module) if method else functools.partial(forward, module)
     known: Any = forward if method else made
@@ -112,7 +112,7 @@ def of_a_model_off() -> Iterator[list[int]]:
             setattr(torch_checkpoint, name, original)
 
 
-class _Region:
+class _RecomputedRegion:
     """A checkpointed module, and what there is to know of it from one call to the next."""
 
     def __init__(self, path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
@@ -141,16 +141,16 @@ class _Dropped:
 
     __slots__ = ("__weakref__", "call", "kind", "tensor", "version")
 
-    def __init__(self, call: "_Call", tensor: torch.Tensor) -> None:
+    def __init__(self, call: "_ForwardCall", tensor: torch.Tensor) -> None:
         self.call, self.kind = call, _kind(tensor)
         self.tensor: torch.Tensor | None = None
         self.version = 0
 
 
-class _Call:
+class _ForwardCall:
     """One call of a region: its arguments, what it began with, and what it keeps."""
 
-    def __init__(self, region: _Region, args: Any, kwargs: Any) -> None:
+    def __init__(self, region: _RecomputedRegion, args: Any, kwargs: Any) -> None:
         self.region, self.kept = region, dict[Key, Any]()
         self.dropped: list[weakref.ref[_Dropped]] = []  # in the order in which they were saved
         leaves, self.structure = pytree.tree_flatten((args, kwargs))
@@ -266,7 +266,7 @@ class _HasAll(BaseException):
 class _Filling:
     """Gives the tensors that a recompute saves to those who hold their place."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _ForwardCall) -> None:
         self.call, self.count = call, 0
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -295,7 +295,7 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _tensors(given: Any, region: _Region) -> Iterator[torch.Tensor]:
+def _tensors(given: Any, region: _RecomputedRegion) -> Iterator[torch.Tensor]:
     """Yield the tensors in arguments of any structure.
 
     Raises:

@@ -54,9 +54,16 @@ from memlab.devices.generators import (
 )
 from memlab.errors import UnsupportedError
 from memlab.techniques.recompute.model_cache import OFF
-from memlab.techniques.recompute.places import ATOMS, MISSING, Place, are_same, is_same
+from memlab.techniques.recompute.places import ATOMS, MISSING, PythonPlace, are_same, is_same
 from memlab.techniques.recompute.reachable import OF_TORCH, Reachable
-from memlab.techniques.recompute.watched import Seen, Watched, has_own_memory, put, version, watch
+from memlab.techniques.recompute.watched import (
+    SeenTensors,
+    Watched,
+    has_own_memory,
+    put,
+    version,
+    watch,
+)
 
 PLAIN = ATOMS | {torch.Tensor, nn.Parameter}
 REGISTRIES = tuple(sorted(OF_TORCH))
@@ -71,20 +78,20 @@ class Changes:
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module, self.parts = path, module, list(module.modules())
         self.is_first = True
-        self.seen = Seen()  # of tensors that forwards may change
+        self.seen = SeenTensors()  # of tensors that forwards may change
         self.draws_in_python = True  # until a first call has shown that it does not
         self.own_devices = {p.device for p in module.parameters()}
         self.num_walks = NUM_WALKS  # left to do, of forwards
         self.is_recompute_walked = False
         self.changes_given = False  # what its arguments hold
-        self.places: list[Place] | None = None  # reachable; None if a walk is due
+        self.places: list[PythonPlace] | None = None  # reachable; None if a walk is due
         self.last: list[tuple[Any, ...]] = []  # what each held after a forward
         self.held: list[tuple[Any, ...]] = []  # what attributes and registries of modules held
         self.has_large = False  # whether some of them take long to read
-        self.large: dict[int, Place] = {}  # those that take long to read, and change
+        self.large: dict[int, PythonPlace] = {}  # those that take long to read, and change
         self.known: dict[int, Any] = {}  # what the walk has seen
 
-    def walk(self) -> list[Place]:
+    def walk(self) -> list[PythonPlace]:
         """Find every place that the module's forward can reach, and return them."""
         found = Reachable([(self.path, self.module)], self.parts)
         if found.unreadable:
@@ -117,7 +124,7 @@ class Changes:
                 return True
         return False
 
-    def find_places(self, held: list[tuple[Any, ...]]) -> list[Place]:
+    def find_places(self, held: list[tuple[Any, ...]]) -> list[PythonPlace]:
         """Return the places to read: those of the last walk, unless something is new since.
 
         Args:
@@ -176,7 +183,7 @@ class State:
         self.random: dict[torch.device, bytes] = {}
         self.in_python: tuple[Any, Any] | None = None
         self.context: dict[contextvars.ContextVar[Any], Any] = {}
-        self.places: list[tuple[Place, Any]] = []
+        self.places: list[tuple[PythonPlace, Any]] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -242,7 +249,7 @@ class State:
         self.places = [(place, _detached(held)) for place, held, _ in changed.values()]
         self._end(own, after[len(given.places) :])
 
-    def _own_places(self) -> tuple[list[Place], list[tuple[Any, ...]]]:
+    def _own_places(self) -> tuple[list[PythonPlace], list[tuple[Any, ...]]]:
         """Return the places of the module itself, and what they hold."""
         changes = self.changes
         hooks = [
@@ -260,7 +267,7 @@ class State:
                     return places, [place.read() for place in places]
         return places, contents
 
-    def _end(self, places: list[Place], contents: list[tuple[Any, ...]]) -> None:
+    def _end(self, places: list[PythonPlace], contents: list[tuple[Any, ...]]) -> None:
         """Remember what places hold now; forget them if a forward has put others there."""
         changes = self.changes
         # other places were found by a call inside of this one

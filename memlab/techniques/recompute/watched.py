@@ -59,7 +59,7 @@ class Watched:
     sum: int | None = None
 
 
-class Seen:
+class SeenTensors:
     """What is known of the tensors that the forwards of one module can reach."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Seen:
         return changed
 
 
-def watch(seen: Seen, parts: list[nn.Module], inputs: Collection[int]) -> list[Watched]:
+def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) -> list[Watched]:
     """Note the tensors that the forward of these modules may change.
 
     Args:

@@ -47,7 +47,7 @@ MISSING = object()
 Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changed: in places, and parts
 
 
-class Place:
+class ModulePlace:
     """An object that holds others, and what it held.
 
     Attributes:
@@ -127,7 +127,7 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.modules: dict[str, Any] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ModulePlace] = {}
         self._parts = Parts()
         self._base_packages: frozenset[str] = frozenset()
         self._own_packages: set[str] = set()
@@ -177,7 +177,7 @@ class Fingerprint:
         """
         places, parts = before
 
-        def explained(place: Place, key: Any, old: Any, new: Any) -> bool:
+        def explained(place: ModulePlace, key: Any, old: Any, new: Any) -> bool:
             if place.package in self._own_packages or (id(place), key, id(new)) in places:
                 return False
             is_its_own = place.package in packages and (
@@ -193,10 +193,10 @@ class Fingerprint:
                 self.note(name, now)  # some put an object in the place of their module
 
     def _look(
-        self, accepts: Callable[[Place, Any, Any, Any], bool]
-    ) -> list[tuple[Place, Any, Any]]:
+        self, accepts: Callable[[ModulePlace, Any, Any, Any], bool]
+    ) -> list[tuple[ModulePlace, Any, Any]]:
         """Return (place, key, new value) of what is changed and not accepted."""
-        found: list[tuple[Place, Any, Any]] = []
+        found: list[tuple[ModulePlace, Any, Any]] = []
         for place in self._changed_places():
             refused = [each for each in place.differences() if not accepts(place, *each)]
             found += [(place, key, new) for key, _, new in refused]
@@ -204,10 +204,10 @@ class Fingerprint:
             self._walk_values(place)
         return found
 
-    def _changed_places(self) -> list[Place]:
+    def _changed_places(self) -> list[ModulePlace]:
         """Return the places that are not the same: many at a time, which takes a fifth as long."""
         places = list(self._places.values())
-        changed: list[Place] = []
+        changed: list[ModulePlace] = []
         for begin in range(0, len(places), TOGETHER):
             some = places[begin : begin + TOGETHER]
             now = list(itertools.chain.from_iterable([place.read_values() for place in some]))
@@ -216,7 +216,7 @@ class Fingerprint:
                 changed += [place for place in some if not place.is_same()]
         return changed
 
-    def _is_usual(self, place: Place, key: Any, old: Any, new: Any) -> bool:
+    def _is_usual(self, place: ModulePlace, key: Any, old: Any, new: Any) -> bool:
         if key in IGNORED_NAMES:
             return True
         if place.package in self._own_packages:
@@ -236,7 +236,7 @@ class Fingerprint:
             return True  # made when it is first needed
         return is_wrapped_by_torch(old, new)
 
-    def _is_usual_addition(self, place: Place, key: Any, new: Any) -> bool:
+    def _is_usual_addition(self, place: ModulePlace, key: Any, new: Any) -> bool:
         is_late = place.package not in self._base_packages  # of a library that a job has imported
         if place.kind == "module":
             return is_of_library(new)
@@ -253,12 +253,12 @@ class Fingerprint:
         kind = _kind(holder)
         if kind is None or id(holder) in self._places:
             return
-        place = self._places[id(holder)] = Place(name, package, kind, holder)
+        place = self._places[id(holder)] = ModulePlace(name, package, kind, holder)
         if kind in ("module", "class", "object"):
             self._parts.note_object(holder, name)
         self._walk_values(place)
 
-    def _walk_values(self, place: Place) -> None:
+    def _walk_values(self, place: ModulePlace) -> None:
         if place.kind not in ("module", "class", "object"):
             return
         for key, value in zip(place.keys, place.held, strict=True):
@@ -313,5 +313,5 @@ def _kind(holder: Any) -> str | None:
     return "object" if type(entries) is dict else None
 
 
-def _name(place: Place, key: Any) -> str:
+def _name(place: ModulePlace, key: Any) -> str:
     return f"{place.name}.{key}" if isinstance(key, str) else place.name
