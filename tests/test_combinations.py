@@ -1,5 +1,7 @@
 """Every two techniques: equal gradients, or a refusal that names both, also in the panel."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,9 +14,9 @@ from memlab._panel.runs import RunLog
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
 from memlab.predicting.predict import predict_in_process
-from memlab.step import check_together
-from memlab.techniques import accumulation, layout
-from memlab.techniques.loss import chunked_loss
+from memlab.techniques import accumulation, every, layout
+from memlab.techniques.loss.chunked_loss import CHUNKED_LOSS
+from memlab.techniques.technique import Refusal
 
 
 @pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in pairs()])
@@ -37,9 +39,12 @@ def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkey
         for parameter in model.parameters():
             parameter.data.mul_(1.1)
 
-    def refuse(config):
-        if config.loss_chunks > 1:
-            raise UnsupportedError("loss_chunks=4 cannot be")
+    def refuse(asked):
+        if asked.config.loss_chunks > 1:
+            yield Refusal(why="loss_chunks=4 cannot be")
+
+    refusing = dataclasses.replace(CHUNKED_LOSS, refusals=refuse)
+    others = [technique for technique in every.EVERY if technique is not CHUNKED_LOSS]
 
     monkeypatch.setattr(layout, "apply", scaled)
 
@@ -47,7 +52,7 @@ def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkey
         return [1.0] if len(sizes) == 1 else [0.9, 0.1]
 
     monkeypatch.setattr(accumulation, "weights", uneven)
-    monkeypatch.setattr(chunked_loss, "check", refuse)
+    monkeypatch.setattr(every, "EVERY", (*others, refusing))
     assert "differ by" in attempt("channels last", "fused").why
     assert "differ by" in attempt("accumulation", "fused").why
     assert "does not name both" in attempt("loss chunks", "fused").why
@@ -89,7 +94,7 @@ def test_these_pairs_are_refused_and_no_others():
 def refusal(config, device):
     """Return what is said of a config before anything is built; "" if nothing."""
     try:
-        check_together(config, torch.device(resolve(device).kind))
+        every.check(config, torch.device(resolve(device).kind))
     except UnsupportedError as error:
         return str(error)
     return ""
@@ -121,4 +126,4 @@ def test_the_prediction_on_screen_is_the_sentence_of_the_refusal(a, b):
 def test_no_card_has_to_be_there_for_what_a_card_would_refuse():
     config = StepConfig(offload_activations=True, compile=True)
     with pytest.raises(UnsupportedError, match=r"offload_activations=True with compile=True"):
-        check_together(config, torch.device("cuda"))
+        every.check(config, torch.device("cuda"))

@@ -156,7 +156,7 @@ def _folder_stamp(folder: str) -> int:
 
 @functools.cache
 def _pickler() -> Any:
-    class Pickler(pickler()):  # type: ignore[misc]
+    class HashPickler(pickler()):  # type: ignore[misc]
         """Writes tensors as text."""
 
         def reducer_override(self, obj: Any) -> Any:
@@ -166,7 +166,7 @@ def _pickler() -> Any:
                 return str, (f"{obj.dtype} {obj.shape}",)
             return super().reducer_override(obj)
 
-    return Pickler
+    return HashPickler
 
 
 def _tensor_in_words(tensor: torch.Tensor) -> str:

@@ -81,6 +81,8 @@ class Refusal:
     def __str__(self) -> str:
         """Return the sentence that a person reads."""
         ways = [*map(in_words, self.remedies), *([self.otherwise] if self.otherwise else [])]
+        if not ways:
+            return self.why
         return f"{self.why}; {'use ' if self.remedies else ''}{', or '.join(ways)}"
 
 
