@@ -53,11 +53,6 @@ def drawn(seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def measured(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those to measure: the first settings of the CPU."""
-    return [setting for setting in settings if setting["device"] == "cpu"][:NUM_MEASURED]
-
-
 def numbers(setting: dict[str, Any], action: str) -> dict[str, Any]:
     """Return what a prediction or a measurement of a setting finds."""
     try:
@@ -84,9 +79,8 @@ def _of_result(result: StepResult, *, has_time: bool) -> dict[str, Any]:
         "loss": result.loss,
     }
     if result.timeline is not None:
-        found["timeline"] = hashlib.sha256(result.timeline.bytes_by_category.tobytes()).hexdigest()[
-            :16
-        ]
+        live = hashlib.sha256(result.timeline.bytes_by_category.tobytes()).hexdigest()
+        found["timeline"] = live[:16]
     claims = dict(result.uncertainty or {})
     if has_time:
         found["seconds"] = result.step_seconds
@@ -95,14 +89,21 @@ def _of_result(result: StepResult, *, has_time: bool) -> dict[str, Any]:
     return found | {"claims": claims}
 
 
-def find() -> list[dict[str, Any]]:
-    """Return the settings of all runs, each with what it gave."""
+def asked() -> list[dict[str, Any]]:
+    """Return the runs to make: all settings predicted, and the first of the CPU measured."""
     settings = drawn()
-    asked = [("predict", s) for s in settings] + [("measure", s) for s in measured(settings)]
+    measured = [setting for setting in settings if setting["device"] == "cpu"][:NUM_MEASURED]
+    runs = [("predict", setting) for setting in settings]
+    runs += [("measure", setting) for setting in measured]
+    return [{"action": action, **setting} for action, setting in runs]
+
+
+def find(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these runs, each with what it gives now."""
     rows = []
-    for number, (action, setting) in enumerate(asked, start=1):
-        rows.append({"action": action, **setting, "found": numbers(setting, action)})
-        print(f"\r{number} of {len(asked)}", end="", file=sys.stderr, flush=True)
+    for number, run in enumerate(runs, start=1):
+        rows.append(run | {"found": numbers(run, run["action"])})
+        print(f"\r{number} of {len(runs)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return rows
 
@@ -125,10 +126,8 @@ def main() -> None:
     """Write the numbers of now, or hold them against those of before."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--write", action="store_true", help="these are the numbers to keep")
-    is_new = parser.parse_args().write
-
-    rows = json.loads(json.dumps(find()))
-    if is_new:
+    if parser.parse_args().write:
+        rows = find(asked())
         FILE.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
         print(f"wrote {len(rows)} rows to {FILE}")
         return
@@ -136,6 +135,7 @@ def main() -> None:
     before = json.loads(FILE.read_text())
     if before["torch"] != torch.__version__:
         sys.exit(f"{FILE} is of torch {before['torch']}, this is {torch.__version__}")
+    rows = json.loads(json.dumps(find(before["rows"])))
     found = differences(before["rows"], rows)
     if found:
         report.show("What differs", found)
