@@ -68,6 +68,11 @@ def test_accumulation_above_the_batch_offers_the_largest_power_of_two_within_it(
 # texts
 
 
+def line_of(field, now, facts=None, device="cpu"):
+    wrong = state.problems(now)
+    return texts.lines(now, wrong, facts, device=device, name="t", own_loss=False)[field]
+
+
 def verdict(facts, **config):
     return verdicts.gradient_verdict(
         StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, own_loss=False
@@ -88,25 +93,25 @@ def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
 def test_a_budget_says_its_share_its_engine_and_what_it_cannot():
     half = settings(memory_budget=0.5)
     drawing = make_facts(random_modules=("drop",), recurrent_modules=("lstm",))
-    assert "at most 50 %" in texts.budget_line(half, drawing).text
-    assert texts.budget_line(half, drawing).remedy is None
-    assert "as little as" in texts.budget_line(settings(memory_budget=0.0), None).text
-    assert "plain step" in texts.budget_line(settings(), drawing).text
-    compiled = texts.budget_line({**half, "compile": True}, None)
-    assert compiled.remedy == ("let it", {"budget_engine": "compile"})
-    blocks = texts.budget_line({**half, "checkpointing": "blocks"}, None)
+    assert "at most 50 %" in line_of("memory_budget", half, drawing).text
+    assert line_of("memory_budget", half, drawing).remedy is None
+    assert "as little as" in line_of("memory_budget", settings(memory_budget=0.0), None).text
+    assert "plain step" in line_of("memory_budget", settings(), drawing).text
+    compiled = line_of("memory_budget", {**half, "compile": True}, None)
+    assert compiled.remedy == ("budget by torch.compile", {"budget_engine": "compile"})
+    blocks = line_of("memory_budget", {**half, "checkpointing": "blocks"}, None)
     assert blocks.remedy == ("no checkpointing", {"checkpointing": "none"})
 
 
 def test_a_budget_by_torch_compile_says_what_it_cannot():
     half = settings(memory_budget=0.5, budget_engine="compile")
-    assert "torch.compile's partitioner" in texts.budget_line(half, None).text
+    assert "torch.compile's partitioner" in line_of("memory_budget", half, None).text
     by_memlab = {"budget_engine": "eager", "compile": False}
     for facts, word in (
         (make_facts(recurrent_modules=("lstm",)), "lstm, a recurrent module"),
         (make_facts(random_modules=("drop",)), "drop draws random numbers"),
     ):
-        line = texts.budget_line(half, facts)
+        line = line_of("memory_budget", half, facts)
         assert word in line.text
         assert line.remedy == ("plan it by memlab", by_memlab)
 
@@ -118,20 +123,18 @@ def test_solver_and_estimator_count_with_the_compile_engine_alone():
     compiled = {**now, "budget_engine": "compile"}
     assert state.to_config(compiled).budget_solver == "greedy"
     assert "greedy" in state.describe(make_result(config=state.to_config(compiled)))
-    line = texts.more_line(compiled, None, "cpu", "t")
-    assert line.remedy == ("count flops", {"budget_estimator": "flops"})
-    assert "dearest first" in texts.more_line(compiled, None, "cuda", "t").text
-    assert (
-        "dearest" not in texts.more_line({**compiled, "memory_budget": 1.0}, None, "cpu", "t").text
-    )
+    line = line_of("more", compiled, device="cpu")
+    assert line.remedy == ("flops", {"budget_estimator": "flops"})
+    assert "dearest first" in line_of("more", compiled, device="cuda").text
+    assert "dearest" not in line_of("more", {**compiled, "memory_budget": 1.0}, device="cpu").text
 
 
 def test_channels_last_is_explained_by_device():
     now = settings(channels_last=True)
     assert "channels last" in state.describe(make_result(config=state.to_config(now)))
     assert verdicts.setting_words("channels_last", False) == "channels first"
-    assert "rarely a gain" in texts.more_line(now, None, "cpu", "t").text
-    assert "half precision" in texts.more_line(now, None, "cuda", "t").text
+    assert "rarely a gain" in line_of("more", now, device="cpu").text
+    assert "half precision" in line_of("more", now, device="cuda").text
 
 
 def test_uneven_micro_batches_are_counted():
@@ -308,7 +311,7 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     asked = state.from_config(
         StepConfig(loss_chunks=8, inplace=True, offload_activations=True, offload_optimizer=True)
     )
-    line = texts.more_line(asked, None, "h200", "mine")
+    line = line_of("more", asked, device="h200")
     for said in ("1/8 of the tokens", "write over their input", "optimizer state wait in"):
         assert said in line.text
     assert state.to_config(asked).loss_chunks == 8
@@ -316,11 +319,11 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     assert state.others(state.to_config(asked)) == named
     assert verdicts.setting_words("inplace", False) == "not in place"
     on_meta = state.from_config(StepConfig(init_on_meta=True))
-    assert "built without memory" in texts.more_line(on_meta, None, "h200", "mine").text
+    assert "built without memory" in line_of("more", on_meta, device="h200").text
     assert verdicts.setting_words("init_on_meta", True) == "built on meta"
-    idle = texts.more_line(asked, None, "cpu", "mine")
+    idle = line_of("more", asked, device="cpu")
     assert idle.kind == verdicts.WARN
-    assert idle.remedy[1] == {"offload_activations": False, "offload_optimizer": False}
+    assert idle.remedy[1] == {"offload_activations": False}
     with pytest.raises(ConfigError, match="loss_chunks='5' has no control"):
         state.from_config(StepConfig(loss_chunks=5))
 
@@ -328,25 +331,28 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"optimizer_in_backward": True, "accumulation_steps": 4}, "each of the 4 micro-batches"),
+        ({"optimizer_in_backward": True, "accumulation_steps": 4}, "accumulation_steps=4"),
         ({"optimizer_in_backward": True, "precision": "fp16-mixed"}, "loss scaler"),
-        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "adafactor has no fused"),
-        ({"optimizer": "adamw-8bit", "optimizer_implementation": "foreach"}, "has no foreach"),
+        ({"optimizer": "adafactor", "optimizer_implementation": "fused"}, "Adafactor has no fused"),
+        (
+            {"optimizer": "adamw-8bit", "optimizer_implementation": "foreach"},
+            "has one implementation",
+        ),
     ],
     ids=str,
 )
 def test_an_optimizer_that_cannot_be_is_explained_with_a_remedy_that_helps(changes, said):
     now = settings(**changes)
-    line = texts.optimizer_line(now)
+    line = line_of("optimizer", now)
     assert (line.kind, said in line.text) == (verdicts.WARN, True)
-    assert texts.optimizer_line({**now, **line.remedy[1]}).kind == verdicts.OPEN
+    assert line_of("optimizer", {**now, **line.remedy[1]}).kind == verdicts.OPEN
 
 
 def test_every_optimizer_implementation_and_precision_is_explained():
     seen = set()
     for field in ("optimizer", "optimizer_implementation"):
         for choice in type(getattr(StepConfig(), field)):
-            seen.add(texts.optimizer_line(settings(**{field: choice})).text)
+            seen.add(line_of("optimizer", settings(**{field: choice})).text)
     assert len(seen) == 8  # adam and adamw are alike, and so are the defaults
     for precision in state.PRECISIONS:
         assert texts.precision_line(settings(precision=precision), None, "h200").kind == "open"
@@ -364,5 +370,5 @@ def test_a_cache_that_is_refused_is_switched_off_by_a_click():
     assert line.remedy == ("switch it off", {"model_cache": False})
     asked = state.from_config(StepConfig()) | line.remedy[1]
     assert state.to_config(asked) == StepConfig(model_cache=False)
-    assert "no cache of keys" in texts.more_line(asked, None, "h200", "mine").text
+    assert "no cache of keys" in line_of("more", asked, device="h200").text
     assert state.others(state.to_config(asked)) == ["without the model's cache"]

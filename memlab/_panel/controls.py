@@ -10,50 +10,22 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel.state import (
-    BUDGET_ENGINES,
-    BUDGET_ESTIMATORS,
-    BUDGET_SOLVERS,
-    CHECKPOINTING,
-    IMPLEMENTATIONS,
-    LOSS_CHUNKS,
-    OFFLOAD_FRACTIONS,
-    OPTIMIZERS,
-    PRECISIONS,
-    parse_number,
-)
+from memlab._panel import texts
+from memlab._panel.state import PRECISIONS, counts, offered, parse_number
 from memlab._panel.texts import Line
-from memlab.config import FP32_FORMATS, PRESET_POLICIES, BudgetEngine, Precision
+from memlab.config import FP32_FORMATS, Precision, StepConfig
+from memlab.techniques.every import CONTROLS
 
-LABELS = {
-    "memory_budget": "Memory budget",
-    "batch_size": "Batch size",
-    "accumulation_steps": "Accumulation",
-    "precision": "Precision",
-    "checkpointing": "Checkpointing",
-    "checkpoint_policy": "Blocks keep",
-    "budget_engine": "Budget by",
-    "budget_solver": "Picked by",
-    "budget_estimator": "Weighed by",
-    "optimizer": "Optimizer",
-    "optimizer_implementation": "runs as",
-    "optimizer_in_backward": "in backward",
-    "compile": "torch.compile",
-    "channels_last": "channels last",
-    "init_on_meta": "build on meta",
-    "model_cache": "model's cache",
-    "loss_chunks": "Loss in",
-    "inplace": "in place",
-    "offload_activations": "offload activations",
-    "offload_fraction": "of them",
-    "offload_parameters": "offload parameters",
-    "offload_optimizer": "offload optimizer",
-    "expandable_segments": "expandable segments",
-}
-SWITCHES = (
-    "compile", "channels_last", "init_on_meta", "model_cache", "inplace", "offload_activations",
-    "offload_parameters", "offload_optimizer", "expandable_segments",
+SLIDERS = ("memory_budget", "batch_size", "accumulation_steps")
+FIRST = (
+    "checkpointing", "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator",
+    "compile",
 )  # fmt: skip
+"""Of the folded controls; those of other techniques follow in the order in which they apply."""
+
+OF_OPTIMIZER = tuple(c.field for technique in texts.OF_OPTIMIZER for c in technique.controls)
+PLACED = (*SLIDERS, "precision", *FIRST, *OF_OPTIMIZER)
+MORE = (*FIRST, *(field for field in CONTROLS if field not in PLACED))
 
 
 class ExplainedLine:
@@ -97,7 +69,7 @@ class SliderRow:
         self.slider = slider
         self.slider.add_class("memlab-slider")
         # continuous: with it the value is here before the message that Enter was pressed
-        self.box = widgets.Text(description=LABELS[field], continuous_update=True)
+        self.box = widgets.Text(description=CONTROLS[field].label, continuous_update=True)
         self.box.add_class("memlab-box")
         self.explanation = ExplainedLine(apply)
         self.slider.observe(self._slid, "value")
@@ -165,50 +137,21 @@ class Controls:
             for field, (slider, kind) in sliders.items()
         }
         self.precision = widgets.ToggleButtons(
-            options=_precisions((), "fp32"), description=LABELS["precision"]
+            options=_precisions((), "fp32"), description=CONTROLS["precision"].label
         )
         self._formats: tuple[str, ...] = ()
-        self.checkpointing = _dropdown("checkpointing", CHECKPOINTING)
-        self.policy = _dropdown("checkpoint_policy", PRESET_POLICIES)
-        self.engine = _dropdown("budget_engine", BUDGET_ENGINES)
-        self.solver = _dropdown("budget_solver", BUDGET_SOLVERS)
-        self.estimator = _dropdown("budget_estimator", BUDGET_ESTIMATORS)
-        self.optimizer = _dropdown("optimizer", OPTIMIZERS)
-        self.implementation = _dropdown("optimizer_implementation", IMPLEMENTATIONS)
-        self.in_backward = _checkbox("optimizer_in_backward")
-        switches = {f: _checkbox(f) for f in SWITCHES}
-        self.compile, self.channels_last = switches["compile"], switches["channels_last"]
-        chunks = [(f"{n} chunks" if n > 1 else "one piece", n) for n in LOSS_CHUNKS]
-        self.loss_chunks = widgets.Dropdown(options=chunks, description=LABELS["loss_chunks"])
-        shares = [(f"{share:.0%}", share) for share in OFFLOAD_FRACTIONS]
-        self.share = widgets.Dropdown(options=shares, description=LABELS["offload_fraction"])
-        rest = [switches[field] for field in SWITCHES[2:]]
-        at = rest.index(switches["offload_activations"]) + 1
-        self.saving = (self.loss_chunks, *rest[:at], self.share, *rest[at:])
-        self._choices = {
-            "precision": self.precision,
-            "checkpointing": self.checkpointing,
-            "checkpoint_policy": self.policy,
-            "budget_engine": self.engine,
-            "budget_solver": self.solver,
-            "budget_estimator": self.estimator,
-            "optimizer": self.optimizer,
-            "loss_chunks": self.loss_chunks,
-            "offload_fraction": self.share,
-            **switches,
-            "optimizer_implementation": self.implementation,
-            "optimizer_in_backward": self.in_backward,
-        }
+        made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER)}
+        self.more = tuple(made[field] for field in MORE)
+        self.of_optimizer = tuple(made[field] for field in OF_OPTIMIZER)
+        self._choices = {"precision": self.precision, **made}
+        self._has_blocks = True
         for choice in self._choices.values():
-            choice.observe(lambda _: self._tell(), "value")
-        self.engine.observe(lambda _: self._offer_solvers(), "value")
-        switches["offload_activations"].observe(lambda _: self._offer_shares(), "value")
+            choice.observe(lambda _: self._told_of_choice(), "value")
         self.precision_explained = ExplainedLine(self.set)
         self.more_explained = ExplainedLine(self.set)
         self.optimizer_explained = ExplainedLine(self.set)
         self.set(settings)
-        self._offer_solvers()
-        self._offer_shares()
+        self._offer()
 
     def precision_row(self) -> Any:
         """Return the row of the number formats."""
@@ -259,19 +202,21 @@ class Controls:
 
     def offer_blocks(self, possible: bool) -> None:
         """Allow checkpointing by block, or not."""
-        self.checkpointing.disabled = not possible
+        self._has_blocks = possible
         if not possible:
-            self.checkpointing.value = "none"
-        self.policy.disabled = self.checkpointing.value == "none"
+            self._choices["checkpointing"].value = "none"
+        self._offer()
 
-    def _offer_solvers(self) -> None:
-        """Allow the choices of PyTorch's partitioner where it plans."""
-        for choice in (self.solver, self.estimator):
-            choice.disabled = self.engine.value != BudgetEngine.COMPILE
+    def _offer(self) -> None:
+        """Allow what does something beside the other settings."""
+        settings = self.settings()
+        for field, choice in self._choices.items():
+            choice.disabled = not counts(field, settings)
+        self._choices["checkpointing"].disabled = not self._has_blocks
 
-    def _offer_shares(self) -> None:
-        """Allow a share of the activations where they are offloaded."""
-        self.share.disabled = not self._choices["offload_activations"].value
+    def _told_of_choice(self) -> None:
+        self._offer()
+        self._tell()
 
     def _tell(self) -> None:
         if not self._quiet:
@@ -296,9 +241,14 @@ def on_enter(box: Any, submit: Callable[[], None]) -> None:
     box.on_msg(told)
 
 
-def _dropdown(field: str, choices: tuple[Any, ...]) -> Any:
-    return widgets.Dropdown(options=[str(c) for c in choices], description=LABELS[field])
-
-
-def _checkbox(field: str) -> Any:
-    return widgets.Checkbox(description=LABELS[field], indent=False)
+def _choice(field: str) -> Any:
+    """Return the control of a field: a checkbox, or what is offered to choose from."""
+    control = CONTROLS[field]
+    if isinstance(getattr(StepConfig(), field), bool):
+        return widgets.Checkbox(description=control.label, indent=False)
+    # text for names, which the page sends back as text
+    options = [
+        (control.in_words(value), str(value) if isinstance(value, str) else value)
+        for value in offered(field)
+    ]
+    return widgets.Dropdown(options=options, description=control.label)

@@ -7,70 +7,47 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 import dataclasses
 import keyword
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
-from memlab._panel import saving_texts
 from memlab._panel.choices import zoo_options
 from memlab.arguments.quoting import literal
 from memlab.config import (
-    PRESET_POLICIES,
-    BudgetEngine,
-    BudgetEstimator,
-    BudgetSolver,
-    Checkpointing,
-    Optimizer,
-    OptimizerImplementation,
     Precision,
     StepConfig,
 )
 from memlab.errors import ConfigError
 from memlab.result import StepResult
+from memlab.techniques.every import CONTROLS
 from memlab.workload import Workload
 
 Settings = Mapping[str, Any]
 
 PRECISIONS = tuple(Precision)
-OPTIMIZERS = tuple(Optimizer)
-IMPLEMENTATIONS = tuple(OptimizerImplementation)
-CHECKPOINTING = tuple(Checkpointing)
-BUDGET_ENGINES = tuple(BudgetEngine)
-BUDGET_SOLVERS = tuple(BudgetSolver)
-BUDGET_ESTIMATORS = tuple(BudgetEstimator)
-FIELDS = (
-    "memory_budget", "batch_size", "accumulation_steps", "precision", "checkpointing",
-    "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator", "optimizer",
-    "optimizer_implementation", "optimizer_in_backward", "compile", "channels_last",
-    "init_on_meta", "model_cache",
-    "loss_chunks", "inplace", "offload_activations", "offload_fraction", "offload_parameters",
-    "offload_optimizer", "expandable_segments",
-)  # fmt: skip
+FIELDS = tuple(CONTROLS)
+DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
-LOSS_CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-OFFLOAD_FRACTIONS = (1.0, 0.75, 0.5, 0.25)
-OFFERED: dict[str, tuple[Any, ...]] = {
-    "checkpoint_policy": PRESET_POLICIES,
-    "loss_chunks": LOSS_CHUNKS,
-    "offload_fraction": OFFLOAD_FRACTIONS,
-}
+
+
+def offered(field: str) -> tuple[Any, ...]:
+    """Return the values of a field that the panel offers; none of a number or a switch."""
+    value = getattr(StepConfig(), field)
+    kind: Any = type(value)
+    return CONTROLS[field].offered or (tuple(kind) if isinstance(value, StrEnum) else ())
 
 
 def to_config(settings: Settings) -> StepConfig:
     """Return the config of these settings; choices of what is off do not count.
 
-    They are the policy without checkpointing, solver and estimator with the eager engine, and the
-    share of the activations that is offloaded where none are.
-
     Raises:
         ConfigError: the settings cannot be; the message is the sentence to show.
     """
-    values = dict(settings)
-    if values["checkpointing"] == Checkpointing.NONE:
-        del values["checkpoint_policy"]
-    if values["budget_engine"] == BudgetEngine.EAGER:
-        del values["budget_solver"], values["budget_estimator"]
-    if not values["offload_activations"]:
-        del values["offload_fraction"]
-    return StepConfig(**values)
+    return StepConfig(**{f: value for f, value in settings.items() if counts(f, settings)})
+
+
+def counts(field: str, settings: Settings) -> bool:
+    """Return whether a field does anything beside these settings: a solver without a budget not."""
+    return all(settings[name] == value for name, value in CONTROLS[field].only_with.items())
 
 
 def from_config(config: StepConfig) -> dict[str, Any]:
@@ -79,9 +56,10 @@ def from_config(config: StepConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the panel has no control for a value of it.
     """
-    for field, offered in OFFERED.items():
-        if (value := getattr(config, field)) not in offered:
-            names = ", ".join(repr(str(name)) for name in offered)
+    for field in FIELDS:
+        value, choices = getattr(config, field), offered(field)
+        if choices and value not in choices:
+            names = ", ".join(repr(str(name)) for name in choices)
             raise ConfigError(
                 f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
             )
@@ -117,10 +95,7 @@ def problems(settings: Settings) -> dict[str, str]:
         alone = {field: value}
         if field == "accumulation_steps" and isinstance(value, int):
             alone["batch_size"] = max(value, 1)
-        if field == "checkpoint_policy":
-            alone["checkpointing"] = Checkpointing.BLOCKS
-        if field in ("budget_solver", "budget_estimator"):
-            alone["budget_engine"] = BudgetEngine.COMPILE
+        alone |= CONTROLS[field].only_with
         try:
             StepConfig(**alone)
         except ConfigError as error:
@@ -161,28 +136,12 @@ def describe(result: StepResult) -> str:
 
 def others(config: StepConfig) -> list[str]:
     """Return in words what differs from the defaults beside the four sliders."""
-    default, said = StepConfig(), []
-    if config.checkpointing is not default.checkpointing:
-        said.append(f"checkpointed {config.checkpointing}")
-    if config.checkpoint_policy != default.checkpoint_policy:
-        said.append(str(config.checkpoint_policy))
-    if config.memory_budget < 1.0 and config.budget_engine is not default.budget_engine:
-        said.append(f"budget by torch.{config.budget_engine}")
-        chosen = (config.budget_solver, config.budget_estimator)
-        said += [
-            str(c) for c in chosen if c not in (default.budget_solver, default.budget_estimator)
-        ]
-    if config.optimizer is not default.optimizer:
-        said.append(str(config.optimizer))
-    if config.optimizer_implementation is not default.optimizer_implementation:
-        said.append(f"{config.optimizer_implementation} optimizer")
-    if config.optimizer_in_backward:
-        said.append("optimizer in backward")
-    if config.compile:
-        said.append("compiled")
-    if config.channels_last:
-        said.append("channels last")
-    return said + saving_texts.others(config)
+    return [
+        CONTROLS[field].named(value)
+        for field in FIELDS
+        if field not in DESCRIBED
+        and (value := getattr(config, field)) != getattr(StepConfig(), field)
+    ]
 
 
 def source(

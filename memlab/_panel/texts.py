@@ -5,25 +5,39 @@ Every line says what a setting means now, in samples, bytes or percent. None of 
 
 import html
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from memlab._panel import saving_texts
-from memlab._panel.state import Settings, largest_accumulation
+import torch
+
+from memlab._panel.state import Settings, largest_accumulation, to_config
 from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
 from memlab.arguments.units import MIB, format_bytes, parse_bytes
 from memlab.config import (
     FP32_FORMATS,
     BudgetEngine,
-    BudgetEstimator,
-    Optimizer,
-    OptimizerImplementation,
     Precision,
     StepConfig,
 )
 from memlab.errors import MemlabError
 from memlab.measuring.inspect import WorkloadFacts
+from memlab.techniques import accumulation, precision
+from memlab.techniques.every import CONTROLS, EVERY
+from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.precision import MODEL_DTYPE
+from memlab.techniques.recompute import checkpointing
+from memlab.techniques.technique import Setup, Technique
+
+OF_OPTIMIZER = (
+    optimizers.OPTIMIZER,
+    optimizers.IMPLEMENTATION,
+    optimizer_in_backward.IN_BACKWARD,
+)
+"""Techniques whose controls have a line of their own."""
+
+ON_TOP = (accumulation.BATCH, checkpointing.BUDGET, precision.PRECISION)
+MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER, *ON_TOP))
+"""Techniques of the folded controls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +68,15 @@ class Line:
         )
 
 
-def budget_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
+def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -> Line:
     """Explain the memory budget, or why this workload cannot have one below 1."""
     budget = settings["memory_budget"]
     if budget >= 1.0:
         return Line("keeps every activation that backward needs: the plain step")
     if settings["budget_engine"] == BudgetEngine.COMPILE:
         return _compiled_budget_line(budget, facts)
-    if settings["compile"]:
-        return Line(
-            "memlab plans eager steps; a compiled one is planned by torch.compile",
-            remedy=("let it", {"budget_engine": BudgetEngine.COMPILE}),
-            kind=WARN,
-        )
-    if settings["checkpointing"] != "none":
-        return Line(
-            "the budget chooses itself what to recompute, blocks are checkpointed already",
-            remedy=("no checkpointing", {"checkpointing": "none"}),
-            kind=WARN,
-        )
+    if refused := refusal_line((checkpointing.BUDGET,), asked):
+        return refused
     if budget == 0.0:
         return Line("holds as little as this model can, recomputes the rest")
     return Line(f"holds at most {100 * budget:.0f} % of the activations, recomputes the rest")
@@ -182,118 +186,32 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
     return Line(texts[precision])
 
 
-KEPT = {
-    "recompute-all": "only its input",
-    "keep-matmuls": "its input and what matrix products return",
-    "keep-attention": "its input and what attention returns",
-    "recompute-pointwise": "all but what pointwise operators and norms return",
-}
-
-
-PICKED = {
-    "dp": "exactly (dynamic programming)",
-    "greedy": "one by one, dearest first",
-    "dp_knapsack_sliding_hirschberg": "exactly in less memory, but may exceed its budget",
-    "ilp": "by integer programming (scipy)",
-}
-WEIGHED = {"flops": "their arithmetic", "profile": "their time on this card"}
-
-
-def more_line(settings: Settings, facts: WorkloadFacts | None, device: str, name: str) -> Line:
-    """Explain checkpointing and torch.compile, as far as they are on or not possible."""
-    if clash := saving_texts.clash(settings):
-        return Line(clash[0], remedy=clash[1], kind=WARN)
-    said = []
+def more_line(asked: Setup, facts: WorkloadFacts | None, name: str) -> Line:
+    """Explain the folded controls, as far as they are on or not possible."""
+    if refused := refusal_line(MORE, asked):
+        return refused
+    said = [clause for technique in MORE if (clause := technique.says(asked))]
     if facts and not facts.blocks:
-        said.append(f"{name} has no repeated blocks that could be checkpointed")
-    elif settings["checkpointing"] == "blocks":
-        blocks = f"each of the {len(facts.blocks)} blocks" if facts else "each repeated block"
-        said.append(f"{blocks} keeps {KEPT[settings['checkpoint_policy']]}; the rest runs again")
-    if settings["budget_engine"] == BudgetEngine.COMPILE and settings["memory_budget"] < 1.0:
-        if settings["budget_estimator"] == BudgetEstimator.PROFILE and device == "cpu":
-            return Line(
-                "operators are timed with CUDA events, which a CPU does not have",
-                remedy=("count flops", {"budget_estimator": BudgetEstimator.FLOPS}),
-                kind=WARN,
-            )
-        said.append(
-            f"what to save is picked {PICKED[settings['budget_solver']]}, operators are weighed "
-            f"by {WEIGHED[settings['budget_estimator']]}"
-        )
-    if settings["compile"]:
-        said.append(
-            "torch.compile on a CPU plans the graph, no code is generated"
-            if device == "cpu"
-            else "torch.compile with inductor; the first run compiles"
-        )
-    if settings["channels_last"]:
-        said.append(
-            "convolutions channels last: rarely a gain on a CPU"
-            if device == "cpu"
-            else "convolutions channels last: faster in half precision"
-        )
-    if device == "cpu" and (asked := saving_texts.offloaded(settings)):
-        return Line(
-            "on a CPU there is nothing to offload: all is in the host's memory already",
-            remedy=("no offloading", dict.fromkeys(asked, False)),
-            kind=WARN,
-        )
-    if device == "cpu" and settings["expandable_segments"]:
-        return Line(
-            "on a CPU there is no caching allocator with segments",
-            remedy=("none", {"expandable_segments": False}),
-            kind=WARN,
-        )
-    said += saving_texts.sentences(settings)
+        said.insert(0, f"{name} has no repeated blocks that could be checkpointed")
     return Line("; ".join(said) or "none of these is on")
 
 
-STATES = {
-    Optimizer.SGD: "no state",
-    Optimizer.SGD_MOMENTUM: "one state a weight, cosine schedule",
-    Optimizer.ADAM: "two states a weight",
-    Optimizer.ADAMW: "two states a weight",
-    Optimizer.ADAFACTOR: "a row and a column of state for each matrix",
-    Optimizer.ADAMW_8BIT: "two states of one byte a weight (bitsandbytes)",
-}
-TEMPORARIES = {
-    OptimizerImplementation.FOREACH: "all parameters at once, temporaries as large as the weights",
-    OptimizerImplementation.FUSED: "one kernel, no temporaries",
-    OptimizerImplementation.SINGLE_TENSOR: "one parameter after another, the least of temporaries "
-    "without a fused kernel",
-}
-
-
-def optimizer_line(settings: Settings) -> Line:
+def optimizer_line(asked: Setup) -> Line:
     """Explain the optimizer, how it runs and when; or why it cannot."""
-    optimizer, implementation = settings["optimizer"], settings["optimizer_implementation"]
-    steps, in_backward = settings["accumulation_steps"], settings["optimizer_in_backward"]
-    after = ("after backward", {"optimizer_in_backward": False})
-    if in_backward and steps != 1:
-        return Line(
-            f"not possible in backward: each of the {steps} micro-batches would update the weights",
-            remedy=after,
-            kind=WARN,
-        )
-    if in_backward and settings["precision"] == Precision.FP16_MIXED:
-        return Line(
-            "not possible in backward: fp16-mixed's loss scaler must see every gradient first",
-            remedy=after,
-            kind=WARN,
-        )
-    has_one = optimizer == Optimizer.ADAMW_8BIT and implementation != "default"
-    if has_one or (optimizer == Optimizer.ADAFACTOR and implementation == "fused"):
-        return Line(
-            f"not possible: {optimizer} has no {implementation} implementation",
-            remedy=("use its default", {"optimizer_implementation": "default"}),
-            kind=WARN,
-        )
-    said = [STATES[Optimizer(optimizer)]]
-    if implementation in TEMPORARIES:
-        said.append(TEMPORARIES[OptimizerImplementation(implementation)])
-    if in_backward:
-        said.append("each gradient is freed as soon as it was used")
-    return Line("; ".join(said))
+    # the first asks a package that takes a second to import, in the kernel; predictions say it
+    if refused := refusal_line(OF_OPTIMIZER[1:], asked):
+        return refused
+    return Line("; ".join(clause for t in OF_OPTIMIZER if (clause := t.says(asked))))
+
+
+def refusal_line(techniques: Iterable[Technique], asked: Setup) -> Line | None:
+    """Return why the settings of these cannot be, and what lifts it; None if they can."""
+    for technique in techniques:
+        for refusal in technique.refusals(asked):
+            remedy = refusal.remedies[0]
+            words = ", ".join(CONTROLS[name].named(value) for name, value in remedy.items())
+            return Line(refusal.why, remedy=(words, remedy), kind=WARN)
+    return None
 
 
 def lines(
@@ -315,13 +233,14 @@ def lines(
         name: of the workload.
         own_loss: as for `gradient_verdict`.
     """
+    asked = _setup(settings, wrong, device)
     explained: dict[str, Callable[[], Line]] = {
-        "memory_budget": lambda: budget_line(settings, facts),
+        "memory_budget": lambda: budget_line(settings, facts, asked),
         "batch_size": lambda: batch_line(settings, facts),
         "accumulation_steps": lambda: accumulation_line(settings, facts, own_loss=own_loss),
         "precision": lambda: precision_line(settings, facts, device),
-        "more": lambda: more_line(settings, facts, device, name),
-        "optimizer": lambda: optimizer_line(settings),
+        "more": lambda: more_line(asked, facts, name),
+        "optimizer": lambda: optimizer_line(asked),
     }
     if "batch_size" in wrong:
         explained["accumulation_steps"] = lambda: Line("waits for a batch size")
@@ -329,6 +248,15 @@ def lines(
         field: wrong_line(field, wrong[field], settings) if field in wrong else explained[field]()
         for field in explained
     }
+
+
+def _setup(settings: Settings, wrong: Mapping[str, str], device: str) -> Setup:
+    """Return what techniques are asked about, with the default in place of what is wrong."""
+    default, right = StepConfig(), dict(settings)
+    for field in (*wrong, *(("accumulation_steps",) if "batch_size" in wrong else ())):
+        right[field] = getattr(default, field)
+    kind = "cpu" if device == "cpu" else "cuda"
+    return Setup(config=to_config(right), device=torch.device(kind))
 
 
 def wrong_line(field: str, sentence: str, settings: Settings) -> Line:

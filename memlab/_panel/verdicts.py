@@ -7,12 +7,12 @@ import dataclasses
 import html
 from dataclasses import dataclass
 
-from memlab._panel import saving_texts
 from memlab._panel.state import FIELDS, describe
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome, Source, StepResult, format_percent
+from memlab.techniques.every import CONTROLS
 from memlab.verifying.verify import VerifyReport
 
 OUTCOME_WORDS = {
@@ -192,20 +192,7 @@ def setting_of(result: StepResult, field: str) -> str:
 
 def setting_words(field: str, value: object) -> str:
     """Return one setting as the table of runs names it."""
-    names = {
-        "memory_budget": "budget", "batch_size": "batch", "accumulation_steps": "accumulation",
-        "checkpointing": "checkpointing", "optimizer_implementation": "optimizer implementation",
-    }  # fmt: skip
-    if field == "compile":
-        return "compiled" if value else "not compiled"
-    if field == "channels_last":
-        return "channels last" if value else "channels first"
-    if (saving := saving_texts.words(field, value)) is not None:
-        return saving
-    if field == "optimizer_in_backward":
-        return f"optimizer {'in' if value else 'after'} backward"
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{names[field]} {text}" if field in names else text
+    return CONTROLS[field].named(value)
 
 
 def _and_others(paths: tuple[str, ...]) -> str:

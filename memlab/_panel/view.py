@@ -128,15 +128,8 @@ class View:
         """Return the button of the folded controls, and their box."""
         controls = self.controls
         more, optimizer = controls.more_explained, controls.optimizer_explained
-        upper = _box(
-            widgets.HBox, "more", controls.checkpointing, controls.policy, controls.engine,
-            controls.solver, controls.estimator, controls.compile, controls.channels_last,
-            *controls.saving, more.text, more.button,
-        )  # fmt: skip
-        lower = _box(
-            widgets.HBox, "more", controls.optimizer, controls.implementation,
-            controls.in_backward, optimizer.text, optimizer.button,
-        )  # fmt: skip
+        upper = _box(widgets.HBox, "more", *controls.more, more.text, more.button)
+        lower = _box(widgets.HBox, "more", *controls.of_optimizer, optimizer.text, optimizer.button)
         inside = _box(widgets.VBox, "more-rows", upper, lower)
         self._more_toggle = _toggle(
             "more",

@@ -16,7 +16,7 @@ from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
 from memlab.techniques.batches import is_object, leaves_of, tensors_of
-from memlab.techniques.technique import Keeps, Technique
+from memlab.techniques.technique import Control, Keeps, Technique
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
@@ -250,4 +250,10 @@ BATCH = Technique(
     fields=("batch_size", "accumulation_steps"),
     keeps=Keeps.REFERENCE,  # `verify` says of the micro-batches apart what they do to the gradient
     examples={"accumulation": {"accumulation_steps": 2}},
+    controls=(
+        Control(field="batch_size", label="Batch size", named=lambda n: f"batch {n}"),
+        Control(
+            field="accumulation_steps", label="Accumulation", named=lambda n: f"accumulation {n}"
+        ),
+    ),
 )

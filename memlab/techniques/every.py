@@ -14,7 +14,7 @@ from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.recompute import checkpointing, model_cache
 from memlab.techniques.source import ScriptLines, together
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
 
 EVERY: tuple[Technique, ...] = (
     accumulation.BATCH,
@@ -36,6 +36,10 @@ EVERY: tuple[Technique, ...] = (
     compilation.COMPILED,
     compilation.COMPILED_BUDGET,
 )
+
+
+CONTROLS: dict[str, Control] = {c.field: c for technique in EVERY for c in technique.controls}
+"""By field: what the panel shows, in the order of `EVERY`."""
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:

@@ -29,7 +29,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.same_operators import OperatorWatch
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -232,6 +232,13 @@ def _compare(
         )
 
 
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    if not asked.config.inplace:
+        return ""
+    return "activations write over their input where nothing else reads it"
+
+
 IN_PLACE = Technique(
     fields=("inplace",),
     keeps=Keeps.BITS,
@@ -239,4 +246,6 @@ IN_PLACE = Technique(
     examples={"in place": {"inplace": True}},
     refusals=refusals,
     source=source,
+    controls=(switch("inplace", "in place", "in place", "not in place"),),
+    says=says,
 )

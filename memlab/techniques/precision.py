@@ -18,7 +18,7 @@ from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
 from memlab.techniques.source import BACKWARD, ScriptLines, text_of
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -294,4 +294,5 @@ PRECISION = Technique(
     refusals=refusals,
     source=source,
     notes=notes,
+    controls=(Control(field="precision", label="Precision"),),
 )

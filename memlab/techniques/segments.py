@@ -11,7 +11,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 
 _switched = False  # by us: what a person has set in the environment stays
 
@@ -45,6 +45,13 @@ def source(asked: Setup) -> ScriptLines:
     return ScriptLines(before=(setting,))
 
 
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    if not asked.config.expandable_segments:
+        return ""
+    return "segments grow by pages, which lowers what is reserved, not what is allocated"
+
+
 SEGMENTS = Technique(
     fields=("expandable_segments",),
     keeps=Keeps.ROUNDED,
@@ -52,4 +59,13 @@ SEGMENTS = Technique(
     changes_plans=False,  # a plan is of allocated bytes
     refusals=refusals,
     source=source,
+    controls=(
+        switch(
+            "expandable_segments",
+            "expandable segments",
+            "in expandable segments",
+            "not in expandable segments",
+        ),
+    ),
+    says=says,
 )

@@ -18,8 +18,9 @@ comes the sentence "...; use inplace=False, or compile=False" of the exception a
 outcome, and the buttons of the panel.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -87,6 +88,27 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """The words for one field, in the panel and in its table of runs.
+
+    Attributes:
+        field: of `StepConfig`.
+        label: beside its control.
+        named: returns what a value is called in a table of runs: "loss in 4 chunks".
+        offered: the values to choose from, where the type of the field does not say them.
+        in_words: returns what a value is called among these.
+        only_with: values of other fields without which it does nothing.
+    """
+
+    field: str
+    label: str
+    named: Callable[[Any], str] = str
+    offered: tuple[Any, ...] = ()
+    in_words: Callable[[Any], str] = str
+    only_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
     """All that is said of one technique.
 
@@ -99,16 +121,25 @@ class Technique:
         refusals: yields what refuses it as it is asked for; nothing where it is off.
         source: returns its lines in a script; none where it is off.
         notes: returns what a reader of the step's numbers must know; nothing where it is off.
+        controls: of its fields in the panel; a field without one is for code alone.
+        says: returns a clause on what it does now, for the line below its controls; "" if nothing.
     """
 
     fields: tuple[str, ...]
     keeps: Keeps
     does: str = ""
-    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    examples: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     changes_plans: bool = True
     refusals: Callable[[Setup], Iterable[Refusal]] = lambda _: ()
     source: Callable[[Setup], ScriptLines] = lambda _: ScriptLines()
     notes: Callable[[Setup], list[str]] = lambda _: []
+    controls: tuple[Control, ...] = ()
+    says: Callable[[Setup], str] = lambda _: ""
+
+
+def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:
+    """Return the control of a field that is on or off, with what both are called."""
+    return Control(field=field, label=label, named=lambda value: on if value else off, **rest)
 
 
 def refuse(refusals: Iterable[Refusal]) -> None:

@@ -21,7 +21,7 @@ from torch._guards import detect_fake_mode
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Setup, Technique
+from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -88,10 +88,19 @@ def source(asked: Setup) -> ScriptLines:
     )
 
 
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    if not asked.config.init_on_meta:
+        return ""
+    return "the model is built without memory and then made on the device"
+
+
 BUILT_ON_META = Technique(
     fields=("init_on_meta",),
     keeps=Keeps.ROUNDED,
     examples={"built on meta": {"init_on_meta": True}},
     source=source,
     notes=notes,
+    controls=(switch("init_on_meta", "build on meta", "built on meta", "not built on meta"),),
+    says=says,
 )

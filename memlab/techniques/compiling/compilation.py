@@ -21,7 +21,7 @@ from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
 from memlab.techniques.recompute import policies
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
 from memlab.workload import Workload
 
 
@@ -275,6 +275,40 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
     return "the model"
 
 
+PICKED = {
+    BudgetSolver.DP: "exactly (dynamic programming)",
+    BudgetSolver.GREEDY: "one by one, dearest first",
+    BudgetSolver.HIRSCHBERG: "exactly in less memory, but may exceed its budget",
+    BudgetSolver.ILP: "by integer programming (scipy)",
+}
+WEIGHED = {
+    BudgetEstimator.FLOPS: "their arithmetic",
+    BudgetEstimator.PROFILE: "their time on this card",
+}
+PLANNED = {"budget_engine": BudgetEngine.COMPILE}
+PLANNED_BY = {BudgetEngine.EAGER: "memlab", BudgetEngine.COMPILE: "torch.compile"}
+
+
+def says(asked: Setup) -> str:
+    """Return what compiling does now."""
+    if not asked.config.compile:
+        return ""
+    if asked.device.type == "cpu":
+        return "torch.compile on a CPU plans the graph, no code is generated"
+    return "torch.compile with inductor; the first run compiles"
+
+
+def budget_says(asked: Setup) -> str:
+    """Return how PyTorch's partitioner chooses."""
+    config = asked.config
+    if not _is_planned(config):
+        return ""
+    return (
+        f"what to save is picked {PICKED[config.budget_solver]}, operators are weighed by "
+        f"{WEIGHED[config.budget_estimator]}"
+    )
+
+
 COMPILED = Technique(
     fields=("compile", "compile_mode"),
     keeps=Keeps.ROUNDED,
@@ -282,10 +316,22 @@ COMPILED = Technique(
     refusals=refusals,
     source=source,
     notes=notes,
+    controls=(switch("compile", "torch.compile", "compiled", "not compiled"),),
+    says=says,
 )
 COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
     keeps=Keeps.ROUNDED,
     examples={"budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"}},
     refusals=budget_refusals,  # its lines in a script are those of compiling
+    controls=(
+        Control(
+            field="budget_engine",
+            label="Budget by",
+            named=lambda engine: f"budget by {PLANNED_BY[engine]}",
+        ),
+        Control(field="budget_solver", label="Picked by", only_with=PLANNED),
+        Control(field="budget_estimator", label="Weighed by", only_with=PLANNED),
+    ),
+    says=budget_says,
 )

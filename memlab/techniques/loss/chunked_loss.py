@@ -18,7 +18,7 @@ from memlab.techniques.compiling.compilation import asked_by, is_compiled, witho
 from memlab.techniques.loss import lazy_logits
 from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.source import ScriptLines, text_of
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
@@ -112,10 +112,30 @@ def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:
     hooks = [p.register_post_accumulate_grad_hook(judge) for p in trainable]
 
 
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    if (chunks := asked.config.loss_chunks) == 1:
+        return ""
+    return (
+        f"the loss is taken of 1/{chunks} of the tokens at a time, so that logits are never whole; "
+        "the head runs once more in backward"
+    )
+
+
 CHUNKED_LOSS = Technique(
     fields=("loss_chunks",),
     keeps=Keeps.ROUNDED,
     examples={"loss chunks": {"loss_chunks": 4}},
     refusals=refusals,
     source=source,
+    controls=(
+        Control(
+            field="loss_chunks",
+            label="Loss in",
+            named=lambda n: f"loss in {n} chunks" if n > 1 else "loss in one piece",
+            offered=(1, 2, 4, 8, 16, 32, 64),
+            in_words=lambda n: f"{n} chunks" if n > 1 else "one piece",
+        ),
+    ),
+    says=says,
 )

@@ -20,7 +20,7 @@ from memlab.techniques.offload import offloading, weight_offloading, weight_read
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
 
 IMPORTS = (
     "import contextlib",
@@ -144,6 +144,24 @@ def _text(module: ModuleType, begins: str) -> str:
     return written[written.index(begins) :].rstrip()
 
 
+def says(asked: Setup) -> str:
+    """Return what all three of `FIELDS` do now."""
+    config = asked.config
+    names = [what for field, what in FIELDS.items() if getattr(config, field)]
+    if not names:
+        return ""
+    waiting = " and ".join(names)
+    if config.offload_activations and config.offload_fraction < 1.0:
+        waiting = f"{config.offload_fraction:.0%} of the {waiting}"
+    return f"{waiting} wait in the host's memory, as fast as the bus allows"
+
+
+def offloaded(field: str) -> Control:
+    """Return the control of one of `FIELDS`."""
+    what = FIELDS[field]
+    return switch(field, field.replace("_", " "), f"{what} offloaded", f"{what} not offloaded")
+
+
 ACTIVATIONS = Technique(
     fields=("offload_activations", "offload_fraction"),
     keeps=Keeps.BITS,
@@ -155,6 +173,18 @@ ACTIVATIONS = Technique(
     changes_plans=False,  # what waits in the host's memory is no less to recompute
     refusals=partial(refusals, "offload_activations"),
     source=source,  # of the others too
+    controls=(
+        offloaded("offload_activations"),
+        Control(
+            field="offload_fraction",
+            label="of them",
+            named=lambda share: f"{share:.0%} of the activations",
+            offered=(1.0, 0.75, 0.5, 0.25),
+            in_words=lambda share: f"{share:.0%}",
+            only_with={"offload_activations": True},
+        ),
+    ),
+    says=says,  # of the others too
 )
 PARAMETERS = Technique(
     fields=("offload_parameters",),
@@ -163,6 +193,7 @@ PARAMETERS = Technique(
     examples={"offload parameters": {"offload_parameters": True}},
     changes_plans=False,
     refusals=partial(refusals, "offload_parameters"),
+    controls=(offloaded("offload_parameters"),),
 )
 OPTIMIZER_STATE = Technique(
     fields=("offload_optimizer",),
@@ -170,4 +201,5 @@ OPTIMIZER_STATE = Technique(
     does="offloading",
     examples={"offload optimizer": {"offload_optimizer": True}},
     refusals=partial(refusals, "offload_optimizer"),
+    controls=(offloaded("offload_optimizer"),),
 )

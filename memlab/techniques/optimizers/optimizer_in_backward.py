@@ -16,7 +16,7 @@ import torch
 from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 from memlab.trace import Phase
 
 HOOKS = '''
@@ -141,9 +141,24 @@ def source(made: str, learning_rate: float) -> ScriptLines:
     )
 
 
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    is_on = asked.config.optimizer_in_backward
+    return "each gradient is freed as soon as it was used" if is_on else ""
+
+
 IN_BACKWARD = Technique(
     fields=("optimizer_in_backward",),
     keeps=Keeps.ROUNDED,
     examples={"in backward": {"optimizer_in_backward": True}},
     refusals=refusals,  # its lines in a script are the optimizer's
+    controls=(
+        switch(
+            "optimizer_in_backward",
+            "in backward",
+            "optimizer in backward",
+            "optimizer after backward",
+        ),
+    ),
+    says=says,
 )

@@ -19,7 +19,7 @@ from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, ScriptLines, together
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
@@ -249,6 +249,22 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     return names[config.optimizer], options
 
 
+STATES = {
+    Optimizer.SGD: "no state",
+    Optimizer.SGD_MOMENTUM: "one state a weight, cosine schedule",
+    Optimizer.ADAM: "two states a weight",
+    Optimizer.ADAMW: "two states a weight",
+    Optimizer.ADAFACTOR: "a row and a column of state for each matrix",
+    Optimizer.ADAMW_8BIT: "two states of one byte a weight (bitsandbytes)",
+}
+TEMPORARIES = {
+    OptimizerImplementation.DEFAULT: "",
+    OptimizerImplementation.FOREACH: "all parameters at once, temporaries as large as the weights",
+    OptimizerImplementation.FUSED: "one kernel, no temporaries",
+    OptimizerImplementation.SINGLE_TENSOR: "one parameter after another, the least of temporaries "
+    "without a fused kernel",
+}
+
 OPTIMIZER = Technique(
     fields=("optimizer",),
     keeps=Keeps.REFERENCE,
@@ -258,10 +274,20 @@ OPTIMIZER = Technique(
     },
     refusals=refusals,
     source=source,
+    controls=(Control(field="optimizer", label="Optimizer"),),
+    says=lambda asked: STATES[asked.config.optimizer],
 )
 IMPLEMENTATION = Technique(
     fields=("optimizer_implementation",),
     keeps=Keeps.ROUNDED,
     examples={"fused": {"optimizer_implementation": "fused"}},
     refusals=implementation_refusals,  # its lines in a script are the optimizer's
+    controls=(
+        Control(
+            field="optimizer_implementation",
+            label="runs as",
+            named=lambda v: f"{v} implementation",
+        ),
+    ),
+    says=lambda asked: TEMPORARIES[asked.config.optimizer_implementation],
 )

@@ -13,14 +13,14 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
-from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.config import PRESET_POLICIES, BudgetEngine, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Instance, Plan, Region
 from memlab.techniques.recompute import blocks, policies
 from memlab.techniques.recompute.checkpointing_source import source
 from memlab.techniques.recompute.keeping import Key
 from memlab.techniques.recompute.recompute import wrap
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
 
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
@@ -183,12 +183,43 @@ def _check(model: nn.Module) -> None:
             )
 
 
+KEPT = {
+    "recompute-all": "only its input",
+    "keep-matmuls": "its input and what matrix products return",
+    "keep-attention": "its input and what attention returns",
+    "recompute-pointwise": "all but what pointwise operators and norms return",
+}
+
+
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    config = asked.config
+    if config.checkpointing is Checkpointing.NONE:
+        return ""
+    kept = KEPT.get(str(config.checkpoint_policy), "what its policy says")
+    return f"each repeated block keeps {kept}; the rest runs again"
+
+
 CHECKPOINTING = Technique(
     fields=("checkpointing", "checkpoint_modules", "checkpoint_policy"),
     keeps=Keeps.BITS,
     does="recomputing",
     examples={"checkpointing": {"checkpointing": "blocks"}},
     source=source,
+    controls=(
+        Control(
+            field="checkpointing",
+            label="Checkpointing",
+            named=lambda v: "no checkpointing" if v == "none" else f"checkpointed {v}",
+        ),
+        Control(
+            field="checkpoint_policy",
+            label="Blocks keep",
+            offered=PRESET_POLICIES,
+            only_with={"checkpointing": Checkpointing.BLOCKS},
+        ),
+    ),
+    says=says,
 )
 BUDGET = Technique(
     fields=("memory_budget",),
@@ -198,4 +229,7 @@ BUDGET = Technique(
     changes_plans=False,  # a plan of every budget is made at once
     refusals=budget_refusals,
     notes=notes,  # its lines in a script are those of checkpointing
+    controls=(
+        Control(field="memory_budget", label="Memory budget", named=lambda v: f"budget {v:g}"),
+    ),
 )

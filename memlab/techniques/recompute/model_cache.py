@@ -11,7 +11,7 @@ import copy
 import torch
 
 from memlab.techniques.source import ScriptLines, text_of
-from memlab.techniques.technique import Keeps, Setup, Technique
+from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 OFF = "model_cache=False"
 """The argument that switches a cache off: the panel offers it where a refusal has these words."""
@@ -40,4 +40,19 @@ def source(asked: Setup) -> ScriptLines:
     )
 
 
-MODEL_CACHE = Technique(fields=("model_cache",), keeps=Keeps.ROUNDED, source=source)
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    return "" if asked.config.model_cache else "the model fills no cache of keys and values"
+
+
+MODEL_CACHE = Technique(
+    fields=("model_cache",),
+    keeps=Keeps.ROUNDED,
+    source=source,
+    controls=(
+        switch(
+            "model_cache", "model's cache", "with the model's cache", "without the model's cache"
+        ),
+    ),
+    says=says,
+)
