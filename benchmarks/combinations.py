@@ -11,7 +11,7 @@ within a technique; more than two at a time; and refusals that come from a model
 import itertools
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from memlab.running import Ended
 from memlab.step import build_step, set_seed
 from memlab.techniques.compiling import compilation
 from memlab.techniques.every import EVERY
-from memlab.verifying.verify import verify_in_process
+from memlab.verifying.verify import reference_of, verify_in_process
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
 TECHNIQUES = {name: dict(fields) for t in EVERY for name, fields in t.examples.items()}
@@ -226,7 +226,7 @@ def _wrong_update(config: StepConfig, plan: Plan | None) -> str:
         return f"weights are not finite or not updated: {stuck}"
     if config.precision is not config.precision.AS_BUILT:
         return ""
-    same = StepConfig(batch_size=BATCH, optimizer=config.optimizer)
+    same = replace(reference_of(config), accumulation_steps=1)
     expected = _changes_of_the_plain_step(same)
     error = sum(float((found[n] - expected[n]).square().sum()) for n in expected)
     size = sum(float(change.square().sum()) for change in expected.values())
