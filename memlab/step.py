@@ -54,6 +54,7 @@ class Step:
         parameter_formats: of the model's parameters as they are trained, by torch's names, those
             of most bytes first.
         notes: what a reader of this step's numbers must know of how it was built.
+        is_unscaled: whether the loss scale is out of the gradients of this update.
     """
 
     workload: Workload
@@ -70,6 +71,7 @@ class Step:
     loss_weights: list[float]
     parameter_formats: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    is_unscaled: bool = False
 
     @property
     def loss_scale(self) -> float:
@@ -118,6 +120,19 @@ class Step:
                     total = total + weight * self._micro_step(index, weight, mark)
         return total
 
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients, if that has not been done."""
+        if self.scaler is not None and not self.is_unscaled:
+            self.scaler.unscale_(self.optimizer)
+            self.is_unscaled = True
+
+    def skip_update(self) -> None:
+        """Free the gradients without using them; after an overflow the loss scale falls."""
+        if self.scaler is not None:
+            self.scaler.update()
+        self.is_unscaled = False
+        self.optimizer.zero_grad(set_to_none=True)
+
     def update(self) -> None:
         """Apply the gradients and free them."""
         if self.scaler is None:
@@ -125,6 +140,7 @@ class Step:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            self.is_unscaled = False
         if self.scheduler is not None:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -136,11 +136,10 @@ def _update(step: Step, seed: int, used: Tensors | None) -> Update:
         loss = float(step.accumulate())
         if step.scaler is None:
             break
-        step.scaler.unscale_(step.optimizer)
+        step.unscale()
         if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
             break
-        step.scaler.update()  # an overflow halves the scale; training would skip this update
-        step.optimizer.zero_grad(set_to_none=True)
+        step.skip_update()  # as training does after an overflow
         _copy_into(dict(step.model.named_buffers()), before)
     gradients = _gradients(step) | (used or {})
     buffers = _buffers(step)
