@@ -4,6 +4,7 @@ A flat frozen dataclass: vary it with `dataclasses.replace`. A field holds what 
 whether this device or this version can do it is found by `build_step`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -149,6 +150,8 @@ class StepConfig:
         optimizer_implementation: see `OptimizerImplementation`.
         optimizer_in_backward: update each parameter as soon as backward has its gradient, and free
             that gradient.
+        max_grad_norm: the norm of all gradients together that an update may have: larger ones are
+            scaled down to it; None leaves them as they are.
         checkpointing: see `Checkpointing`.
         checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
             (the first of each three), the name of a class, or a pattern of paths ("layers.*").
@@ -188,6 +191,7 @@ class StepConfig:
     optimizer: Optimizer = Optimizer.ADAMW
     optimizer_implementation: OptimizerImplementation = OptimizerImplementation.DEFAULT
     optimizer_in_backward: bool = False
+    max_grad_norm: float | None = None
     checkpointing: Checkpointing = Checkpointing.NONE
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
@@ -321,6 +325,22 @@ def _fraction(name: str, value: Any, means: str) -> float:
     return number
 
 
+def _norm(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except Exception:  # no number, or of a person's own class, which may raise anything
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise ConfigError(
+            f"{name}={shown(value)}; allowed is a number above 0, such as 1.0, or None not to clip"
+        )
+    return number
+
+
 def _modules(name: str, value: Any) -> str:
     found = text(name, value).strip()
     if not found:
@@ -349,4 +369,5 @@ _PARSERS: dict[str, Rule] = {
     "checkpoint_modules": _modules,
     "checkpoint_policy": _policy,
     "offload_fraction": _offload_fraction,
+    "max_grad_norm": _norm,
 }

@@ -20,7 +20,7 @@ from memlab.config import StepConfig
 from memlab.devices import cards
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
-from memlab.techniques import accumulation, every, inplace, layout, precision, segments
+from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
 from memlab.techniques.batches import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
@@ -135,6 +135,9 @@ class Step:
 
     def update(self) -> None:
         """Apply the gradients and free them."""
+        if self.config.max_grad_norm is not None:
+            self.unscale()
+            clipping.apply(self.optimizer, self.config.max_grad_norm)
         if self.scaler is None:
             self.optimizer.step()
         else:

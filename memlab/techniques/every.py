@@ -6,7 +6,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.devices.cards import Card
-from memlab.techniques import accumulation, inplace, layout, precision, segments
+from memlab.techniques import accumulation, clipping, inplace, layout, precision, segments
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.loss import chunked_loss
@@ -30,6 +30,7 @@ EVERY: tuple[Technique, ...] = (
     optimizers.OPTIMIZER,
     optimizers.IMPLEMENTATION,
     optimizer_in_backward.IN_BACKWARD,
+    clipping.CLIPPING,
     offload.ACTIVATIONS,
     offload.PARAMETERS,
     offload.OPTIMIZER_STATE,

@@ -1,0 +1,68 @@
+"""Gradient clipping: all gradients together are scaled down where their norm is above a bound.
+
+Source: `torch.nn.utils.clip_grad_norm_`. The norm is taken once an update, over all micro-batches,
+with the loss scale undone. Left out: clipping by value, and by the norm of each parameter alone.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from memlab.techniques.source import UPDATE, ScriptLines
+from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+
+CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {:g})"
+UNSCALE = "scaler.unscale_(optimizer)"
+
+
+def apply(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    """Scale the gradients of an optimizer's parameters down to this norm, in place."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def refusals(asked: Setup) -> Iterator[Refusal]:
+    """Yield what refuses it: an optimizer that uses up each gradient before the next is there."""
+    config = asked.config
+    if config.max_grad_norm is not None and config.optimizer_in_backward:
+        yield Refusal(
+            why=f"max_grad_norm={config.max_grad_norm:g} with optimizer_in_backward=True: the norm "
+            "of all gradients is not known before backward is over, and each is used at once",
+            remedies=({"optimizer_in_backward": False}, {"max_grad_norm": None}),
+        )
+
+
+def source(asked: Setup) -> ScriptLines:
+    """Return what a script does before each update."""
+    config = asked.config
+    if config.max_grad_norm is None:
+        return ScriptLines()
+    clip = CLIP.format(config.max_grad_norm)
+    has_scaler = config.precision is config.precision.FP16_MIXED
+    return ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), clip, UPDATE))
+
+
+def says(asked: Setup) -> str:
+    """Return what it does now."""
+    if (norm := asked.config.max_grad_norm) is None:
+        return ""
+    return f"gradients whose norm is above {norm:g} are scaled down to it"
+
+
+CLIPPING = Technique(
+    fields=("max_grad_norm",),
+    keeps=Keeps.REFERENCE,  # another update on purpose: what is compared is how it is computed
+    examples={"clipping": {"max_grad_norm": 1.0}},
+    refusals=refusals,
+    source=source,
+    controls=(
+        Control(
+            field="max_grad_norm",
+            label="Clip norm at",
+            named=lambda norm: "no clipping" if norm is None else f"clipped at {norm:g}",
+            offered=(None, 0.1, 0.5, 1.0, 5.0),
+            in_words=lambda norm: "no clipping" if norm is None else f"{norm:g}",
+        ),
+    ),
+    says=says,
+)
