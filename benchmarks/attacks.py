@@ -36,6 +36,8 @@ GOAL_SECONDS = 2.0
 WAIT_SECONDS = 20.0
 FOLDER = "MEMLAB_ATTACK"  # variable: where processes that are left behind note themselves
 LEFT_SECONDS = 600  # what is left behind would be there for that long
+LATEST_SECONDS = 1.2  # after which a worker is killed
+NUM_REPEATS = 1000  # of steps of some milliseconds: it is at work until then, on a fast machine too
 BATCH_SIZES = (1, 3, 8)
 SLEEP = [sys.executable, "-I", "-S", "-c", f"import time; time.sleep({LEFT_SECONDS})"]
 
@@ -229,7 +231,7 @@ def kill_worker(index: int, chance: random.Random, right: list[Any]) -> dict[str
         how = ending.__name__
         result, pids = _run(ending, None)
     else:
-        seconds = chance.uniform(0, 1.2)
+        seconds = chance.uniform(0, LATEST_SECONDS)
         how = f"SIGKILL after {seconds:.2f} s"
         result, pids = _run(None, seconds)
     gone = seconds_until_gone(pids)
@@ -256,7 +258,7 @@ def _run(
         timer = threading.Timer(kill_after or 0, os.kill, (pid, signal.SIGKILL))
         if kill_after is not None:
             timer.start()
-        result = measure(workload, StepConfig(batch_size=2), "cpu", repeats=20)
+        result = measure(workload, StepConfig(batch_size=2), "cpu", repeats=NUM_REPEATS)
         timer.cancel()
         return result, [pid, *noted(Path(folder))]
 

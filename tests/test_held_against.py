@@ -143,10 +143,11 @@ def line(width):
 
 
 def slow_down(factor):
-    """Multiply all kept times, and let them look as if they were of a quiet machine."""
+    """Multiply all kept times of operators, and let them look as if the machine had been quiet."""
     path = cost_store.cache_folder() / cost_store.FILE
+    select = "SELECT circumstances, operator, cost FROM cost WHERE operator NOT LIKE ?"
     with sqlite3.connect(path) as connection:
-        for key in connection.execute("SELECT circumstances, operator, cost FROM cost").fetchall():
+        for key in connection.execute(select, (f"{cost_store.OVERHEAD}%",)).fetchall():
             cost = cost_from_row(json.loads(key[2])[:-1])  # less the checksum, which it may lack
             assert cost.seconds is not None
             seconds = cost.seconds * factor

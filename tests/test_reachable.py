@@ -62,6 +62,37 @@ class Slotted:
     calls: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    calls: int = 0
+
+
+class Number:
+    """A value that a class below computes anew each time, as mpmath's constants do."""
+
+    __slots__ = ("__secret", "digits")
+
+    def __init__(self):
+        self.__secret, self.digits = 0, (1,)
+
+    def add(self):
+        self.__secret += 1
+        return self.__secret
+
+
+class Computed(Number):
+    __slots__ = ()
+
+    @property
+    def digits(self):
+        return (object(),)
+
+    @digits.setter
+    def digits(self, value):
+        if value != (1,):
+            raise AttributeError("it is computed")
+
+
 class Model(nn.Module):
     def __init__(self, act, given=lambda: ()):
         super().__init__()
@@ -253,7 +284,15 @@ def count_in_bytes(block, _):
     return 1 + sum(calls) * block.me().calls
 
 
+@prepared(lambda block: setattr(block, "frozen", (Frozen(), Computed())))
+def count_in_slots(block, _):
+    frozen, number = block.frozen
+    object.__setattr__(frozen, "calls", frozen.calls + 1)
+    return 1.0 + 0.1 * frozen.calls + 0.01 * number.add()
+
+
 UNDONE = {
+    "slots of frozen, hidden and mangled names": count_in_slots,
     "a global and objects, late": change_late,
     "what is held twice": use_what_is_held_twice,
     "tensors of other objects": write_to_tensors_of_others,

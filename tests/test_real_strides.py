@@ -49,3 +49,15 @@ def test_of_a_large_call_a_part_is_run():
         fake = func(*tree_map_only(torch.Tensor, mode.from_tensor, args))
     assert fake[0].stride() == (48, 1, 6)  # like the input; if not, PyTorch has mended it
     assert as_on_cpu(func, signature_of(func, args, {}), fake)[0].stride() == (48, 8, 1)
+
+
+def test_a_dimension_of_one_says_whether_an_image_lies_channels_last():
+    """As a pyramid pools it; what comes after follows, and convolutions take other memory."""
+    x = torch.rand(4, 8, 1, 1).as_strided((4, 8, 1, 1), (8, 1, 8, 8))
+    mean, variance = torch.zeros(8), torch.ones(8)
+    func, args = aten.native_batch_norm.default, (x, None, None, mean, variance, True, 0.1, 1e-5)
+    with FakeTensorMode() as mode:
+        fake = func(*tree_map_only(torch.Tensor, mode.from_tensor, args))
+    found = as_on_cpu(func, signature_of(func, args, {}), fake)
+    assert strides(found) == strides(func(*args))
+    assert found[0].stride() == (8, 1, 1, 1)

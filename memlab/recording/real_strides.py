@@ -35,7 +35,8 @@ def as_on_cpu(func: Any, signature: Signature, out: Any) -> Any:
     if func in CONTIGUOUS or func._schema.is_mutable or torch.Tag.pointwise in func.tags:
         return out
     specs = [spec for spec in tensors_of(signature) if len(spec.stride) == len(spec.shape)]
-    if all(_matches(spec.shape, spec.stride, range(len(spec.shape))) for spec in specs):
+    # of a dimension of one too, whose stride says whether an image lies channels last
+    if all(spec.stride == _strides(spec.shape, range(len(spec.shape))) for spec in specs):
         return out
     orders = _orders(signature)
     if len(orders) != len(tensors_in(out)):
@@ -69,9 +70,8 @@ def _ordered(fake: torch.Tensor, order: Order | None) -> torch.Tensor:
     """Return a fake tensor whose dimensions lie in memory in this order."""
     if order is None or len(order) != fake.dim() or not fake.numel():
         return fake
-    if _matches(fake.shape, fake.stride(), order):
-        return fake
-    return fake.new_empty_strided(fake.shape, _strides(fake.shape, order))
+    strides = _strides(fake.shape, order)
+    return fake if fake.stride() == strides else fake.new_empty_strided(fake.shape, strides)
 
 
 def _matches(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
@@ -80,9 +80,9 @@ def _matches(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) 
     return all(n == 1 or a == b for n, a, b in zip(shape, stride, wanted, strict=True))
 
 
-def _strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     strides, step = [1] * len(shape), 1
     for dim in reversed(order):
         strides[dim] = step
         step *= max(1, shape[dim])
-    return strides
+    return tuple(strides)

@@ -289,10 +289,17 @@ def contents_of(cell: types.CellType) -> tuple[Any, ...]:
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
-    is_mapping = isinstance(holder, dict)
-    if value is not MISSING:
-        holder.__setitem__(name, value) if is_mapping else setattr(holder, name, value)
-    elif is_mapping:
-        holder.pop(name, None)
-    elif name in vars(holder) if isinstance(holder, type) else hasattr(holder, name):
-        delattr(holder, name)
+    if isinstance(holder, dict):
+        if value is MISSING:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif isinstance(holder, type):
+        if value is not MISSING:
+            setattr(holder, name, value)
+        elif name in vars(holder):
+            delattr(holder, name)
+    elif value is not MISSING:
+        object.__setattr__(holder, name, value)  # past what forbids it to others, as frozen classes
+    elif hasattr(holder, name):
+        object.__delattr__(holder, name)

@@ -15,6 +15,7 @@ import collections
 import contextvars
 import dis
 import functools
+import inspect
 import sys
 import threading
 import types
@@ -243,10 +244,13 @@ def _items(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _slots(kind: type) -> Iterator[str]:
+    """Yield the names of the slots of a class; one that a property hides holds nothing."""
     for base in kind.__mro__:
-        if not _is_foreign(base.__module__):
-            slots = vars(base).get("__slots__", ())
-            yield from (slots,) if isinstance(slots, str) else slots
+        if not _is_foreign(base.__module__) and "__slots__" in vars(base):
+            for name, value in vars(base).items():
+                is_slot = isinstance(value, types.MemberDescriptorType)
+                if is_slot and inspect.getattr_static(kind, name) is value:
+                    yield name
 
 
 def _is_foreign(module_name: Any) -> bool:
