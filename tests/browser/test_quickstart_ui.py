@@ -87,11 +87,11 @@ def test_an_optimizer_that_cannot_be_says_so_and_the_remedy_is_a_click(page, pan
     panel.get_by_label("in backward").check()
     wait_for(lambda: "each gradient is freed" in panel.inner_text())
     panel.get_by_label("Accumulation", exact=True).fill("4")
-    wait_for(lambda: "4 micro-batches would update the weights" in panel.inner_text())
+    wait_for(lambda: "each backward would update the weights" in panel.inner_text())
     page.screenshot(path=SHOTS / "optimizer-row.png")
-    button(panel, "after backward").click()
-    wait_for(lambda: "two states a weight" in panel.inner_text())
-    wait_for(lambda: not panel.get_by_label("in backward").is_checked())
+    button(panel, "accumulation 1").click()
+    wait_for(lambda: "each gradient is freed" in panel.inner_text())
+    wait_for(lambda: panel.get_by_label("Accumulation", exact=True).input_value() == "1")
     tops = {button(panel, name).bounding_box()["y"] for name in PRECISIONS}
     assert len(tops) == 1  # all in one row
     for name in PRECISIONS:
