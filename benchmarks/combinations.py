@@ -55,8 +55,8 @@ WIDTH, CLASSES = 16, 32
 HEAD = f"""# Which techniques combine
 
 Written by `python -m benchmarks.combinations`, which tries every pair on one tiny model;
-`tests/test_combinations.py` fails where this page says anything else. Rows and columns are the same
-settings, on the diagonal each alone.
+`tests/matrix/test_combinations.py` fails where this page says anything else. Rows and columns are
+the same settings, on the diagonal each alone.
 
 - ✓ trains on a CPU, and its gradients are those of the reference step within the tolerance of
   `memlab.verify`. In fp32, what {NUM_UPDATES} updates do to the weights differs by at most

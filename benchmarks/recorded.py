@@ -7,7 +7,7 @@ median of both, and what the second reading is off the first is the A/A error. G
 1 % median and 3 % at the 95th percentile, reserved 2 and 5, time 5 and 12, each beyond that of A/A.
 Models that are set aside (`holdout`) are told apart: no constant was chosen by them.
 
-`--write` puts the headline figures into README.md; tests/test_recorded.py holds both to it.
+`--write` puts the headline figures into README.md; tests/matrix/test_recorded.py holds both to it.
 """
 
 import argparse

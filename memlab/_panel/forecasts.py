@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 0.15  # a slider that has not moved for so long is worth an exact prediction
 PATIENCE_SECONDS = 10.0  # after which a prediction that nobody waits for is worth a new worker
 MOST_KEPT = 64  # predictions, about 1 MB each; the oldest goes
-INTERPOLATED = 0.03  # more uncertainty between recorded sizes; see tests/test_panel_forecasts.py
+INTERPOLATED = (
+    0.03  # more uncertainty between recorded sizes; see tests/system/test_panel_forecasts.py
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+"""What the tests of figures share: results that can be drawn, and the texts of a figure."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from memlab.config import StepConfig
+from memlab.result import Outcome, Source, StepResult
+from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+
+MIB = 2**20
+
+
+def make_timeline(activations, *, micro_batches=1):
+    """Forward, backward by halves, then as long an optimizer phase; 10 MiB of parameters stand."""
+    n = len(activations)
+    table = np.zeros((2 * n, len(CATEGORIES)), np.int64)
+    table[:, CATEGORIES.index(Category.PARAMETERS)] = 10 * MIB
+    table[:n, CATEGORIES.index(Category.ACTIVATIONS)] = activations
+    micro_batch = np.minimum(np.arange(2 * n) * micro_batches // n, micro_batches - 1)
+    within = (np.arange(2 * n) * micro_batches % n) / n
+    phase = np.where(within < 0.5, PHASES.index(Phase.FORWARD), PHASES.index(Phase.BACKWARD))
+    phase[n:] = PHASES.index(Phase.OPTIMIZER)
+    return Timeline(
+        bytes_by_category=table,
+        phase=phase.astype(np.int8),
+        micro_batch=micro_batch.astype(np.int32),
+        operator=np.arange(2 * n, dtype=np.int32) // 2,
+    )
+
+
+def make_result(*, timeline=None, seconds=(0.2, 0.1, 0.3), **changes):
+    timeline = make_timeline([MIB, 5 * MIB, 30 * MIB, 7 * MIB]) if timeline is None else timeline
+    result = StepResult(
+        outcome=Outcome.OK,
+        message="peak",
+        source=Source.MEASURED,
+        device="cpu",
+        config=StepConfig(),
+        workload_name="line",
+        timeline=timeline,
+        peak_allocated_bytes=int(timeline.total_bytes.max()),
+        peak_by_category=timeline.peak_by_category,
+        peak_place=Place(phase=Phase.BACKWARD, micro_batch=0, module="a.b", operator="aten::mm"),
+        step_seconds=float(np.median(seconds)),
+        step_seconds_all=tuple(seconds),
+        samples_per_second=8 / float(np.median(seconds)),
+    )
+    return replace(result, **changes)
+
+
+def texts_of(figure):
+    return [t.get_text() for axes in figure.axes for t in axes.texts]

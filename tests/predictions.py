@@ -1,0 +1,31 @@
+"""What the tests of predictions share: a prediction beside what is measured."""
+
+import memlab
+from memlab import Outcome, StepConfig, Workload
+from memlab.devices.cards import resolve
+from memlab.predicting.predict import predict_in_process
+from tests.models import blocks
+
+FEW_BYTES = 64  # of a model of a kilobyte a scalar is a per mille
+WIDTH = 128
+
+
+def error_of(workload: Workload, config: StepConfig) -> float:
+    predicted = memlab.predict(workload, config, "cpu")
+    measured = memlab.measure(workload, config, "cpu", repeats=1, warmup=0)
+    assert predicted.outcome == measured.outcome == Outcome.OK, (predicted, measured)
+    assert sum(predicted.peak_by_category.values()) == predicted.peak_allocated_bytes
+    assert sum(h.nbytes for h in predicted.peak_holdings) == predicted.peak_allocated_bytes
+    difference = predicted.peak_allocated_bytes - measured.peak_allocated_bytes
+    return 0.0 if abs(difference) <= FEW_BYTES else difference / measured.peak_allocated_bytes
+
+
+def wide():
+    return blocks(width=WIDTH, depth=3)
+
+
+def predicted(config, device="cpu", workload=None):
+    return predict_in_process(
+        workload or wide(), config, resolve(device), seed=0, memory_limit=None,
+        report=lambda progress: None,
+    ).result  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tests that train nothing: they neither build a step nor start a worker."""

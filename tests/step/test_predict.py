@@ -1,0 +1,315 @@
+"""Predictions against measurements, and what they refuse."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import memlab
+from memlab import Outcome, StepConfig, Workload
+from memlab.arguments.units import GIB
+from memlab.errors import DeviceError
+from tests.models import blocks, ignored_labels, linear
+from tests.predictions import error_of
+
+CONFIGS = [
+    StepConfig(batch_size=6),
+    StepConfig(batch_size=7, accumulation_steps=3),
+    StepConfig(batch_size=12, accumulation_steps=6, optimizer="sgd-momentum"),
+    StepConfig(batch_size=4, precision="bf16-mixed"),
+    StepConfig(batch_size=4, precision="bf16", optimizer="sgd"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(
+    "workload", [linear(), blocks(norm=True, dropout=0.1), ignored_labels()], ids=lambda w: w.name
+)
+def test_small_models_are_predicted_to_the_byte(workload, config):
+    assert abs(error_of(workload, config)) < 1e-3
+
+
+@pytest.mark.parametrize("workload", [linear(), blocks()], ids=lambda w: w.name)
+def test_a_single_sample_is_predicted_to_the_byte(workload):
+    assert abs(error_of(workload, StepConfig(batch_size=1))) < 1e-3
+    assert abs(error_of(workload, StepConfig(batch_size=5, accumulation_steps=4))) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        StepConfig(batch_size=4),
+        StepConfig(batch_size=6, accumulation_steps=2, precision="bf16-mixed"),
+    ],
+    ids=str,
+)
+def test_the_zoo_is_predicted(name, config):
+    assert abs(error_of(memlab.workloads.get(name), config)) < 1e-3
+
+
+def test_checkpointing_is_predicted():
+    config = StepConfig(batch_size=64, checkpointing="blocks")
+    assert abs(error_of(blocks(width=256), config)) < 2e-2
+
+
+class NeverReal(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+
+    def forward(self, x):
+        if type(x) is torch.Tensor:
+            raise AssertionError("the model ran for real")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_the_model_never_runs_for_real(device):
+    workload = dataclasses.replace(blocks(), build_model=NeverReal)
+    assert memlab.predict(workload, StepConfig(), device).outcome == Outcome.OK
+
+
+def test_a_model_larger_than_this_machine():
+    workload = Workload(
+        name="huge",
+        build_model=lambda: torch.nn.Linear(2**20, 2**20),
+        make_batch=lambda n: torch.randn(n, 2**20),
+        compute_loss=lambda model, x: model(x).mean(),
+    )
+    result = memlab.predict(workload, StepConfig(optimizer="sgd"), "h200", memory_limit="141GiB")
+    assert result.outcome == Outcome.OK
+    assert result.fits is False
+    assert result.peak_by_category["parameters"] == pytest.approx(4 * 2**40, rel=1e-3)
+
+
+def test_cuda_and_cpu_differ_where_they_do():
+    """Dropout keeps a mask of bools on CUDA, of floats on a CPU; reserved is CUDA's alone."""
+    workload = blocks(dropout=0.5, width=256)
+    config = StepConfig(batch_size=256)
+    cpu, cuda = (memlab.predict(workload, config, device) for device in ("cpu", "t4"))
+    assert cpu.peak_reserved_bytes is None
+    assert cuda.peak_reserved_bytes >= cuda.peak_allocated_bytes
+    assert cuda.peak_reserved_bytes % 2**21 == 0
+    assert cuda.peak_by_category["activations"] < cpu.peak_by_category["activations"]
+    assert (cuda.device, cuda.source) == ("t4", "predicted")
+
+
+def test_time_on_a_card_follows_its_speed():
+    config = StepConfig(batch_size=512)
+    seconds = {
+        card: memlab.predict(blocks(width=1024), config, card).step_seconds
+        for card in ("t4", "h200", "24GiB")
+    }
+    assert seconds["t4"] > seconds["h200"] > 0
+    assert seconds["24GiB"] is None
+
+
+def test_limit():
+    peak = memlab.predict(linear(), StepConfig(), "cpu").peak_allocated_bytes
+    assert memlab.predict(linear(), StepConfig(), "cpu", memory_limit=peak).fits is True
+    above = memlab.predict(linear(), StepConfig(), "cpu", memory_limit=peak - 1)
+    assert (above.fits, above.outcome) == (False, Outcome.OK)
+    assert memlab.predict(linear(), StepConfig(), "rtx-3060", memory_limit=GIB).fits is True
+
+
+@pytest.mark.parametrize(
+    "config", [StepConfig(compile=True), StepConfig(memory_budget=0.5, budget_engine="compile")]
+)
+def test_compiled_steps_are_not_given_the_eager_number(config):
+    result = memlab.predict(blocks(), config, "cpu")
+    assert result.outcome == Outcome.UNSUPPORTED
+    assert result.peak_allocated_bytes is None
+    assert "measure" in result.message
+
+
+def test_bf16_on_a_card_without_it():
+    result = memlab.predict(blocks(), StepConfig(precision="bf16-mixed"), "t4")
+    assert result.outcome == Outcome.UNSUPPORTED
+    assert "fp16-mixed" in result.message
+
+
+def test_an_unknown_card_lists_the_known_ones():
+    with pytest.raises(DeviceError, match="rtx-4090"):
+        memlab.predict(blocks(), StepConfig(), "rtx-99")
+
+
+def test_an_error_of_the_model_is_an_outcome():
+    class Broken(NeverReal):
+        def forward(self, x):
+            raise ValueError("no such thing")
+
+    result = memlab.predict(dataclasses.replace(blocks(), build_model=Broken), StepConfig(), "cpu")
+    assert result.outcome == Outcome.FAILED
+    assert "ValueError: no such thing" in result.message
+
+
+def test_a_branch_on_data_widens_the_uncertainty_and_says_what_was_assumed():
+    class Branch(NeverReal):
+        def forward(self, x):
+            y = self.layer(x)
+            return y if y.sum() > 0 else y * 2
+
+    workload = dataclasses.replace(blocks(), build_model=Branch)
+    result = memlab.predict(workload, StepConfig(), "cpu")
+    plain = memlab.predict(blocks(), StepConfig(), "cpu")
+    assert result.outcome == Outcome.OK
+    assert any("assumed" in note for note in result.notes)
+    assert result.uncertainty["peak_allocated_bytes"] > plain.uncertainty["peak_allocated_bytes"]
+
+
+def with_model(model: type[torch.nn.Module], **changes) -> Workload:
+    return dataclasses.replace(blocks(), build_model=model, **changes)
+
+
+def test_a_module_with_real_weights():
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(1, 8, 3),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(3),
+    )
+    example = (torch.randn(6, 1, 20), torch.randint(3, (6,)))
+    module(example[0])
+    workload = Workload.from_module(module, example, torch.nn.functional.cross_entropy)
+    assert abs(error_of(workload, StepConfig(batch_size=6))) < 1e-3
+
+
+class BuiltOfNumbers(NeverReal):
+    def __init__(self):
+        super().__init__()
+        self.scale = float(self.layer.weight.detach().numpy().std())
+
+
+def test_a_model_that_cannot_be_built_of_fakes_is_built_for_real_and_says_so():
+    result = memlab.predict(with_model(BuiltOfNumbers), StepConfig(), "cpu")
+    assert result.outcome == Outcome.OK
+    assert any("built for real" in note for note in result.notes)
+    assert result.peak_by_category["parameters"] == 4 * (32 * 3 + 3)
+
+
+class Checks(NeverReal):
+    def forward(self, x):
+        y = self.layer(x)
+        assert torch.isfinite(y).all()
+        return y
+
+
+def test_a_check_that_all_is_well_passes():
+    assert memlab.predict(with_model(Checks), StepConfig(), "cpu").outcome == Outcome.OK
+
+
+def test_a_mask_from_the_batch_is_known():
+    def loss(model, batch):
+        keep = batch[1] > 0
+        return torch.nn.functional.cross_entropy(model(batch[0])[keep], batch[1][keep])
+
+    workload = dataclasses.replace(blocks(), compute_loss=loss)
+    result = memlab.predict(workload, StepConfig(batch_size=32), "cpu")
+    assert result.outcome == Outcome.OK
+    assert not any("assumed" in note for note in result.notes)
+
+
+def test_lengths_from_the_batch_are_known():
+    class Packed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.layer = torch.nn.LSTM(32, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x):
+            lengths = torch.arange(len(x), 0, -1)
+            steps = x.expand(len(x), len(x), 32)
+            packed = torch.nn.utils.rnn.pack_padded_sequence(steps, lengths)
+            return self.layer(self.rnn(packed)[1][0][-1])
+
+    result = memlab.predict(with_model(Packed), StepConfig(batch_size=6), "cpu")
+    assert result.outcome == Outcome.OK, result
+
+
+class Ragged(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.layer(x[..., None]).mean(1)
+
+
+def test_batches_of_chance_lengths_are_recorded_as_they_are():
+    def make_batch(n):
+        return torch.randn(n, int(torch.randint(50, 500, (n,)).max())), torch.randint(3, (n,))
+
+    workload = with_model(Ragged, make_batch=make_batch)
+    config = StepConfig(batch_size=7, accumulation_steps=3)
+    assert abs(error_of(workload, config)) < 1e-3
+
+
+def test_reading_values_as_numpy_is_unsupported_with_a_remedy():
+    class ToNumpy(NeverReal):
+        def forward(self, x):
+            return self.layer(x) * float(self.layer(x).detach().numpy().mean())
+
+    result = memlab.predict(with_model(ToNumpy), StepConfig(), "cpu")
+    assert result.outcome == Outcome.UNSUPPORTED
+    assert "make_batch" in result.message
+
+
+class KeepsState(torch.nn.Module):
+    """Goes on with the hidden state of the step before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.state = torch.nn.LSTM(32, 32, batch_first=True), None
+
+    def forward(self, x):
+        out, state = self.rnn(x[:, None].expand(-1, 5, -1), self.state)
+        self.state = tuple(each.detach() for each in state)
+        return out[:, -1]
+
+
+class KeepsOutputs(torch.nn.Module):
+    """Holds what it computed last, and does nothing with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(32, 256), torch.nn.GELU(), torch.nn.Linear(256, 32)
+        )
+        self.last = None
+
+    def forward(self, x):
+        self.last = [x]
+        for layer in self.layers:
+            self.last.append(layer(self.last[-1]))
+        out = self.last[-1]
+        self.last = [each.detach() for each in self.last]
+        return out
+
+
+class KeepsQueue(torch.nn.Module):
+    """A queue of past outputs in a buffer of its own size, as contrastive learning has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+        self.register_buffer("queue", torch.randn(64, 32))
+
+    def forward(self, x):
+        y = self.layer(x)
+        scores = y @ self.queue.clone().T
+        with torch.no_grad():
+            self.queue = torch.cat([y, self.queue])[:64].clone()
+        return torch.cat([y, scores], dim=1)
+
+
+@pytest.mark.parametrize("kind", [KeepsState, KeepsOutputs, KeepsQueue])
+@pytest.mark.parametrize("size", [6, 8])
+def test_what_a_model_keeps_of_its_last_batch_is_as_large_as_the_batch(kind, size):
+    workload = dataclasses.replace(
+        with_model(kind), compute_loss=lambda model, batch: model(batch[0]).square().mean()
+    )
+    config = StepConfig(batch_size=size)
+    measured = memlab.measure(workload, config, "cpu", repeats=1, warmup=0)
+    predicted = memlab.predict(workload, config, "cpu")
+    assert measured.outcome == predicted.outcome == Outcome.OK, (measured, predicted)
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes

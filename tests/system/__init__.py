@@ -1,0 +1,1 @@
+"""Tests of processes, notebooks, the panel and the browser."""

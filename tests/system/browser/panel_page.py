@@ -1,0 +1,94 @@
+"""The panel on a page: opened, pressed, and read as a person reads it."""
+
+import json
+import time
+
+from tests.system.browser import lab_browser as lab_ui
+
+
+def open_panel(page, lab, name):
+    lab_ui.open_notebook(page, lab, name)
+    lab_ui.lab_command(page, "application:toggle-left-area")
+    lab_ui.run_all(page)
+    panel = page.locator(".memlab-panel").last
+    panel.wait_for()
+    panel.scroll_into_view_if_needed()
+    return panel
+
+
+def press_run(panel):
+    """Press Run and wait for the new row; return the result that the page holds as JSON."""
+    before = num_rows(panel)
+    button(panel, "Run").click()
+    wait_for(lambda: num_rows(panel) > before)
+    wait_for(lambda: button(panel, "Run").is_enabled())
+    return shown_json(panel)
+
+
+def num_rows(panel):
+    return panel.locator("table.memlab-runs tbody tr").count()
+
+
+def first_row(panel):
+    """Return the cells of the newest run by their headings.
+
+    They are read in one go: the table is drawn anew whenever something arrives, and what is read
+    cell by cell can be of two tables.
+    """
+    heads, cells = panel.evaluate(
+        """panel => {
+          const table = panel.querySelector('table.memlab-runs');
+          const texts = (place, name) =>
+            place ? [...place.querySelectorAll(name)].map(cell => cell.innerText) : [];
+          return table ? [texts(table.querySelector('thead'), 'th'),
+                          texts(table.querySelector('tbody tr'), 'td')] : [[], []]; }"""
+    )
+    return dict(zip(heads, cells, strict=True))
+
+
+def shown_json(panel):
+    """Return the result of the newest run; of the row that is shown, once both are there."""
+    found = {}
+
+    def is_there():
+        found.update(json.loads(panel.locator("code.memlab-json").text_content() or "{}"))
+        return "outcome" in found
+
+    wait_for(is_there)
+    return found
+
+
+def button(panel, name):
+    return panel.get_by_role("button", name=name, exact=True)
+
+
+def status(panel):
+    return panel.locator("[role=status]").inner_text()
+
+
+def wait_for(condition):
+    """Wait for a state of the page; never for a time."""
+    deadline = time.monotonic() + lab_ui.PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def in_kernel(page, expression):
+    """Return the value of a Python expression in the notebook's kernel, as a cell would."""
+    code = f"import json as _j; print(_j.dumps({expression}))"
+    return json.loads(
+        page.evaluate(
+            """code => new Promise((done, failed) => {
+              const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+              const future = kernel.requestExecute({code, store_history: false});
+              let text = '';
+              future.onIOPub = m => {
+                if (m.header.msg_type === 'stream') text += m.content.text;
+                if (m.header.msg_type === 'error') failed(m.content.evalue);
+              };
+              future.done.then(() => done(text));
+            })""",
+            code,
+        )
+    )

@@ -1,0 +1,101 @@
+"""The notebook runner on tiny notebooks, then every real notebook."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WRITE = "import json, pathlib\npathlib.Path(out_json).write_text(json.dumps({'device': device}))"
+
+
+def write_notebook(path: Path, *sources: str, parameters: str = "device = 'cpu'\nout_json = ''"):
+    v4 = nbformat.v4
+    first = v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+    cells = [v4.new_markdown_cell("# A question?"), first, *map(v4.new_code_cell, sources)]
+    kernel = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    return path
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "notebooks" / "run.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=3600)
+
+
+def test_a_passing_notebook_is_one_line_and_leaves_its_source_alone(tmp_path):
+    notebook = write_notebook(tmp_path / "10_fine.ipynb", WRITE)
+    before = notebook.read_bytes()
+    done = run(notebook, "--out", tmp_path / "out", "--device", "meta")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("ok 10_fine ")
+    assert len(done.stdout.splitlines()) == 1
+    assert json.loads((tmp_path / "out" / "10_fine.json").read_text()) == {"device": "meta"}
+    assert (tmp_path / "out" / "10_fine.ipynb").exists()
+    assert notebook.read_bytes() == before
+
+
+def test_a_failing_cell_names_notebook_cell_and_error_and_the_next_still_runs(tmp_path):
+    bad = write_notebook(tmp_path / "10_bad.ipynb", "a = 1", "assert a == 2, 'a is not 2'", WRITE)
+    good = write_notebook(tmp_path / "20_good.ipynb", WRITE)
+    done = run(bad, good, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()
+    assert first == "failed 10_bad, code cell 3: AssertionError: a is not 2"
+    assert second.startswith("ok 20_good ")
+    assert (tmp_path / "out" / "10_bad.ipynb").exists()
+
+
+def test_a_dead_kernel_names_the_cell(tmp_path):
+    notebook = write_notebook(tmp_path / "10_dead.ipynb", "import os; os._exit(3)", WRITE)
+    done = run(notebook, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed 10_dead, code cell 2: DeadKernelError: ")
+
+
+def test_a_parameter_that_is_not_declared_fails_before_anything_runs(tmp_path):
+    notebook = write_notebook(tmp_path / "10_mute.ipynb", WRITE, parameters="out_json = ''")
+    done = run(notebook, "--out", tmp_path / "out", "--device", "cpu")
+    assert done.returncode == 1
+    assert "failed 10_mute, parameters: 'device' is not declared, only out_json;" in done.stdout
+    assert not (tmp_path / "out" / "10_mute.ipynb").exists()
+
+
+def test_quick_reaches_a_notebook_that_declares_it_and_no_other(tmp_path):
+    write = "import json, pathlib\npathlib.Path(out_json).write_text(json.dumps(quick))"
+    declared = write_notebook(
+        tmp_path / "10_has.ipynb", write, parameters="quick = False\nout_json = ''"
+    )
+    other = write_notebook(tmp_path / "20_has_not.ipynb", WRITE)
+    done = run(declared, other, "--out", tmp_path / "out", "--quick")
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "out" / "10_has.json").read_text()) is True
+
+
+def test_an_artifact_of_an_earlier_run_does_not_count(tmp_path):
+    (tmp_path / "10_silent.json").write_text("{}")
+    notebook = write_notebook(tmp_path / "10_silent.ipynb", "a = 1")
+    done = run(notebook, "--out", tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == "failed 10_silent, last cell: it wrote no file to out_json\n"
+
+
+def test_a_file_that_is_no_notebook_is_named(tmp_path):
+    notebook = tmp_path / "10_text.ipynb"
+    notebook.write_text("not JSON")
+    done = run(notebook, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed 10_text, unreadable: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs_on_a_cpu(notebook, tmp_path):
+    # each notebook claims the same in its short form; `make notebooks` runs the long one
+    done = run(notebook, "--out", tmp_path, "--device", "cpu", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,154 @@
+"""pyproject, the environment files, the Makefile and CI say the same thing."""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+import memlab
+from tests import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
+TARGETS = ["lab", "test", "test-deps", "notebooks", "lint", "bench", "clean"]
+
+
+def requirements(lines: list[str]) -> dict[str, SpecifierSet]:
+    parsed = map(Requirement, lines)
+    return {canonicalize_name(r.name): r.specifier for r in parsed}
+
+
+def conda_requirements(file: str) -> dict[str, SpecifierSet]:
+    lines = yaml.safe_load((ROOT / file).read_text())["dependencies"]
+    # conda writes python=3.12 where pip writes ==
+    texts = [re.sub(r"(?<![=<>!])=(?!=)", "==", line) for line in lines if isinstance(line, str)]
+    return requirements(texts)
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("file", CONDA_TORCH)
+def test_a_conda_environment_agrees_with_pyproject(file):
+    conda = conda_requirements(file)
+    python = conda.pop("python")
+    assert SpecifierSet(PROJECT["requires-python"]).contains(next(iter(python)).version)
+    del conda["pip"]
+    conda["torch"] = conda.pop(CONDA_TORCH[file])
+    assert conda == requirements(PROJECT["dependencies"] + EXTRAS["zoo"])
+
+
+def test_both_environments_come_from_conda_forge_alone():
+    for file in CONDA_TORCH:
+        assert yaml.safe_load((ROOT / file).read_text())["channels"] == ["conda-forge"]
+
+
+def test_the_broken_kernels_are_refused_everywhere():
+    for found in (requirements(PROJECT["dependencies"]), *map(conda_requirements, CONDA_TORCH)):
+        kernel = found["ipykernel"]
+        assert not kernel.contains("7.0.1")
+        assert kernel.contains("6.29.0")
+        assert kernel.contains("7.4.0")
+
+
+def test_the_tested_set_covers_every_dependency_within_its_range():
+    pinned = {canonicalize_name(name): version for name, version in pins().items()}
+    lines = [*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())]
+    for name, specifier in requirements(lines).items():
+        assert specifier.contains(pinned[name]), name
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_the_tested_set_names_versions_only_and_no_cuda():
+    assert len(pins()) > 50
+    for name, version in pins().items():
+        assert re.fullmatch(r"[0-9][0-9a-z.]*", version), f"{name}=={version}"
+        assert not name.startswith(("nvidia", "cuda", "triton")), name
+
+
+def test_the_version_comes_from_one_file():
+    assert PROJECT["dynamic"] == ["version"]
+    assert "version" not in PROJECT
+    assert f"## {memlab.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        ".gitignore",
+    ],
+)
+def test_a_file_that_people_look_for_is_there(file):
+    assert (ROOT / file).read_text().strip()
+
+
+@pytest.mark.parametrize("file", [".ci/run", "binder/postBuild"])
+def test_a_script_is_executable_and_stops_at_the_first_error(file):
+    assert os.access(ROOT / file, os.X_OK)
+    text = (ROOT / file).read_text()
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "set -euo pipefail" in text
+
+
+def test_ci_lints_tests_and_lets_no_browser_test_skip():
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert lines[-3:] == ["make test-deps", "make lint", "MEMLAB_REQUIRE_BROWSER=1 make test"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_knows_how_to_do_it(target):
+    done = make("-n", target)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_lab_listens_on_loopback_with_its_token_and_passes_arguments_on():
+    command = make("-n", "lab", "ARGS=--no-browser").stdout
+    assert "--ip=127.0.0.1" in command
+    assert "--no-browser" in command
+    assert "token" not in command
+    assert ("--allow-root" in command) == (os.getuid() == 0)
+
+
+@pytest.mark.parametrize("version", ["3.10.4", "3.14.0"])
+def test_make_says_which_python_it_needs(tmp_path, version):
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    python = tmp_path / "old-python"
+    major, minor, patch = version.split(".")
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}" && exit 0\n'
+        f"exec {sys.executable} -c "
+        f'"import sys; sys.version_info = ({major}, {minor}, {patch})\n$2"\n'
+    )
+    python.chmod(0o755)
+    done = make("lab", f"PYTHON={python}", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "memlab needs Python 3.11, 3.12 or 3.13" in done.stdout
+    assert f"Python {version}" in done.stdout
+    assert not (tmp_path / ".venv").exists()
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    # without what is handed down by the make that may be running these tests
+    ours = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ARGS", "DEVICE", "PYTHON")
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True)

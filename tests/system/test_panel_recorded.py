@@ -1,0 +1,79 @@
+"""The panel over a recorded device: its runs play back, and where there is none it says so."""
+
+import pytest
+
+import memlab
+from memlab import StepConfig, workloads
+from memlab._panel import advice, choices
+from memlab.errors import DeviceError
+from memlab.records import recorded
+from memlab.records.records import Kind, append
+from memlab.result import Source
+from tests.panel_parts import until
+from tests.record_parts import OPTIONS, VISIT, result, run
+
+LABEL = "t4, recorded"
+
+
+@pytest.fixture
+def panel(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+    append(tmp_path / "t4.jsonl", Kind.VISIT, VISIT)
+    for batch_size in (4, 8):
+        measured = result(StepConfig(batch_size=batch_size), peak_allocated_bytes=batch_size)
+        append(tmp_path / "t4.jsonl", Kind.RUN, run(result=measured).to_line())
+    made = memlab.panel(workloads.get("gpt-small", **OPTIONS), device=LABEL)
+    yield made
+    made.close()
+
+
+def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
+    assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
+    assert choices.default_limit(LABEL) == panel._view.limit.value != ""
+    assert "recorded elsewhere" in panel._view._status.value
+    with pytest.raises(DeviceError, match="allowed is one of 't4'"):
+        panel.set(device="h200, recorded")
+
+
+def test_run_plays_back_what_was_recorded(panel):
+    panel.set(batch_size=4)
+    found = panel.run()
+    assert (found.source, found.device) == (Source.RECORDED, LABEL)
+    assert found.peak_allocated_bytes == 4
+    code = panel._asked.source()
+    assert "result = memlab.recorded(workload, config, device='t4, recorded')" in code
+    assert "memlab.workloads.get('gpt-small', num_layers=1" in code
+
+
+def test_what_is_not_recorded_leads_to_the_nearest_that_is(panel):
+    panel.set(batch_size=9)
+    until(lambda: "nearest run that is: batch_size=8" in panel._view._advice.text.value)
+    assert panel.run().outcome == "unsupported"
+    panel._view._advice.button.click()
+    assert panel.config == StepConfig(batch_size=8)
+    until(lambda: "nearest" not in panel._view._advice.text.value)
+    assert panel.run().peak_allocated_bytes == 8
+
+
+def test_other_sizes_of_the_workload_are_named(panel):
+    other = memlab.panel(workloads.get("gpt-small"), device=LABEL)
+    try:
+        until(lambda: "num_layers=1" in other._view._advice.text.value)
+    finally:
+        other.close()
+    assert "has some" not in advice.recorded_line(StepConfig(), None, "").text
+
+
+def test_a_setting_without_a_control_is_left_to_code():
+    nearest = StepConfig(checkpointing="blocks", checkpoint_modules="every 2")
+    line = advice.recorded_line(StepConfig(), nearest, "")
+    assert "memlab.recorded plays back" in line.text
+    assert line.remedy is None
+
+
+def test_a_prediction_for_it_takes_its_operators_times(panel):
+    found = memlab.predict(panel.workload, StepConfig(batch_size=4), LABEL)
+    assert (found.outcome, found.device) == ("ok", LABEL), found.message
+    assert memlab.predict(panel.workload, StepConfig(batch_size=4), "t4").device == "t4"
+    with pytest.raises(DeviceError, match="allowed is one of 't4'"):
+        memlab.predict(panel.workload, StepConfig(), "h100, recorded")
