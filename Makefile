@@ -1,8 +1,11 @@
-# `make lab` opens the quickstart and `make test` runs the tests; each first sets up what it needs.
+# `make lab` opens the quickstart and `make quick` runs the quick tests; each first sets up what it
+# needs. CONTRIBUTING.md says what `make quick`, `make test` and `make test-all` run.
 
 PYTHON ?= python3
 ARGS ?=
 DEVICE ?=
+# draws the sample of tests: another for each commit, the same for the same one
+SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +17,7 @@ EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.
 # the server listens on loopback only; its root user must be allowed by name
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab test test-deps notebooks lint bench clean
+.PHONY: lab quick test test-all test-deps notebooks lint bench clean
 .NOTPARALLEL:
 
 lab: $(VENV)/lab
@@ -22,8 +25,18 @@ lab: $(VENV)/lab
 		--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(AS_ROOT) $(ARGS)
 
 # two files at a time; threads that wait for work would else keep the cores from one another
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile \
+	--no-loadscope-reorder --durations=30
+
+quick: $(VENV)/test
+	$(PYTEST) -m "not slow" --sample=0.1 --seed=$(SEED) $(ARGS) \
+		tests/pure tests/step tests/matrix/test_combinations.py
+
 test: $(VENV)/test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) --sample=0.25 --seed=$(SEED) $(ARGS)
+
+test-all: $(VENV)/test
+	$(PYTEST) $(ARGS)
 
 # the browser itself; the package that drives it comes with `make test`
 test-deps: $(VENV)/test

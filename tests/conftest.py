@@ -1,5 +1,6 @@
-"""Options that all tests share; what only browser tests need is in tests/browser/conftest.py."""
+"""Options that all tests share; what only browser tests need is in tests/system/browser."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 from memlab.recording import stand_in
+from tests import ROOT
+
+MATRIX = ROOT / "tests" / "matrix"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,15 +24,50 @@ def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("memlab", "memlab's tiers of tests")
+    group.addoption(
+        "--sample",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="run this share of tests/matrix and of the tests marked `slow`, drawn by --seed",
+    )
+    group.addoption("--seed", default="", help="any text, such as a commit; draws the sample")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    share, seed = config.getoption("sample"), config.getoption("seed")
+    if share >= 1.0:
+        return None
+    return f"sample: {share:.0%} of tests/matrix and of slow tests; again by --seed={seed!r}"
+
+
 def pytest_configure() -> None:
     # autograd counts the devices at the first backward of a process; a card must stay the only one
     if not torch.cuda.is_available():
         stand_in.device()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+    share, seed = config.getoption("sample"), config.getoption("seed")
+    left_out = [item for item in items if _is_sampled(item) and draw(seed, item.nodeid) >= share]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        names = {item.nodeid for item in left_out}
+        items[:] = [item for item in items if item.nodeid not in names]
+
+
+def _is_sampled(item: pytest.Item) -> bool:
+    return MATRIX in item.path.parents or item.get_closest_marker("slow") is not None
+
+
+def draw(seed: str, name: str) -> float:
+    """Return a number in [0, 1) that depends on the seed and this one test alone."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -4,6 +4,7 @@ import ast
 import inspect
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -237,3 +238,13 @@ def test_every_module_says_what_it_is():
     for path in FILES:
         doc = ast.get_docstring(ast.parse(path.read_text()))
         assert doc or not path.read_text().strip(), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def test_each_test_lies_in_a_tier_and_none_imports_another():
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    tiers = {path.relative_to(ROOT / "tests").parts[0] for path in files}
+    assert tiers == {"pure", "step", "matrix", "system"}
+    for path in files:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            is_import = re.match(r"\s*(from|import) tests\b", line)
+            assert not (is_import and "test_" in line), f"{path.relative_to(ROOT)}: {line.strip()}"

@@ -13,100 +13,22 @@ from torch import nn
 
 import memlab
 from benchmarks import meter, models, report
-from memlab import Outcome, StepConfig, Workload
+from memlab import Outcome, StepConfig
 from memlab.arguments.units import KIB
-from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.planning import chain, chains
 from memlab.planning.chain import Chain
 from memlab.planning.chain import chain_of as chain_of_told
 from memlab.planning.cut import ChoiceCost, Cut
-from memlab.predicting.predict import predict_in_process
 from memlab.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
 from memlab.worker import isolation
-from tests.models import blocks
+from tests.budget_parts import WORKLOADS, Gelu, chain_of, predicted, regression
 
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 READ_BYTES = 8 * KIB  # a state of torch's generator, held while it is read: no prediction sees it
 RISE = 1.003  # of a predicted peak over the one before it: what the estimates may be off
-
-
-class Gelu(nn.Module):
-    """A block whose pointwise operators hold most: two matmuls around a written-out GELU."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        h = self.up(self.norm(x))
-        h = 0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h**3)))
-        return x + self.down(h)
-
-
-class Stages(nn.Module):
-    """Convolutions in stages, as attributes: no list of blocks."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = Stage(3, 16), Stage(16, 16)
-        self.three = Stage(16, 16)
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x):
-        return self.head(self.three(self.two(self.one(x))).mean((2, 3)))
-
-
-class Stage(nn.Module):
-    def __init__(self, width, out):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        return self.act(self.norm(self.conv(x)))
-
-
-class Shared(nn.Module):
-    """One block, called four times."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = Gelu(32)
-
-    def forward(self, x):
-        for _ in range(4):
-            x = self.block(x)
-        return x
-
-
-def regression(model, *shape):
-    return Workload(
-        name="regression",
-        build_model=model,
-        make_batch=lambda n: torch.randn(n, *shape),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
-
-
-WORKLOADS = {
-    "gelu": lambda: regression(lambda: nn.Sequential(*(Gelu(64) for _ in range(4))), 64, 64),
-    "stages": lambda: regression(Stages, 3, 32, 32),
-    "shared": lambda: regression(Shared, 64, 32),
-    "gpt": lambda: memlab.workloads.get("gpt-small", num_layers=3, sequence_length=64),
-    "dropout": lambda: blocks(depth=4, dropout=0.2),
-}
-
-
-def chain_of(workload, config=None, device="cpu"):
-    planning = chains.plan_in_process(
-        workload, config or StepConfig(), resolve(device), seed=0, report=lambda progress: None
-    )
-    assert planning.chain is not None, planning.message
-    return planning.chain
 
 
 @pytest.mark.parametrize("device", ["cpu", "h200"])
@@ -157,17 +79,6 @@ def test_along_a_chain_exact_peaks_never_rise_and_times_never_fall(name, card):
         expected = seconds[0] + plans[at].recompute_seconds
         assert result.step_seconds == pytest.approx(expected, rel=0.001)
         assert result.peak_allocated_bytes == pytest.approx(plans[at].peak_bytes, rel=0.015)
-
-
-def predicted(workload, config, device, plan):
-    if plan.regions:
-        config = dataclasses.replace(config, memory_budget=min(plan.share, 0.999))
-    found = predict_in_process(
-        workload, config, resolve(device), seed=0, memory_limit=None,
-        plan=plan if plan.regions else None, report=lambda progress: None,
-    ).result  # fmt: skip
-    assert found.outcome is Outcome.OK, found.message
-    return found
 
 
 def test_where_nothing_lowers_the_peak_less_is_held_all_the_same_step_by_step():
@@ -239,10 +150,14 @@ def test_an_rnn_whose_dropout_cudnn_draws_is_not_planned():
 
 def test_a_card_is_predicted_in_a_process_that_has_planned_for_the_cpu():
     code = """
-from tests import test_budget as t
-t.chain_of(t.WORKLOADS["gelu"]())
-print(t.predicted(t.WORKLOADS["gelu"](), t.StepConfig(), "h200", t.Plan(
-    regions=(), saved_bytes=1, plain_saved_bytes=1, peak_bytes=1, recompute_seconds=None)).outcome)
+from memlab import StepConfig
+from memlab.plan import Plan
+from tests.budget_parts import WORKLOADS, chain_of, predicted
+
+workload = WORKLOADS["gelu"]()
+chain_of(workload)
+plain = Plan(regions=(), saved_bytes=1, plain_saved_bytes=1, peak_bytes=1, recompute_seconds=None)
+print(predicted(workload, StepConfig(), "h200", plain).outcome)
 """
     assert report.fresh_python(code).stdout.split()[-1] == b"ok"
 

@@ -93,9 +93,19 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path):
     assert done.stdout.startswith("failed 10_text, unreadable: ")
 
 
-@pytest.mark.slow
+def has_short_form(notebook: Path) -> bool:
+    return "quick: bool" in notebook.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_runs_on_a_cpu(notebook, tmp_path):
-    # each notebook claims the same in its short form; `make notebooks` runs the long one
+    # each notebook claims the same in its short form
     done = run(notebook, "--out", tmp_path, "--device", "cpu", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", filter(has_short_form, NOTEBOOKS), ids=lambda path: path.stem)
+def test_its_long_form_runs_too(notebook, tmp_path):
+    done = run(notebook, "--out", tmp_path, "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,7 +21,9 @@ from tests import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
-TARGETS = ["lab", "test", "test-deps", "notebooks", "lint", "bench", "clean"]
+TARGETS = [
+    "lab", "quick", "test", "test-all", "test-deps", "notebooks", "lint", "bench", "clean"
+]  # fmt: skip
 
 
 def requirements(lines: list[str]) -> dict[str, SpecifierSet]:

@@ -66,6 +66,10 @@ def status(panel):
     return panel.locator("[role=status]").inner_text()
 
 
+def costs(panel):
+    return panel.locator(".memlab-costs").inner_text()
+
+
 def wait_for(condition):
     """Wait for a state of the page; never for a time."""
     deadline = time.monotonic() + lab_ui.PATIENCE_SECONDS

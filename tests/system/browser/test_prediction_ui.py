@@ -2,15 +2,11 @@
 
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
-from tests.system.browser.panel_page import button, first_row, num_rows, press_run, wait_for
+from tests.system.browser.panel_page import button, costs, first_row, num_rows, press_run, wait_for
 
 
 def badge(panel):
     return panel.locator(".memlab-fit").inner_text()
-
-
-def costs(panel):
-    return panel.locator(".memlab-costs").inner_text()
 
 
 def picture(panel):

@@ -2,8 +2,14 @@
 
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
-from tests.system.browser.panel_page import button, first_row, open_panel, press_run, wait_for
-from tests.system.browser.test_prediction_ui import costs
+from tests.system.browser.panel_page import (
+    button,
+    costs,
+    first_row,
+    open_panel,
+    press_run,
+    wait_for,
+)
 
 
 def test_a_recorded_run_is_played_back_and_named_so(page, lab):

@@ -1,0 +1,40 @@
+"""The sample of tests that `make test` runs: what is drawn, and that a seed draws it again."""
+
+from types import SimpleNamespace
+
+from tests import ROOT, conftest
+
+
+def test_a_seed_draws_the_same_again_and_another_seed_others():
+    names = [f"test_{number}" for number in range(1000)]
+    first, again, other = (
+        {name for name in names if conftest.draw(seed, name) < 0.25} for seed in ("a", "a", "b")
+    )
+    assert first == again != other
+    assert 200 < len(first) < 300
+
+
+def test_only_the_matrix_and_slow_tests_are_left_out():
+    def item(folder, *markers):
+        return SimpleNamespace(
+            path=ROOT / "tests" / folder / "test_any.py",
+            nodeid=f"{folder} {markers}",
+            get_closest_marker=lambda name: name if name in markers else None,
+            add_marker=lambda marker: None,
+        )
+
+    items = [
+        item("pure"),
+        item("step", "slow"),
+        item("matrix"),
+        item("system"),
+        item("system", "slow"),
+    ]
+    deselected = []
+    config = SimpleNamespace(
+        getoption={"sample": 0.0, "seed": ""}.get,
+        hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)),
+    )
+    conftest.pytest_collection_modifyitems(config, items)
+    assert [item.nodeid for item in items] == ["pure ()", "system ()"]
+    assert len(deselected) == 3
