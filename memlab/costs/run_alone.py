@@ -8,6 +8,7 @@ before a run of large tensors the caches are filled with other data; small ones 
 step too.
 """
 
+import gc
 import statistics
 import time
 from collections import defaultdict
@@ -94,7 +95,11 @@ def _meter(makers: dict[Signature, Callable[[], OperatorCall]]) -> dict[Signatur
             addresses.append([t.untyped_storage().data_ptr() for t in tensors_in(outputs)])
             del outputs, call
 
-    trace = record(run, meter, CPU)
+    gc.freeze()  # or all that stands here would be searched for garbage, for a second
+    try:
+        trace = record(run, meter, CPU)
+    finally:
+        gc.unfreeze()
     index_of = np.array([interval.step for interval in trace.intervals])[trace.interval]
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for index, address, nbytes in zip(
