@@ -3,11 +3,8 @@
 Curve: for each model peak and step time on the CPU at 11 budgets; beside them every k-th block for
 all k, PyTorch's `sac_milp` where it runs, and torch.compile's budgets, judged against their own
 budget 1. Peaks are allocated bytes by `memlab.measure`; times are steps in turn in one process, as
-medians of ratios to the plain step of the same round. The area of a rule is that below its steps in
-the plane of time and peak (plain = 1): at a time, the least peak of its points that are no slower,
-from the plain step to the slowest point of any; told beside it, to the slowest that both have, as
-our slowest points lie where the others have none. Goals: no point of a peer has both peak and
-time more than 2 % below one of ours; our area is at least 10 % below that of every k-th block.
+medians of ratios to the plain step of the same round. `recompute_points.py` says how they are
+compared.
 
 Pointwise: goal, half of a transformer's saved bytes at 10 % more time of its operators, predicted
 for an H200; on a CPU its pointwise operators are not cheap, and only bytes are compared. Solving:
@@ -29,6 +26,7 @@ from torch import nn
 
 import memlab
 from benchmarks import meter, recompute_checks, report
+from benchmarks.recompute_points import BY_HAND, COMPILED, OURS, Point, judge, rows_of
 from memlab import StepConfig, StepResult, Workload
 from memlab.arguments.units import MIB
 from memlab.config import PRESET_POLICIES
@@ -43,13 +41,11 @@ from memlab.worker import isolation
 
 BUDGETS = tuple(round(1 - 0.1 * i, 1) for i in range(11))
 COMPILED_BUDGETS = (1.0, 0.5, 0.0)
-MARGIN, AREA_GOAL = 0.02, 0.9
 SAVED_GOAL, TIME_GOAL = 0.5, 1.1
 CHAIN_GOAL_SECONDS, PICK_GOAL_MS = 1.0, 5.0
 NUM_ROUNDS, NUM_ROUNDS_QUICK = 7, 1
 NUM_VERIFIED, NUM_VERIFIED_QUICK = 500, 6
 CARD = "h200"
-OURS, BY_HAND, COMPILED = "eager budget", "every k-th block", "compile budget"
 PLAIN = StepConfig()
 
 
@@ -75,27 +71,6 @@ MODELS: dict[str, tuple[Callable[[], Workload], int]] = {
     "unet-3d": (meter.WORKLOADS["unet-3d"], 2),
 }
 MODELS_QUICK = {"gpt": (lambda: gpt(2), 4)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """What one way to run a step costs.
-
-    Attributes:
-        rule: who chose it.
-        setting: how.
-        peak_bytes: most allocated at once, measured on the CPU.
-        time: of a step, measured, as a share of the rule's plain step.
-        predicted_bytes: None where nothing was predicted.
-        predicted_time: likewise.
-    """
-
-    rule: str
-    setting: str
-    peak_bytes: int
-    time: float
-    predicted_bytes: int | None = None
-    predicted_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,76 +175,6 @@ def done(result: StepResult) -> StepResult:
     if result.outcome != "ok":
         raise RuntimeError(f"{result.workload_name}, {result.config}: {result.message}")
     return result
-
-
-def of(points: Sequence[Point], rule: str) -> list[Point]:
-    """Return the points of one rule."""
-    return [point for point in points if point.rule == rule]
-
-
-def dominating(ours: Sequence[Point], peers: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Return pairs of ours and a peer that is better by more than the margin in both."""
-    keep = 1 - MARGIN
-    return [
-        (own, peer)
-        for own in ours
-        for peer in peers
-        if peer.peak_bytes < keep * own.peak_bytes and peer.time < keep * own.time
-    ]
-
-
-def area(points: Sequence[Point], plain_bytes: int, slowest: float) -> float:
-    """Return the area below the steps of some points, from a time of 1 to the slowest."""
-    steps = sorted((max(point.time, 1.0), point.peak_bytes / plain_bytes) for point in points)
-    total, here, peak = 0.0, 1.0, 1.0
-    for at, height in [*(step for step in steps if step[0] < slowest), (slowest, 0.0)]:
-        total += (at - here) * peak
-        here, peak = at, min(peak, height)
-    return total
-
-
-def judge(name: str, points: Sequence[Point]) -> dict[str, Any]:
-    """Return how the budget compares with every k-th block on one model."""
-    ours, peers = of(points, OURS), of(points, BY_HAND)
-    plain = ours[0]
-    slowest = max(point.time for point in [*ours, *peers])
-    own, by_hand = (area(side, plain.peak_bytes, slowest) for side in (ours, [plain, *peers]))
-    shared = min(max(point.time for point in side) for side in (ours, peers))
-    inner = [area(side, plain.peak_bytes, shared) for side in (ours, [plain, *peers])]
-    beaten = dominating(ours, peers)
-    told = [p for p in points if p.predicted_bytes is not None]
-    return {
-        "model": name,
-        "plain peak MiB": plain.peak_bytes / MIB,
-        "least, budget": min(p.peak_bytes for p in ours) / plain.peak_bytes,
-        "least, k-th": min(p.peak_bytes for p in peers) / plain.peak_bytes,
-        "area / k-th's": own / by_hand,
-        "area goal": report.verdict(own <= AREA_GOAL * by_hand),
-        "where both have points": inner[0] / inner[1],
-        "dominated": len({own.setting for own, _ in beaten}),
-        "dominance goal": report.verdict(not beaten),
-        "worst peak error %": max(
-            100 * abs((p.predicted_bytes or 0) / p.peak_bytes - 1) for p in told
-        ),
-    }
-
-
-def rows_of(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return the points as a table."""
-    plains = {p.rule: p.peak_bytes for p in reversed(points) if p.rule != BY_HAND}
-    plains[BY_HAND] = plains[OURS]
-    return [
-        {
-            "rule": p.rule,
-            "setting": p.setting,
-            "peak MiB": p.peak_bytes / MIB,
-            "peak / plain": p.peak_bytes / plains[p.rule],
-            "time / plain": p.time,
-            "predicted peak MiB": None if p.predicted_bytes is None else p.predicted_bytes / MIB,
-            "predicted time / plain": p.predicted_time,
-        }
-        for p in points
-    ]
 
 
 def sac_milp() -> str:

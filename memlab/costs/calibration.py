@@ -1,53 +1,36 @@
 """`calibrate`: what operators allocate and how long they take, found by running each alone.
 
 Kernel workspace adds up operator by operator, so that a model need not run for its memory and time
-to be known. Memory comes from one profile over all operators that are not in the store yet, time
-from runs without any profile. Left out: what depends on values in tensors, memory that libraries
-take behind the allocator, and what an operator that cannot run alone costs (the reason is told).
+to be known. What is in the store is not run again (`cost_store.py`), unless it was taken on a busy
+machine or is in doubt (`doubt.py`); what is too large to run is run at two smaller sizes. How one
+operator is run is in `run_alone.py`. Left out: what depends on values in tensors, memory that
+libraries take behind the allocator, and what an operator costs that cannot run alone (the reason is
+given).
 """
 
-import statistics
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from memlab.arguments.units import KIB, MIB, format_bytes
-from memlab.costs.cost_store import LEAST_OVERHEAD, MOST_OVERHEAD, OVERHEAD, Store
-from memlab.costs.doubt import doubted, forget_others
+from memlab.arguments.units import format_bytes
+from memlab.costs.cost_store import Store
+from memlab.costs.doubt import doubted, forget_others, is_due
+from memlab.costs.run_alone import MAX_RUNS, run_alone
 from memlab.devices.load import LoadWatch, is_quiet
-from memlab.meters.meter import Meter, record
-from memlab.operators.cost import STEADY, OperatorCost
-from memlab.operators.signatures import Signature, signature_of
+from memlab.operators.cost import OperatorCost
+from memlab.operators.signatures import Signature
 from memlab.operators.standalone import (
-    OperatorCall,
     as_in_training,
     bytes_and_operations,
     is_view,
     on_meta,
-    prepare,
     smaller,
-    tensors_in,
 )
-from memlab.trace import Phase
 
-CPU = torch.device("cpu")
 MAX_OPERATIONS = 10**11  # of one run; about two seconds on two cores
 SHARES = (0.5, 0.25)  # of what can be run, for an operator that is too large: a line needs two
-MAX_RUNS, MIN_RUNS = 9, 3  # with two, an interruption by another process would be half the mean
-BUDGET_SECONDS = 0.02  # of runs for one operator, at their median, once it has MIN_RUNS
 AGAIN_SECONDS = 2.0  # of a prediction, for operators that were timed on a busy machine
-AGAIN_AFTER_SECONDS = 60.0  # since then: a load that has just been seen is probably still there
-LONG_SECONDS = 2.0  # of a first run, after which an operator is not run for its time again
-# In a step a tensor of this size or more has left the second-level cache before it is used again,
-# and smaller ones have not: of 128 KiB to 4 MiB the sum over operators fitted the steps of four
-COLD_BYTES = 512 * KIB
-EVICT_BYTES = 64 * MIB  # larger than last-level caches of most processors, a core's share of all
 
 
 class Calibration(dict[Signature, OperatorCost | None]):
@@ -100,7 +83,7 @@ def calibrate(
     parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
     watch = LoadWatch()
     with as_in_training():
-        ran = _run(parts, timed, on_progress)
+        ran = run_alone(parts, timed, on_progress)
     conditions: dict[str, Any] = {"others_share": watch.others_share(), "taken_at": time.time()}
     result = Calibration()
     for signature, plan in plans.items():
@@ -129,7 +112,7 @@ def _to_take_again(known: Mapping[Signature, OperatorCost]) -> list[Signature]:
 
     As many as take two seconds; the others are left to later predictions.
     """
-    noisy = {s: cost for s, cost in known.items() if _is_due(cost)}
+    noisy = {s: cost for s, cost in known.items() if is_due(cost)}
     if not noisy or not is_quiet():
         return []
     found, spent = list[Signature](), 0.0
@@ -139,11 +122,6 @@ def _to_take_again(known: Mapping[Signature, OperatorCost]) -> list[Signature]:
             break
         found.append(signature)
     return found
-
-
-def _is_due(cost: OperatorCost) -> bool:
-    """Return whether a time was taken on a busy machine, long enough ago for that to have ended."""
-    return cost.is_noisy and time.time() - (cost.taken_at or 0.0) > AGAIN_AFTER_SECONDS
 
 
 def _better(new: OperatorCost, old: OperatorCost | None) -> OperatorCost:
@@ -196,116 +174,6 @@ def _outcome(
     return costs[0] if len(plan) == 1 else _extrapolated(costs, [share for _, share in plan])
 
 
-def _run(
-    signatures: list[Signature], timed: bool, report: Callable[[float], None] | None
-) -> dict[Signature, OperatorCost | str]:
-    """Return what each operator cost or why it did not run."""
-    makers: dict[Signature, Callable[[], OperatorCall]] = {}
-    times: dict[Signature, list[float]] = {}
-    found: dict[Signature, OperatorCost | str] = {}
-    evict = torch.zeros(EVICT_BYTES // 4) if timed else None
-    for index, signature in enumerate(signatures):
-        try:
-            start = time.perf_counter()
-            makers[signature] = prepare(signature)
-            first = time.perf_counter() - start
-
-            if evict is None:
-                times[signature] = []
-            elif first > LONG_SECONDS:
-                times[signature] = [first]
-            else:
-                times[signature] = _times(makers[signature], evict)
-        except Exception as error:  # of any operator there is, so that no kind can be named
-            makers.pop(signature, None)
-            found[signature] = f"{type(error).__name__}: {error}".splitlines()[0]
-        if report is not None:
-            report((index + 1) / len(signatures))
-    del evict
-    for signature, cost in _meter(makers).items():
-        found[signature] = replace(cost, **_timing(times[signature]))
-    return found
-
-
-def _timing(seconds: list[float]) -> dict[str, Any]:
-    """Return the fields of a cost that these times fill; none of an operator that was not timed."""
-    if not seconds:
-        return {}
-    return {
-        "seconds": _typical(seconds),
-        "num_repeats": len(seconds),
-        "median_seconds": statistics.median(seconds),
-        "least_seconds": min(seconds),
-    }
-
-
-def _meter(makers: dict[Signature, Callable[[], OperatorCall]]) -> dict[Signature, OperatorCost]:
-    """Return the bytes of each call, from one profile over all of them."""
-    if not makers:
-        return {}
-    meter = Meter()
-    addresses: list[list[int]] = []
-
-    def run() -> None:
-        for index, make in enumerate(makers.values()):
-            call = make()
-            meter.mark(index, Phase.FORWARD, 0)
-            outputs = call()
-            meter.mark(-1, Phase.FORWARD, 0)
-            addresses.append([t.untyped_storage().data_ptr() for t in tensors_in(outputs)])
-            del outputs, call
-
-    trace = record(run, meter, CPU)
-    index_of = np.array([interval.step for interval in trace.intervals])[trace.interval]
-    events: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for index, address, nbytes in zip(
-        index_of.tolist(), trace.address.tolist(), trace.nbytes.tolist(), strict=True
-    ):
-        events[index].append((address, nbytes))
-    return {
-        signature: _bytes(events[index], addresses[index]) for index, signature in enumerate(makers)
-    }
-
-
-def _bytes(events: list[tuple[int, int]], outputs: list[int]) -> OperatorCost:
-    """Return the bytes of one call from its allocations and frees, and its outputs' addresses."""
-    live: dict[int, int] = {}
-    peak = 0
-    for address, nbytes in events:
-        if nbytes > 0:
-            live[address] = nbytes
-            peak = max(peak, sum(live.values()))
-        else:
-            live.pop(
-                address, None
-            )  # an argument's memory may be freed, by an operator that resizes
-    output_bytes = tuple(live.pop(address, 0) for address in outputs)
-    return OperatorCost(output_bytes=output_bytes, peak_bytes=peak, kept_bytes=sum(live.values()))
-
-
-def _times(make: Callable[[], OperatorCall], evict: torch.Tensor) -> list[float]:
-    """Return the times of a few calls, each on arguments made anew."""
-    seconds: list[float] = []
-    while len(seconds) < MAX_RUNS:
-        call = make()
-        if any(t.nbytes >= COLD_BYTES for t in call.tensors if not t.is_meta):
-            evict.add_(1)
-        start = time.perf_counter()
-        outputs = call()
-        del outputs  # what a step allocates it also frees
-        seconds.append(time.perf_counter() - start)
-        spent = statistics.median(seconds) * len(seconds)
-        if spent > BUDGET_SECONDS and len(seconds) >= MIN_RUNS:
-            break
-    return seconds
-
-
-def _typical(seconds: list[float]) -> float:
-    """Return the median, or the least where runs disagree: then others were using the processor."""
-    median, least = statistics.median(seconds), min(seconds)
-    return median if median <= STEADY * least else least
-
-
 def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCost:
     """Return the cost of the whole on the line through the costs of two shares of it."""
     (big, small), (x, y) = costs, shares
@@ -330,143 +198,3 @@ def _extrapolated(costs: list[OperatorCost], shares: list[float]) -> OperatorCos
         median_seconds=noisier.median_seconds,
         least_seconds=noisier.least_seconds,
     )
-
-
-def overhead_seconds(
-    store: Store | None, doubted_before: float | None = None
-) -> dict[Phase, float]:
-    """Return what an operator of each phase takes besides its kernel, in seconds.
-
-    That is modules and the model's Python around it in forward, autograd in backward, the
-    optimizer's Python in the update, less the Python call that an operator alone is timed with: a
-    few microseconds. Views have no kernel and take it all the same. Found from a step whose tensors
-    are tiny, less its operators alone, over their number; each at its fastest. Before each phase
-    caches are filled with other data, as they are in a step whose tensors are not tiny: warm, the
-    same Python takes half as long.
-
-    Args:
-        store: as for `calibrate`.
-        doubted_before: as for `calibrate`.
-    """
-    known = {} if store is None else store.read(list(OVERHEADS.values()))
-    old = doubted(known, doubted_before)
-    known = {signature: cost for signature, cost in known.items() if signature not in old}
-    found = {phase: known.get(signature) for phase, signature in OVERHEADS.items()}
-    is_known = all(cost is not None and cost.seconds is not None for cost in found.values())
-    is_due = any(_is_due(cost) for cost in known.values())
-    if is_known and not (is_due and is_quiet()):
-        return {phase: cost.seconds for phase, cost in found.items() if cost and cost.seconds}
-    watch = LoadWatch()
-    with torch.random.fork_rng(devices=[]):
-        model = torch.nn.Sequential(*(_Tiny() for _ in range(TINY_LAYERS)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.ones(TINY, TINY, TINY)
-    seconds = {}
-    evict = torch.zeros(EVICT_BYTES // torch.float32.itemsize)
-    times = [_phase_times(model, optimizer, batch, evict) for _ in range(TINY_STEPS)]
-    for phase in OVERHEADS:
-        signatures = _operators_of(phase, model, optimizer, batch)
-        kernels = Counter(signature for signature, has_kernel in signatures if has_kernel)
-        unused = torch.empty(0)  # nothing this small is ever evicted
-        with as_in_training():
-            # the fastest of each: on a busy machine medians differ by more than what is looked for
-            alone = sum(min(_times(prepare(s), unused)) * n for s, n in kernels.items())
-        besides = min(each[phase] for each in times) - alone
-        seconds[phase] = min(max(besides / len(signatures), LEAST_OVERHEAD), MOST_OVERHEAD)
-    if store is not None:
-        taken = replace(NOTHING, others_share=watch.others_share(), taken_at=time.time())
-        store.write({OVERHEADS[p]: replace(taken, seconds=s) for p, s in seconds.items()})
-    return seconds
-
-
-OVERHEADS: dict[Phase, Signature] = {
-    phase: (f"{OVERHEAD}{phase}", (), ())
-    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-}
-NOTHING = OperatorCost(output_bytes=(), peak_bytes=0)
-TINY, TINY_LAYERS, TINY_STEPS = 4, 4, 30
-
-
-class _Tiny(torch.nn.Module):
-    """What a layer of a library's transformer does on the host, with almost nothing to compute.
-
-    No layer that oneDNN runs: waiting for its threads takes milliseconds on a busy machine.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(TINY)
-        self.up, self.down = torch.nn.Linear(TINY, TINY), torch.nn.Linear(TINY, TINY)
-        self.act = torch.nn.GELU()
-        self.drop = torch.nn.Dropout(0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        samples, length, width = x.shape
-        heads = self.norm(x).view(samples, length, 2, width // 2).transpose(1, 2)
-        scores = torch.matmul(heads, heads.transpose(2, 3)) * 0.5
-        mixed = torch.matmul(torch.softmax(scores, dim=-1), heads)
-        x = x + mixed.transpose(1, 2).reshape(samples, length, width)
-        out: torch.Tensor = x + self.drop(self.down(self.act(self.up(x))))
-        return out
-
-
-def _operators_of(
-    phase: Phase, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
-) -> list[tuple[Signature, bool]]:
-    """Return the operators of one phase of a step, and whether each has a kernel: is no view."""
-    seen: list[tuple[Signature, bool]] = []
-
-    def run(here: Phase, work: Callable[[], Any]) -> Any:
-        if here is not phase:
-            return work()
-        with _Signatures() as signatures:
-            out = work()
-        seen.extend(signatures.seen)
-        return out
-
-    _tiny_step(model, optimizer, batch, run)
-    return seen
-
-
-def _phase_times(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: torch.Tensor,
-    evict: torch.Tensor,
-) -> dict[Phase, float]:
-    seconds: dict[Phase, float] = {}
-
-    def run(here: Phase, work: Callable[[], Any]) -> Any:
-        evict.add_(1)
-        start = time.perf_counter()
-        out = work()
-        seconds[here] = time.perf_counter() - start
-        return out
-
-    _tiny_step(model, optimizer, batch, run)
-    return seconds
-
-
-def _tiny_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: torch.Tensor,
-    run: Callable[[Phase, Callable[[], Any]], Any],
-) -> None:
-    loss = run(Phase.FORWARD, lambda: model(batch).square().mean())
-    run(Phase.BACKWARD, loss.backward)
-    run(Phase.OPTIMIZER, optimizer.step)
-    optimizer.zero_grad()
-
-
-class _Signatures(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[Signature, bool]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func.namespace != "profiler":
-            self.seen.append((signature_of(func, args, kwargs or {}), not is_view(func)))
-        return func(*args, **(kwargs or {}))

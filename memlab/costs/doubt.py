@@ -1,4 +1,8 @@
-"""Which costs of operators a measured run speaks against, and what their replacement has shown."""
+"""Which costs of operators are to be found again, and what that has shown of others.
+
+A cost is doubted if a measured run speaks against it, and due if its time was taken on a busy
+machine.
+"""
 
 import time
 from collections.abc import Mapping
@@ -11,6 +15,7 @@ Costs = Mapping[Signature, OperatorCost]
 
 # a load lasts for minutes: what else was learned then is as doubtful as what was shown to be wrong
 NEAR_SECONDS = 600.0
+AGAIN_AFTER_SECONDS = 60.0  # since a time of a busy machine: its load is probably still there
 
 
 def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]:
@@ -26,6 +31,11 @@ def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]
         for signature, cost in known.items()
         if cost.taken_at is None or not before <= cost.taken_at <= now
     }
+
+
+def is_due(cost: OperatorCost) -> bool:
+    """Return whether a time was taken on a busy machine, long enough ago for that to have ended."""
+    return cost.is_noisy and time.time() - (cost.taken_at or 0.0) > AGAIN_AFTER_SECONDS
 
 
 def forget_others(store: Store, old: Costs, new: Costs, before: float) -> None:

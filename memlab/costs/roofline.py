@@ -132,7 +132,7 @@ def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> Ste
     )
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=2**16)
 def work_of(signature: Signature, outputs: Outputs) -> Work:
     """Return what an operator does; cached, since a step repeats its operators layer by layer."""
     try:

@@ -13,9 +13,10 @@ import torch
 
 from memlab.arguments.units import GIB
 from memlab.costs import cuda_kernels
-from memlab.costs.calibration import Calibration, calibrate, overhead_seconds
+from memlab.costs.calibration import Calibration, calibrate
 from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
+from memlab.costs.overheads import overhead_seconds
 from memlab.costs.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, KernelCall, step_time, work_of
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes

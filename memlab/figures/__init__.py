@@ -1,5 +1,9 @@
-"""Figures: the pictures behind `memlab.plots`, one file each. No torch, no widgets.
+"""Figures: the pictures that `memlab.plots` lists, one file each. No torch, no widgets.
 
+- Of one run: `timeline.py` (memory over one step), `peak_bar.py` and `peak_map.py` (its peak).
+- Of several runs: `step_times.py`, `memory_against_time.py`, `heat_map.py`; `runs.py` is what these
+  share. `ladder.py`: techniques that are switched on one after the other.
 - `look.py`: colours, fonts, and figures as SVG or PNG.
-- `timeline.py`, `peak_map.py`, `ladder.py`: the pictures that need more than a few lines.
+
+Results come in, matplotlib figures go out. Start with `peak_bar.py`.
 """

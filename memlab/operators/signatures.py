@@ -146,7 +146,7 @@ def _text(key: Any) -> str:
     return repr(key)  # dtypes and the like write themselves as torch.float32
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=2**16)
 def _text_of_tensor(spec: TensorSpec) -> str:
     return f"{str(spec.dtype).removeprefix('torch.')}({spec.shape}, {spec.stride})"
 

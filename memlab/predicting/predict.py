@@ -328,7 +328,7 @@ def recorded(
 
     def alone() -> Program:
         another = Tracker(tracker.device_type)
-        another.adopt(tracker.left())
+        another.blocks.adopt(tracker.blocks.left())
         return record(config, tracker=another, first=config)
 
     try:

@@ -1,7 +1,8 @@
 """Recording: a step that is run over fake tensors, without memory, and what it did.
 
-- `tracker.py`: `record_fake` runs a step and notes every operator, and every birth and death of a
-  storage; `recording.py` holds what it found.
+- `tracker.py`: `record_fake` runs a step and notes every operator; `recording.py` holds what it
+  found. `fake_outputs.py` says what an operator returns, `live_blocks.py` which memory is born and
+  dies.
 - `fake_workload.py`: a workload whose model and batches are made of fake tensors.
 - What fake tensors get wrong or refuse, one file each: `faking.py`, `fake_kernels.py`,
   `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`, `sparse.py`, `built.py`,

@@ -109,7 +109,7 @@ class _Batches:
             if made < n and tensor.ndim and tensor.shape[0] == made:
                 return like.new_empty((n, *tensor.shape[1:]))
             if not tensor.is_floating_point():
-                self.tracker.values.learn(like, tensor)
+                self.tracker.outputs.values.learn(like, tensor)
             return like
 
         faked = map_tensors(fake, batch)

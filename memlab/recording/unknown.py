@@ -233,6 +233,7 @@ def _reader() -> FrameType:
         "torch.utils",
         __name__,
         "memlab.recording.tracker",
+        "memlab.recording.fake_outputs",
         "memlab.recording.faking",
     )
     frame = first = sys._getframe(1)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-MOST_ELEMENTS = 65536
+MOST_ELEMENTS = 2**16
 MOST_PICKED = 2**20  # of what follows from picks: a one-hot tensor of every token and expert
 aten = torch.ops.aten
 CONSTANTS = frozenset(

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 import memlab
 from memlab import StepConfig
 from memlab.arguments.units import GIB, KIB, MIB
-from memlab.costs.calibration import calibrate, overhead_seconds
+from memlab.costs.calibration import calibrate
 from memlab.costs.cost_store import Store
+from memlab.costs.overheads import overhead_seconds
 from memlab.meters.meter import Meter, record
 from memlab.operators.signatures import TensorSpec, signature_of, to_text
 from memlab.operators.standalone import RNN_BACKWARD, build, smaller

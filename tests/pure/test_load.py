@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import memlab
-from memlab.costs import calibration, cost_store, targets
+from memlab.costs import calibration, cost_store, run_alone, targets
 from memlab.costs.calibration import calibrate
 from memlab.costs.cost_store import Store
 from memlab.costs.doubt import doubted
@@ -32,7 +32,7 @@ class Machine:
         watch = SimpleNamespace(others_share=lambda: self.others)
         monkeypatch.setattr(calibration, "LoadWatch", lambda: watch)
         monkeypatch.setattr(calibration, "is_quiet", lambda: self.others < load.QUIET_SHARE)
-        monkeypatch.setattr(calibration, "_times", self._timed)
+        monkeypatch.setattr(run_alone, "times_of", self._timed)
         monkeypatch.setattr(calibration.time, "time", lambda: self.clock)
 
     def _timed(self, make, evict):

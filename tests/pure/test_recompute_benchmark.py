@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks import recompute, recompute_checks
-from benchmarks.recompute import BY_HAND, OURS, Point, area, dominating, judge
+from benchmarks.recompute_points import BY_HAND, OURS, Point, area, dominating, judge
 from memlab import StepConfig, predict
 from memlab.config import PRESET_POLICIES
 from tests.models import linear

@@ -34,6 +34,7 @@ FLOORS = [
     ["figures/", "plots"],
     ["comparing/", "_panel/"],
 ]
+MOST_LINES = 400  # of a file that people read
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}
 
 ONLY_IN = {
@@ -232,6 +233,14 @@ def test_no_two_classes_have_one_name():
 
 def test_what_lies_outside_of_the_rooms_is_little():
     assert len(list(PACKAGE.glob("*.py"))) <= 15
+
+
+def test_no_file_is_too_long_to_read():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in [*FILES, *(ROOT / "benchmarks").rglob("*.py")]
+    }
+    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}
 
 
 def test_every_module_says_what_it_is():

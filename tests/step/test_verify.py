@@ -17,7 +17,7 @@ from memlab import StepConfig, Workload, verify
 from memlab.config import OptimizerImplementation
 from memlab.techniques.compiling import compilation
 from memlab.techniques.optimizers import optimizers
-from memlab.techniques.recompute import state
+from memlab.techniques.recompute import module_attributes
 from memlab.verifying import full_batch
 from memlab.verifying.differences import relative_errors
 from tests.models import blocks, ignored_labels, linear, unseen_count
@@ -364,7 +364,7 @@ def test_hooks_that_pile_up_are_caught_though_no_gradient_differs(monkeypatch):
         compute_loss=lambda model, x: model(x).square().mean(),
     )
     assert check(workload, checkpointing="blocks").ok
-    monkeypatch.setattr(state, "_set_registries", lambda *_: None)
+    monkeypatch.setattr(module_attributes, "_set_registries", lambda *_: None)
     report = check(workload, checkpointing="blocks")
     assert (report.ok, report.max_relative_error) == (False, 0.0)
     assert "first of the hooks of 0.linear: _forward_hooks" in report.why

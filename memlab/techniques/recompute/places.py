@@ -104,9 +104,14 @@ class OfClass(PythonPlace):
         wanted = dict(zip(contents[:half], contents[half:], strict=True))
         held = dict(vars(self.holder))
         for name in held.keys() | wanted.keys():
+            value = wanted.get(name, MISSING)
             is_of_python = name.startswith("__") or name == "_abc_impl"
-            if not is_of_python and held.get(name, MISSING) is not wanted.get(name, MISSING):
-                _set(self.holder, name, wanted.get(name, MISSING))
+            if is_of_python or held.get(name, MISSING) is value:
+                continue
+            if value is not MISSING:
+                setattr(self.holder, name, value)
+            elif name in vars(self.holder):
+                delattr(self.holder, name)
 
 
 class NamesPlace(PythonPlace):
@@ -128,7 +133,23 @@ class NamesPlace(PythonPlace):
     def write(self, contents: tuple[Any, ...]) -> None:
         """Put back what `read` returned."""
         for name, value in zip(self.names, contents, strict=True):
-            _set(self.holder, name, value)
+            if isinstance(self.holder, dict):
+                self._set_in_namespace(name, value)
+            else:
+                self._set_on_object(name, value)
+
+    def _set_in_namespace(self, name: str, value: Any) -> None:
+        if value is MISSING:
+            self.holder.pop(name, None)
+        else:
+            self.holder[name] = value
+
+    def _set_on_object(self, name: str, value: Any) -> None:
+        """Set or delete an attribute, past what forbids it to others, as frozen classes do."""
+        if value is not MISSING:
+            object.__setattr__(self.holder, name, value)
+        elif hasattr(self.holder, name):
+            object.__delattr__(self.holder, name)
 
 
 class Cell(PythonPlace):
@@ -286,20 +307,3 @@ def contents_of(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _set(holder: Any, name: str, value: Any) -> None:
-    if isinstance(holder, dict):
-        if value is MISSING:
-            holder.pop(name, None)
-        else:
-            holder[name] = value
-    elif isinstance(holder, type):
-        if value is not MISSING:
-            setattr(holder, name, value)
-        elif name in vars(holder):
-            delattr(holder, name)
-    elif value is not MISSING:
-        object.__setattr__(holder, name, value)  # past what forbids it to others, as frozen classes
-    elif hasattr(holder, name):
-        object.__delattr__(holder, name)

@@ -244,7 +244,11 @@ def _items(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _slots(kind: type) -> Iterator[str]:
-    """Yield the names of the slots of a class; one that a property hides holds nothing."""
+    """Yield the names of the slots of a class.
+
+    Left out: a slot that a class below hides behind a property. Its name reads that property, so
+    what the slot itself holds is neither noted nor put back.
+    """
     for base in kind.__mro__:
         if not _is_foreign(base.__module__) and "__slots__" in vars(base):
             for name, value in vars(base).items():

@@ -27,10 +27,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
+from memlab.techniques.recompute.changes import Changes
 from memlab.techniques.recompute.keeping import Keep, Key, Reuse
 from memlab.techniques.recompute.model_cache import OFF
 from memlab.techniques.recompute.policies import Keeps
-from memlab.techniques.recompute.state import Changes, State
+from memlab.techniques.recompute.state import State
 
 REFUSED_HOOKS = "don't yet support saved tensor hooks"  # torch/_functorch/vmap.py
 Told = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]

@@ -6,10 +6,12 @@ writes through `.data` or NumPy. So values are compared when a tensor is first s
 forward of a module whose code uses names through which such writes go.
 """
 
+import contextlib
 import dataclasses
+import functools
 import weakref
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -148,6 +150,48 @@ def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool
 def version(tensor: torch.Tensor) -> int:
     """Return what moves with each change in place; inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+@contextlib.contextmanager
+def values_put_back(
+    noted: list[tuple[torch.Tensor, torch.Tensor]], *, in_place: bool
+) -> Iterator[None]:
+    """Give tensors the values that were noted of them, and afterwards those that they have now.
+
+    Args:
+        noted: tensors, each with its values.
+        in_place: always write to a tensor's own memory, where others may look into it; if not, a
+            tensor that nothing else shares its memory with gets other memory for the while.
+    """
+    undo = [
+        _given_memory(tensor, values)
+        if has_own_memory(tensor) and not in_place
+        else _given_values(tensor, values)
+        for tensor, values in noted
+    ]
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _given_memory(tensor: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+    """Give a tensor a copy of these values as its memory; return what gives it its own again."""
+    own = tensor.data
+    tensor.data = values.clone()
+
+    def put_back() -> None:
+        tensor.data = own
+
+    return put_back
+
+
+def _given_values(tensor: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+    """Write these values into a tensor; return what writes those that it has now."""
+    own = tensor.detach().clone()
+    put(tensor, values)
+    return functools.partial(put, tensor, own)
 
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
