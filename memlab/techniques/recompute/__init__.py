@@ -1,9 +1,10 @@
-"""Recomputing: activations that are dropped in forward and computed again in backward.
+"""Recomputing: activations are dropped in forward and computed again in backward.
 
-- `checkpointing.py`: which modules of a model, and what refuses it. Start here.
-- `blocks.py`: the repeated blocks of a model; `policies.py`: what a module keeps all the same.
-- `recompute.py`: one checkpointed module. `state.py` notes what its forward begins with, and finds
-  that with `reachable.py`, `places.py` and `watched.py`; `keeping.py` keeps some outputs.
-- `model_cache.py`: caches of keys and values, which do not go with it.
-- `checkpointing_source.py`: the same as plain PyTorch.
+- `checkpointing.py` checkpoints modules of a model, by config or by plan. Start here.
+- `blocks.py` finds the repeated blocks of a model. `policies.py` decides which outputs a
+  checkpointed module keeps.
+- `recompute.py` checkpoints one module. `state.py` records everything that its recompute must start
+  from, with the help of `reachable.py`, `places.py` and `watched.py`. `keeping.py` keeps outputs.
+- `model_cache.py` switches off caches of keys and values, which cannot be combined with recompute.
+- `checkpointing_source.py` is the same in plain PyTorch, for exported scripts.
 """
