@@ -413,7 +413,7 @@ class _Tiny(torch.nn.Module):
 def _operators_of(
     phase: Phase, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
 ) -> list[tuple[Signature, bool]]:
-    """Return the operators of one phase of a step, and whether each has a kernel: is no view."""
+    """Return the operators of one phase of a step, and whether each has a kernel: is not a view."""
     seen: list[tuple[Signature, bool]] = []
 
     def run(here: Phase, work: Callable[[], Any]) -> Any:
