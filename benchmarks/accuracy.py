@@ -160,7 +160,7 @@ def _row(case: Case, foretold: dict[str, Any], true: tuple[str, Any], peer: Any)
 
 
 def signed_error(value: Any, true: Any) -> float | None:
-    """Return by how many percent a number lies above the truth; None if either is no number."""
+    """Return by how many percent a number lies above the truth; None if either is not a number."""
     if isinstance(value, int | float) and isinstance(true, int | float):
         return 100 * (value / true - 1)
     return None

@@ -1,4 +1,4 @@
-"""The public functions: checked here, in the caller; run in the worker unless told otherwise."""
+"""The public functions. They check their arguments in the caller and run the work in a worker."""
 
 import platform
 import threading
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from memlab.predicting.predict import Prediction
 
-# what the annotations of the arguments do not say
+# rules for arguments whose annotation does not say which values are allowed
 LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
 
 
@@ -49,33 +49,35 @@ def measure(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> StepResult:
-    """Return what one training step costs, measured on a device of this machine.
+    """Measure what one training step costs on a device of this machine.
 
-    Memory and time are taken in separate passes over the same step: memory by every allocation of
-    the real allocator, in the first step that begins with optimizer state; time with no meter on.
-    The worker imports your own modules from their files, newest first, and sets on them the plain
-    values, functions and classes that differ here; other objects that you changed in them by hand
-    stay as their file makes them.
+    Memory and time are measured in separate passes over the same step. The memory pass records
+    every allocation of the real allocator in the first step that begins with optimizer state. The
+    time pass runs without a meter.
+
+    The step runs in a worker process. The worker imports your own modules from the newest version
+    of their files, and sets plain values, functions and classes that you have changed in them here.
+    Other objects that you have changed by hand are as their file makes them.
 
     Args:
         workload: what is trained.
         config: how it is trained.
         device: "cpu", "cuda", "cuda:1"; None is the accelerator if there is one, else the CPU.
-        repeats: timed steps, of which the median is quoted.
-        warmup: steps before them that are not counted.
+        repeats: number of timed steps; the result quotes their median.
+        warmup: number of untimed steps before them.
         seed: set before the model, the batch and each step.
-        memory_limit: bytes, or text such as "2GiB", that the step may hold. On a CPU allocated
-            bytes are held against it, on CUDA the caching allocator may not reserve more.
-        timeout_seconds: after which the run ends as `timed_out`.
-        isolate: run in the worker process. False runs here, where nothing is sent or survives a
-            crash, Stop and the time limit act only between two steps, and PyTorch's profiler writes
-            two lines to standard error.
-        on_progress: called with a `Progress` as the run goes on.
-        cancel: once set, the run ends as `cancelled`.
+        memory_limit: bytes, or text such as "2GiB", that the step may hold. On a CPU it limits
+            allocated bytes, on CUDA what the caching allocator reserves.
+        timeout_seconds: the run ends as `timed_out` after this time.
+        isolate: run in the worker process. With False the step runs in this process: a crash ends
+            it, `cancel` and the time limit act only between two steps, and PyTorch's profiler
+            writes two lines to standard error.
+        on_progress: called with a `Progress` during the run.
+        cancel: once this event is set, the run ends as `cancelled`.
 
     Raises:
-        MemlabError: an argument cannot be; the message names it and what is allowed. What happens
-            while the step runs is the `outcome` of the result.
+        MemlabError: an argument is not allowed; the message names it and what is allowed. What
+            goes wrong while the step runs is the `outcome` of the result.
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
@@ -90,7 +92,7 @@ def measure(
         "memory_limit": limit,
     }
     run = runner(isolate, timeout_seconds, on_progress, cancel)
-    # beside a card a plan needs a process of its own: what stands in for CUDA is for good
+    # planning for a card registers a stand-in for CUDA, which a process cannot undo
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
@@ -112,26 +114,27 @@ def predict(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> StepResult:
-    """Return what one training step would cost, without running it.
+    """Predict what one training step would cost, without running it.
 
-    The step goes over fake tensors, in a worker of its own. For a CPU each operator that was not
-    seen before is run once alone, on memory of its own, to learn what its kernel takes.
+    The step runs over fake tensors, which have shapes but no data, in a worker of its own. For a
+    CPU, each operator that is new to memlab runs once alone, to learn the memory and the time of
+    its kernel.
 
     Args:
         workload: what is trained.
         config: how it is trained.
-        device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"); no
-            card need be there. "h200, recorded" is a recorded device, on which operators take the
-            time that they took there. None is what `measure` would take.
+        device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"). The
+            card need not be in this machine. "h200, recorded" uses the operator times that were
+            recorded on that device. None is the device that `measure` would use.
         seed: set before the model, the batch and each step.
-        memory_limit: bytes, or text such as "2GiB", that `fits` is told against: allocated bytes on
-            a CPU, reserved ones on CUDA.
-        timeout_seconds: after which the prediction ends as `timed_out`.
+        memory_limit: bytes, or text such as "2GiB". The result's `fits` compares the peak with it:
+            allocated bytes on a CPU, reserved bytes on CUDA.
+        timeout_seconds: the prediction ends as `timed_out` after this time.
         on_progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
-        MemlabError: an argument cannot be; the message names it and what is allowed.
+        MemlabError: an argument is not allowed; the message names it and what is allowed.
     """
     return predict_with_forecast(
         workload,
@@ -157,7 +160,7 @@ def predict_with_forecast(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> "Prediction":
-    """Return what `predict` does, with the arithmetic that gives other batch sizes at once."""
+    """Return the result of `predict` and a forecast, which computes other batch sizes at once."""
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = _target(device, config)
     limit = size("memory_limit", memory_limit)
@@ -174,7 +177,7 @@ def predict_with_forecast(
         found: Prediction = run("predict", arguments | {"plan": plan})
         return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
-        from memlab.predicting import predict as predicting  # late, as all that fake tensors need
+        from memlab.predicting import predict as predicting  # late: fake tensors import slowly
 
         result = _ended(ended, Source.PREDICTED, target.name, workload, config, limit)
         return predicting.Prediction(result=result, forecast=None)
@@ -192,23 +195,25 @@ def verify(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> VerifyReport:
-    """Return whether `config` gives the gradients of the plain fp32 step, split as it is.
+    """Check that `config` trains like the reference step: same gradients, weights and buffers.
 
-    A model's own use of `torch.utils.checkpoint` is off in the reference step, and so is checked
-    too; a recompute that it has written for itself is part of both steps and cannot be seen.
+    The reference step has the same batch, micro-batches and optimizer, and every technique off.
+    Three updates of both steps are compared. The reference step also switches off a model's own use
+    of `torch.utils.checkpoint`, so this is checked too. A recompute that the model implements by
+    itself is part of both steps and cannot be checked.
 
     Args:
         workload: what is trained.
         config: how it is trained.
         device: as for `measure`.
         seed: set before the model, the batch and each step.
-        timeout_seconds: after which the check ends.
+        timeout_seconds: the check ends as `timed_out` after this time.
         isolate: as for `measure`.
         on_progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
-        MemlabError: an argument cannot be.
+        MemlabError: an argument is not allowed.
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
@@ -219,7 +224,7 @@ def verify(
         "seed": seed,
     }
     run = runner(isolate, timeout_seconds, on_progress, cancel)
-    # beside a card a plan needs a process of its own: what stands in for CUDA is for good
+    # planning for a card registers a stand-in for CUDA, which a process cannot undo
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
@@ -234,7 +239,7 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
     """Return sizes of the workload, and the modules in it that limit techniques.
 
     Raises:
-        WorkloadError: the model or a batch of two could not be made; says why.
+        WorkloadError: the model or a batch of two samples could not be made; the message says why.
     """
     try:
         facts: WorkloadFacts = isolation.run(
@@ -247,7 +252,7 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
 
 @checked()
 def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
-    """Return one row a result: config, outcome and costs; the timeline is left out."""
+    """Return a pandas DataFrame with one row per result: config, outcome and costs, no timeline."""
     import pandas as pd
 
     rows = []
@@ -268,10 +273,10 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
 
 
 def _target(device: str | torch.device | None, config: StepConfig) -> Target:
-    """Return what a prediction is for.
+    """Return the device that a prediction is made for.
 
     Raises:
-        DeviceError: no such device is known or recorded.
+        DeviceError: the device is neither known nor recorded.
     """
     if not isinstance(device, str) or not is_recorded(device):
         return resolve(device)
@@ -279,10 +284,10 @@ def _target(device: str | torch.device | None, config: StepConfig) -> Target:
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:
-    """Return a result with the caller's own config: a policy function comes back as another object.
+    """Return a result with the caller's own config, since a policy function comes back as a copy.
 
     Raises:
-        Ended: it is the result of another question.
+        Ended: the worker returned the result of another workload or config.
     """
     answered = result.config
     others = [
@@ -294,8 +299,8 @@ def _answering(result: StepResult, workload: Workload, config: StepConfig) -> St
     if others or result.workload_name != workload.name:
         raise Ended(
             Outcome.CRASHED,
-            f"the worker answered another question: for workload {result.workload_name!r} with "
-            f"{answered}; run it once more",
+            "the worker returned a result that was not asked for: workload "
+            f"{result.workload_name!r} with {answered}; run it again",
         )
     return replace(result, config=config)
 
@@ -309,7 +314,8 @@ def _ended(
     limit: int | None,
 ) -> StepResult:
     """Return the result of a run that ended without one."""
-    is_measured = source is Source.MEASURED  # a prediction's own memory says nothing of the step
+    # a prediction that runs out of memory itself does not show that the step would
+    is_measured = source is Source.MEASURED
     versions = {
         "memlab": __version__,
         "torch": torch.__version__,

@@ -1,7 +1,7 @@
 """`StepConfig`: how a workload is trained. Every slider of the panel is one field here.
 
-A flat frozen dataclass: vary it with `dataclasses.replace`. A field holds what was asked for;
-whether this device or this version can do it is found by `build_step`.
+It is a flat frozen dataclass; use `dataclasses.replace` to vary it. Only the fields themselves are
+checked here. `build_step` checks whether the device and this version of torch support them.
 """
 
 import math
@@ -20,16 +20,17 @@ FP32_FORMATS = ("float32",)
 class Precision(StrEnum):
     """Number formats of the step.
 
-    as-built casts nothing: parameters, buffers and batches keep the formats that the workload gave
-    them. fp32 casts them to fp32. The mixed ones do so too and autocast the forward; tf32
-    multiplies fp32 matrices on tensor cores; bf16 and fp16 are the format of weights, gradients and
-    optimizer state, whatever was built;
-    bf16-master keeps fp32 weights beside bf16 ones, in the optimizer state; bf16-stochastic rounds
-    updated bf16 weights up or down at random; fp8-mixed is bf16-mixed with the products of linear
-    layers in fp8.
+    - as-built casts nothing: parameters, buffers and batches keep the formats of the workload.
+    - fp32 casts them to fp32.
+    - bf16-mixed and fp16-mixed cast them to fp32 and autocast the forward.
+    - tf32 is fp32 whose matrix products run on tensor cores.
+    - bf16 and fp16 keep weights, gradients and optimizer state in that format.
+    - bf16-master keeps fp32 weights beside the bf16 ones, in the optimizer state.
+    - bf16-stochastic rounds updated bf16 weights up or down at random.
+    - fp8-mixed is bf16-mixed with the matrix products of linear layers in fp8.
 
-    Whatever casts leaves alone integers, complex numbers and quantised weights (8 bits or fewer, or
-    of a class of parameters of their own), and a result's `notes` say what was cast.
+    Integers, complex numbers and quantised weights (8 bits or fewer, or a parameter class of their
+    own) are never cast. The `notes` of a result say what was cast.
     """
 
     AS_BUILT = "as-built"
@@ -44,11 +45,11 @@ class Precision(StrEnum):
     FP8_MIXED = "fp8-mixed"
 
     def in_words(self, formats: Sequence[str] = ()) -> str:
-        """Return what a person calls this precision.
+        """Return the name of this precision for people.
 
         Args:
-            formats: of the model's parameters, as torch names them, those of most bytes first;
-                empty where they are not known.
+            formats: the formats of the model's parameters, as torch names them, ordered by
+                bytes; empty if they are not known.
 
         >>> Precision.AS_BUILT.in_words(("float32",)), Precision.BF16.in_words()
         ('fp32', 'bf16')
@@ -66,14 +67,14 @@ class Precision(StrEnum):
 
 
 class BudgetEngine(StrEnum):
-    """Who plans a memory budget below 1: memlab itself, or torch.compile's partitioner."""
+    """What plans a memory budget below 1: memlab itself, or torch.compile's partitioner."""
 
     EAGER = "eager"
     COMPILE = "compile"
 
 
 class BudgetSolver(StrEnum):
-    """How torch.compile picks what to save: `activation_memory_budget_solver` of PyTorch."""
+    """How torch.compile chooses what to save: PyTorch's `activation_memory_budget_solver`."""
 
     DP = "dp"
     GREEDY = "greedy"
@@ -82,14 +83,14 @@ class BudgetSolver(StrEnum):
 
 
 class BudgetEstimator(StrEnum):
-    """What torch.compile takes for the time of an operator that it might recompute."""
+    """How torch.compile estimates the time of an operator that it might recompute."""
 
     FLOPS = "flops"
     PROFILE = "profile"
 
 
 class CompileMode(StrEnum):
-    """What Inductor spends on a faster step, as `torch.compile(mode=...)` names it."""
+    """How much effort Inductor spends on a faster step: the `mode` of `torch.compile`."""
 
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
@@ -109,7 +110,7 @@ class Optimizer(StrEnum):
 
 
 class OptimizerImplementation(StrEnum):
-    """Which of torch.optim's implementations runs; the default is foreach on CUDA, else none."""
+    """Which implementation of torch.optim runs. The default is foreach on CUDA only."""
 
     DEFAULT = "default"
     FOREACH = "foreach"
@@ -126,7 +127,7 @@ class Checkpointing(StrEnum):
 
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 Policy = str | Callable[..., Any]
-MOST_SAMPLES = 10**9  # of an update: more than any data set has, and few enough to count
+MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,40 +136,42 @@ class StepConfig:
 
     Attributes:
         batch_size: samples per optimizer update, the effective batch.
-        accumulation_steps: micro-batches that it is split into, as `torch.tensor_split` splits.
+        accumulation_steps: number of micro-batches, split as `torch.tensor_split` splits.
         precision: see `Precision`.
-        memory_budget: 0..1, the share of the activations that the plain step keeps for backward;
-            1.0 is the plain step itself, whatever the engine.
+        memory_budget: 0..1, how much of the activations of the plain step is kept for backward;
+            the rest is recomputed. 1.0 is the plain step itself, with either engine.
         budget_engine: see `BudgetEngine`.
         budget_solver: see `BudgetSolver`; with the compile engine.
         budget_estimator: see `BudgetEstimator`; with the compile engine.
         compile: run the model through `torch.compile`.
         compile_mode: see `CompileMode`; with compile, or the compile engine.
-        channels_last: lay the weights of convolutions, and so their results, out channels last.
-        init_on_meta: build the model without memory, then make it where it is trained.
+        channels_last: store the weights of convolutions, and thereby their outputs, channels last.
+        init_on_meta: build the model without memory, then create its weights on the device.
         optimizer: see `Optimizer`.
         optimizer_implementation: see `OptimizerImplementation`.
         optimizer_in_backward: update each parameter as soon as backward has its gradient, and free
             that gradient.
-        max_grad_norm: the norm of all gradients together that an update may have: larger ones are
-            scaled down to it; None leaves them as they are.
+        max_grad_norm: gradients whose total norm is larger are scaled down to it; None does not
+            clip.
         checkpointing: see `Checkpointing`.
-        checkpoint_modules: what a block is: "auto" (the repeated blocks of the model), "every 3"
-            (the first of each three), the name of a class, or a pattern of paths ("layers.*").
-        checkpoint_policy: what checkpointed modules keep for backward all the same: one of
+        checkpoint_modules: which modules are checkpointed: "auto" (the repeated blocks of the
+            model), "every 3" (every third block), the name of a class, or a pattern of paths
+            ("layers.*").
+        checkpoint_policy: what checkpointed modules still save for backward: one of
             `PRESET_POLICIES`, operators by name ("aten.mm, aten.addmm"), or a policy function as
             `torch.utils.checkpoint.create_selective_checkpoint_contexts` takes it.
-        model_cache: leave it to the model whether it fills a cache of keys and values in training,
-            as transformers' decoders do by default; False sets `use_cache=False` in its configs,
+        model_cache: True lets the model fill its cache of keys and values during training, as
+            transformers' decoders do by default. False sets `use_cache=False` in its configs,
             which a memory budget and checkpointing need.
-        loss_chunks: pieces in which the cross entropy of the model's last linear layer is taken, so
-            that its logits are never whole; 1 is all at once.
-        inplace: activations write over their input where nothing else reads it.
-        offload_activations: what forward saves for backward waits in the host's memory.
-        offload_fraction: of its bytes that do, spread over the forward; with offload_activations.
-        offload_parameters: weights wait there while other modules run.
-        offload_optimizer: the optimizer's state stays there between updates.
-        expandable_segments: CUDA's caching allocator grows its segments by pages.
+        loss_chunks: number of chunks in which the cross entropy of the last linear layer is
+            computed, so that all logits are never held at once; 1 computes it at once.
+        inplace: activation functions write over their input if nothing else reads it.
+        offload_activations: activations saved for backward are kept in host memory.
+        offload_fraction: the share of their bytes that is offloaded, spread over the forward;
+            with offload_activations.
+        offload_parameters: weights are kept in host memory while other modules run.
+        offload_optimizer: the optimizer's state is kept in host memory between updates.
+        expandable_segments: CUDA's caching allocator grows its segments instead of adding new ones.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -246,11 +249,11 @@ class StepConfig:
 
     @property
     def is_planned(self) -> bool:
-        """Whether memlab plans what to recompute: a budget below 1, with the eager engine."""
+        """Whether memlab plans what to recompute: a budget below 1 with the eager engine."""
         return self.memory_budget < 1.0 and self.budget_engine is BudgetEngine.EAGER
 
     def without_recompute(self) -> "StepConfig":
-        """Return the config that keeps every activation, and is else the same."""
+        """Return the same config with recompute off, so that every activation is kept."""
         default = StepConfig()
         return replace(
             self,
@@ -274,7 +277,7 @@ class StepConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.
 
-        A policy function is told by its name alone.
+        Of a policy function only the name is kept.
         """
         return {name: _plain(value) for name, value in asdict(self).items()}
 
@@ -304,7 +307,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _budget(name: str, value: Any) -> float:
-    return _fraction(name, value, "it is the share of the activations to keep, 1.0 keeps them all")
+    return _fraction(name, value, "it is the share of the activations to keep; 1.0 keeps them all")
 
 
 def _offload_fraction(name: str, value: Any) -> float:
@@ -317,10 +320,10 @@ def _fraction(name: str, value: Any, means: str) -> float:
             raise TypeError
         number = float(value)
     except Exception:  # no number, or of a person's own class, which may raise anything
-        raise ConfigError(f"{name}={shown(value)} is no number; allowed is 0.0 to 1.0") from None
+        raise ConfigError(f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0") from None
     if not 0.0 <= number <= 1.0:
         raise ConfigError(
-            f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them say 0.5"
+            f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them use 0.5"
         )
     return number
 
@@ -363,7 +366,7 @@ def _policy(name: str, value: Any) -> Policy:
     return found
 
 
-# what the type of a field does not say; the others are read by their types
+# parsers of the fields whose type alone does not say which values are allowed
 _PARSERS: dict[str, Rule] = {
     "memory_budget": _budget,
     "checkpoint_modules": _modules,

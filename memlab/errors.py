@@ -1,25 +1,26 @@
-"""The errors that memlab raises: one base class and its few kinds.
+"""The errors that memlab raises.
 
-Raised is what is knowable without running: a field, a device, a type. What is found while a step
-runs is an `Outcome` of the `StepResult`, with the same kind of sentence.
+memlab raises an error for a problem that can be found before anything runs: a wrong field, device
+or type. A problem that shows while a step runs becomes the `Outcome` of the `StepResult`, with the
+same kind of sentence as its message.
 """
 
 
 class MemlabError(ValueError):
-    """Base of every error that memlab raises; the message says what, which value, and a remedy."""
+    """Base of every error that memlab raises. The message names the value and a remedy."""
 
 
 class ConfigError(MemlabError):
-    """A setting that cannot be: the message names the field, the value and what is allowed."""
+    """A setting is not allowed. The message names the field, the value and what is allowed."""
 
 
 class DeviceError(MemlabError):
-    """A device that is not in this machine, or that memlab does not know."""
+    """A device is not in this machine, or memlab does not know it."""
 
 
 class WorkloadError(MemlabError):
-    """A workload that does not keep its contract: model, batch or loss."""
+    """The model, the batch or the loss of a workload breaks the contract of `Workload`."""
 
 
 class UnsupportedError(MemlabError):
-    """A setting that is known by name but is not built, or not possible on this device."""
+    """A setting is not implemented, or this device or combination of settings cannot do it."""

@@ -1,4 +1,4 @@
-"""`measure_loading`: the public function of data loading, checked here and run in the worker."""
+"""`measure_loading`, the public function for data loading. The measurement runs in the worker."""
 
 import threading
 from typing import Any
@@ -34,22 +34,25 @@ def measure_loading(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> LoadingResult:
-    """Return what fetching its batches does to a step: time, waiting, resident memory.
+    """Measure a training step together with the loader that feeds it.
+
+    The result says how long a step takes with and without loading, how much of that it waits for
+    its batch, and how much memory the loader's processes hold.
 
     Args:
-        workload: model and loss; samples of the dataset take the place of its own batches.
+        workload: gives the model and the loss; batches come from `dataset` instead.
         config: how it is trained; `batch_size` is also the loader's.
         dataset: map-style (`__getitem__` and `__len__`), such as `memlab.workloads.JpegDigits()`.
-        loading: how the loader fetches; None is PyTorch's default, in the training process.
+        loading: how the loader works; None is PyTorch's default, loading in the training process.
         device: as for `measure`.
-        num_steps: timed, after one that is not.
-        seed: set before the model and each step, and for the order of the samples.
-        timeout_seconds: after which the run ends as `timed_out`.
+        num_steps: number of timed steps; one untimed step runs before them.
+        seed: set before the model and before each step; it also orders the samples.
+        timeout_seconds: the run ends as `timed_out` after this time.
         on_progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
-        MemlabError: an argument cannot be; what happens while it runs is the `outcome`.
+        MemlabError: an argument is not allowed. What goes wrong during the run is the `outcome`.
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     loading = LoadingConfig() if loading is None else loading
@@ -93,7 +96,7 @@ def _has(dataset: Any, method: str) -> bool:
 
 
 def _check_length(dataset: Any) -> None:
-    """Raise WorkloadError for a dataset without samples, or one that cannot count them."""
+    """Raise WorkloadError if the dataset has no samples or cannot count them."""
     try:
         length = len(dataset)
     except Exception as error:

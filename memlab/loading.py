@@ -1,7 +1,7 @@
-"""The nouns of data loading: how batches are fetched, and what that did to a step and to memory.
+"""`LoadingConfig` and `LoadingResult`: how batches are loaded, and what that cost.
 
-They are no fields of `StepConfig`, since a step begins with a batch at hand; what fetching costs is
-measured around it by `memlab.measure_loading`.
+They are not fields of `StepConfig`, because a step begins when its batch has been loaded.
+`memlab.measure_loading` measures the loading around the step.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -13,20 +13,20 @@ from memlab.errors import ConfigError
 from memlab.result import Outcome
 
 PREFETCH_FACTOR = 2  # PyTorch's own default
-MOST_WORKERS, MOST_PREFETCHED = 1024, 10**6  # more would only exhaust the machine
+MOST_WORKERS, MOST_PREFETCHED = 1024, 10**6  # a mistyped number must not exhaust the machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingConfig:
-    """How a `torch.utils.data.DataLoader` fetches batches; its own terms and defaults.
+    """How a `torch.utils.data.DataLoader` loads batches, with its own names and defaults.
 
     Attributes:
-        num_workers: processes that decode samples; 0 decodes in the training process.
-        prefetch_factor: batches that each worker holds ready; None is PyTorch's 2, or without
-            workers none.
-        pin_memory: copy each batch to page-locked memory of the host, from which a card reads it
-            faster and while others work.
-        non_blocking: do not wait for the copy to the card; only pinned memory allows that.
+        num_workers: number of processes that decode samples; with 0 the training process does.
+        prefetch_factor: batches that each worker keeps ready. None is PyTorch's default: 2 with
+            workers, nothing without.
+        pin_memory: copy each batch to page-locked host memory, from which the copy to a card is
+            faster and can overlap with computation.
+        non_blocking: do not wait for the copy to the card, which needs pinned memory.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -54,38 +54,40 @@ class LoadingConfig:
             )
         if self.non_blocking and not self.pin_memory:
             raise ConfigError(
-                "non_blocking=True does nothing with pin_memory=False: a copy from memory that is "
-                "not pinned is waited for; add pin_memory=True, or leave it out"
+                "non_blocking=True does nothing with pin_memory=False: only a copy from pinned "
+                "memory is asynchronous; add pin_memory=True, or leave it out"
             )
 
     @property
     def num_queued_batches(self) -> int:
-        """Batches that the workers hold ready at most."""
+        """The most batches that the workers keep ready."""
         return self.num_workers * (self.prefetch_factor or PREFETCH_FACTOR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingResult:
-    """What fetching batches did to a step; None is what was not measured.
+    """What loading the batches cost. A field that was not measured is None.
 
     Attributes:
-        outcome: as of a `StepResult`.
+        outcome: how the run ended, as in a `StepResult`.
         message: one sentence.
         device: where the step ran.
         config: of the step.
-        loading: how its batches were fetched.
+        loading: how the batches were loaded.
         workload_name: what was trained; its own `make_batch` is not used.
-        step_alone_seconds: a step on one batch that is at hand, while no worker runs; mean.
-        step_seconds: a step and all that it waited for its batch; mean.
-        waiting_fraction: of `step_seconds`, the share in which no batch was there.
-        first_batch_seconds: until the first batch, workers being started.
-        samples_per_second: of steps with their batches.
-        batch_bytes: of one batch on the host.
-        queued_bytes: what batches held ready by workers take of shared memory at most, counted
-            from `batch_bytes`.
-        main_resident_bytes: resident memory of the training process, by Linux, after the last step.
-        workers_resident_bytes: of all loader workers together; pages that they share count in each.
-        workers_private_bytes: the part of it that nobody shares, which the workers add.
+        step_alone_seconds: mean time of a step whose batch is already loaded, with no workers
+            running.
+        step_seconds: mean time of a step including the wait for its batch.
+        waiting_fraction: the share of `step_seconds` that was spent waiting for the batch.
+        first_batch_seconds: time until the first batch, which includes starting the workers.
+        samples_per_second: with loading.
+        batch_bytes: size of one batch on the host.
+        queued_bytes: the most shared memory that the queued batches take, computed from
+            `batch_bytes`.
+        main_resident_bytes: resident memory of the training process after the last step (Linux).
+        workers_resident_bytes: resident memory of all loader workers together; a page that they
+            share is counted once for each of them.
+        workers_private_bytes: the part of it that is not shared, which the workers add.
         peak_allocated_bytes: of the card over the steps; None on a CPU.
     """
 

@@ -1,4 +1,4 @@
-"""`StepResult`: what one step cost, one type whether measured, predicted or recorded."""
+"""`StepResult`: what one step costs. Measured, predicted and recorded results have one type."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -36,16 +36,17 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """Blocks that are live at the peak and alike: of one category, module, operator and phase.
+    """Memory blocks that are live at the peak and share category, module, operator and phase.
 
     Attributes:
-        category: what they are for.
-        module: path of the module at work when they were allocated; of parameters and optimizer
-            state the path of the parameter. Empty where it is not known.
-        operator: that allocated them, such as "aten::addmm"; empty where none was at work.
-        phase: that they were born in.
-        num_blocks: how many.
-        nbytes: that they hold together.
+        category: what the blocks are for.
+        module: path of the module that was running when they were allocated; for parameters and
+            optimizer state the path of the parameter. Empty if it is not known.
+        operator: the operator that allocated them, such as "aten::addmm"; empty if none was
+            running.
+        phase: the phase in which they were allocated.
+        num_blocks: number of blocks.
+        nbytes: their bytes together.
     """
 
     category: Category
@@ -68,29 +69,29 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepResult:
-    """What one optimizer update cost in memory and time. What was not measured is None, never 0.
+    """What one optimizer update costs in memory and time. What was not measured is None, never 0.
 
     Attributes:
         outcome: see `Outcome`.
-        message: one sentence on the outcome, with a remedy where there is one.
+        message: one sentence about the outcome, with a remedy if there is one.
         source: measured, predicted or recorded.
         device: "cpu", "cuda:0" or the name of a card.
         versions: torch, memlab, Python, processor or card, threads.
         config: the settings that ran.
         workload_name: the workload that ran.
         peak_allocated_bytes: most bytes in live storages during a step in which the optimizer
-            state exists (the second or a later one). Of an out-of-memory run: of what ran.
+            state exists (the second or a later one). After out of memory it covers what ran.
         peak_reserved_bytes: most bytes that the caching allocator held; None on a CPU.
         peak_by_category: bytes of each `Category` at that peak; they sum to it.
-        peak_holdings: what holds that peak, the largest first; they sum to it. Empty where it was
-            not traced.
+        peak_holdings: what holds the memory at that peak, the largest first; the bytes sum to the
+            peak. Empty if it was not traced.
         peak_place: phase, module and operator of that peak.
         first_step_peak_bytes: the same peak over the first step alone.
         timeline: the step whose peak this is.
         step_seconds: median of `step_seconds_all`.
         step_seconds_all: wall time of every counted repeat, in order.
-        others_share: of all processors, what other programs used while the step was built and
-            timed, 0..1; None where that is not known.
+        others_share: the share of all processors that other programs used while the step was built
+            and timed, 0..1; None if it is not known.
         samples_per_second: batch size over `step_seconds`.
         loss: of the last repeat, weighted over the micro-batches; None if predicted.
         finite: whether that loss is a finite number.
@@ -99,8 +100,8 @@ class StepResult:
         uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
             if measured.
         notes: sentences that a reader of the numbers must know.
-        parameter_formats: number formats of the model's parameters as they were trained, by torch's
-            names, those of most bytes first; empty where no model was built.
+        parameter_formats: number formats of the trained parameters by torch's names, ordered by
+            bytes; empty if no model was built.
     """
 
     outcome: Outcome
@@ -139,7 +140,7 @@ class StepResult:
 
     @property
     def settings(self) -> str:
-        """The config in one line, with the formats of a model that was not built in fp32."""
+        """The config in one line, with the number formats of a model that was not built in fp32."""
         is_said = self.config.precision is Precision.AS_BUILT and len(self.parameter_formats) > 0
         is_said = is_said and self.parameter_formats != FP32_FORMATS
         return f"{self.config}{f', {self.number_format}' * is_said}"
@@ -172,15 +173,15 @@ class StepResult:
         """Return the result that `to_dict` wrote, in this version or an older one.
 
         Raises:
-            MemlabError: the data is nothing that `to_dict` wrote.
+            MemlabError: the data was not written by `to_dict`.
         """
         data = of_type("data", data, Mapping)
         try:
             return cls._from_dict(data)
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise MemlabError(
-                f"data={shown(data)} is no written StepResult ({type(error).__name__}: "
-                f"{shown(str(error))}); pass what StepResult.to_dict returned"
+                f"data={shown(data)} was not written by StepResult.to_dict "
+                f"({type(error).__name__}: {shown(str(error))}); pass the dict that it returned"
             ) from error
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What every run has in common: how it tells its progress, and what an error of it means."""
+"""What all runs share: how they report progress, and which outcome an error becomes."""
 
 import re
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from memlab.errors import MemlabError, UnsupportedError
 from memlab.result import Outcome
 
 SMALLER = "lower memory_budget or batch_size, or raise accumulation_steps"
-MAX_CHARACTERS = 300  # of a foreign error's text
+MAX_CHARACTERS = 300  # of the text of an error that memlab did not raise
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "not enough memory",
     "bad_alloc",
     "Cannot allocate memory",
-    "could not create a primitive",  # with "descriptor" after it, it means another thing
+    "could not create a primitive",  # followed by "descriptor" it means that no kernel exists
     "could not create a memory object",
     "can't start new thread",
     "Thread creation failed",
 )
 NO_KERNEL_TEXTS = ("not implemented for", "could not create a primitive descriptor")
-# what torch's own errors of a training step leave out: pattern of the error, what to do about it
+# what to do about torch's own errors in a training step, by a pattern of the error's text
 REMEDIES = {
     r"leaf Variable that requires grad": "the model changes a parameter in place; compute a new "
     "tensor (F.relu(weight), weight + 1), or change it under torch.no_grad()",
@@ -36,33 +36,34 @@ REMEDIES = {
     r"same device|expected device|different devices|at least two devices": "the model or the loss "
     "makes a tensor on another device than its input; make it with device=x.device, or keep it by "
     "register_buffer",
-    r"device-side assert": "on a card that is mostly a label or an index out of range; "
-    "device='cpu' says which",
-    r"Target -?\d+ is out of bounds": "labels are 0 to the number of outputs less one, or -100 to "
-    "be ignored; give the last layer as many outputs as there are classes",
-    r"index out of range in self": "an index is not below num_embeddings; give the embedding as "
+    r"device-side assert": "the usual cause is a label or an index that is out of range; "
+    "run with device='cpu' to see which one",
+    r"Target -?\d+ is out of bounds": "a label must be from 0 to the number of outputs minus one, "
+    "or -100 to be ignored; give the last layer as many outputs as there are classes",
+    r"index out of range in self": "an index must be below num_embeddings; give the embedding as "
     "many rows as there are tokens, or positions",
     r"target dtype to be Long|dtype int32/int64 for index|scalar types: Long": "labels and indices "
-    "are whole numbers; make them int64 in make_batch with .long()",
-    r"same dtype|type \(.+ should be the same|expected scalar type": "two number formats meet; "
-    "return floats of the weights' format from make_batch, cast with x.to(weight.dtype) where the "
-    "model changes formats itself, or choose the precision: 'as-built' leaves a model as it is, "
-    "'fp32' casts model and batch, 'bf16-mixed' casts where they meet within the model",
+    "must be whole numbers; make them int64 in make_batch with .long()",
+    r"same dtype|type \(.+ should be the same|expected scalar type": "two number formats are mixed "
+    "in one operator; return floats of the weights' format from make_batch, cast with "
+    "x.to(weight.dtype) where the model changes formats itself, or choose another precision: "
+    "'as-built' casts nothing, 'fp32' casts the model and the batch, 'bf16-mixed' casts inside the "
+    "model where formats differ",
     r"more than 1 value per channel": "BatchNorm takes its statistics over a micro-batch, which "
     "needs two samples; raise batch_size, lower accumulation_steps, or use GroupNorm",
-    r"cannot be multiplied|same reduction dim": "the last dimension of what a linear layer is "
-    "given is not its in_features; change the one or the other",
-    r"must be the same as input size": "targets need the shape of the outputs; use "
+    r"cannot be multiplied|same reduction dim": "the last dimension of a linear layer's input must "
+    "equal its in_features; change one of the two",
+    r"must be the same as input size": "targets need the same shape as the outputs; use "
     "targets.unsqueeze(1), or outputs.squeeze(1)",
-    r"between 0 and 1|unsafe to autocast": "that loss takes probabilities; use "
-    "F.binary_cross_entropy_with_logits, which takes what the last layer returns",
-    r"view size is not compatible|Cannot view a tensor": "use .reshape in place of .view",
+    r"between 0 and 1|unsafe to autocast": "this loss takes probabilities; use "
+    "F.binary_cross_entropy_with_logits, which takes the output of the last layer",
+    r"view size is not compatible|Cannot view a tensor": "use .reshape instead of .view",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is: what it is doing, in words, and the share that is done, 0..1."""
+    """How far a run is: what it is doing now, in words, and the fraction that is done, 0..1."""
 
     text: str
     fraction: float
@@ -70,13 +71,13 @@ class Progress:
 
 Report = Callable[[Progress], None]
 Run = Callable[[str, dict[str, Any]], Any]
-"""Runs what a worker can be asked, by name and arguments, where and as long as a caller said."""
+"""Runs a job of the worker, given its name and arguments; the caller chose where and how long."""
 
 
 class Ended(Exception):
-    """A run ended without a result: `outcome` and the message say how.
+    """A run ended without a result: it was stopped, took too long, or its process is gone.
 
-    It was stopped, its time limit has passed, or its process is gone.
+    `outcome` and the message say which.
     """
 
     def __init__(self, outcome: Outcome, message: str) -> None:
@@ -85,11 +86,11 @@ class Ended(Exception):
 
 
 def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
-    """Return the outcome that an error of a run means, and one sentence with a remedy.
+    """Return the outcome that an error stands for, and one sentence with a remedy.
 
     Args:
-        error: whatever was raised.
-        place: where, as text: a `Place`, or what was being done.
+        error: the error that was raised.
+        place: where it was raised: a `Place`, or a text that says what was being done.
     """
     text = (str(error).strip().splitlines() or [""])[0][:MAX_CHARACTERS]
     if isinstance(error, Ended):
@@ -107,8 +108,8 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         )
     if isinstance(error, CheckpointError):
         return Outcome.UNSUPPORTED, (
-            "a recomputed module does not do the same when it is run again; does it "
-            f"keep a cache (build the model with use_cache=False)? ({text})"
+            "a recomputed module computed something else when it ran again; if it fills a cache, "
+            f"build the model with use_cache=False ({text})"
         )
     named = f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
     remedy = next((do for said, do in REMEDIES.items() if re.search(said, str(error))), "")
@@ -116,7 +117,7 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator, or a library in its name, says that there is no memory left."""
+    """Return whether an error says that no memory is left, in the words of torch or a library."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)

@@ -1,7 +1,7 @@
-"""`build_step`: the one way to build a training step; all else only chooses how to run it.
+"""`build_step`: the one way to build a training step. All other code only chooses how to run it.
 
-It reads top to bottom as the list of techniques, in the order in which they must apply. It never
-plans, meters or times.
+The function reads from top to bottom as the list of techniques, in the order in which they must be
+applied. It does not plan, measure or time anything.
 """
 
 import contextlib
@@ -35,26 +35,29 @@ from memlab.trace import Phase
 from memlab.workload import Workload
 
 Mark = Callable[[Phase, int], None]
-"""Called with the phase and the micro-batch that begin."""
+"""Called at the beginning of each phase with the phase and the index of the micro-batch."""
 
 
 def ignore(phase: Phase, micro_batch: int) -> None:
-    """Mark nothing: what a timed step is run with."""
+    """Do nothing: the mark of a timed step, which records no phases."""
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A training step, ready to run as often as one likes: call it once for each update.
+    """A training step that is ready to run. Each call is one optimizer update.
 
     Attributes:
         model: the model as built, on the device, in the format of its weights.
-        optimizer: over the model's trainable parameters.
-        micro_batches: on a CPU views of the whole batch; else on the CPU until their turn comes.
-        loss_weights: of each micro-batch; they sum to 1.
-        parameter_formats: of the model's parameters as they are trained, by torch's names, those
-            of most bytes first.
-        notes: what a reader of this step's numbers must know of how it was built.
-        is_unscaled: whether the loss scale is out of the gradients of this update.
+        run_model: what runs: the compiled model, or `model` itself.
+        run_in: returns the context in which the step runs.
+        optimizer: of the model's trainable parameters.
+        micro_batches: on a CPU views of the whole batch. For a card they stay on the CPU until
+            their turn comes.
+        loss_weights: the weight of each micro-batch; they sum to 1.
+        parameter_formats: the number formats of the trained parameters, by torch's names,
+            ordered by bytes.
+        notes: what a reader of this step's numbers must know about how it was built.
+        is_unscaled: whether the gradients of this update have been divided by the loss scale.
     """
 
     workload: Workload
@@ -75,12 +78,12 @@ class Step:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by; it falls when a scaler skips an update."""
+        """The factor on the loss. It is lowered when the scaler skips an update."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
 
     @property
     def host_bytes(self) -> int:
-        """The most bytes that were held in the host's memory for the device, since the batch."""
+        """The most bytes that offloading held in host memory since the last new batch."""
         held = 0 if self.offloader is None else self.offloader.peak_host_bytes
         if self.offloader is not None and self.offloader.weights is not None:
             held += self.offloader.weights.nbytes
@@ -89,7 +92,7 @@ class Step:
         return held
 
     def value_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the values of a parameter, which may wait in the host's memory."""
+        """Return the values of a parameter, which may be offloaded to host memory."""
         weights = None if self.offloader is None else self.offloader.weights
         return parameter if weights is None else weights.value_of(parameter)
 
@@ -101,7 +104,7 @@ class Step:
         return float(loss)
 
     def take_batch(self, config: StepConfig, *, seed: int = 0, mark: Mark = ignore) -> None:
-        """Go on with a new batch, of another size if `config` says so and is else the same."""
+        """Continue with a new batch. `config` may differ from the step's in the batch size only."""
         self.micro_batches, self.loss_weights, _ = _make_batch(
             self.workload, config, self.device, seed, mark
         )
@@ -110,10 +113,10 @@ class Step:
             self.offloader.peak_host_bytes = 0
 
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
-        """Run forward and backward of every micro-batch, leave the gradients, return the loss."""
+        """Run forward and backward of every micro-batch and return the loss; gradients remain."""
         total: float | torch.Tensor = 0.0
         if isinstance(self.optimizer, InBackward):
-            self.optimizer.tell = lambda phase: mark(phase, 0)
+            self.optimizer.on_phase = lambda phase: mark(phase, 0)
         with self.run_in(), precision.matrix_products(self.config.precision):
             for index, weight in enumerate(self.loss_weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
@@ -121,13 +124,13 @@ class Step:
         return total
 
     def unscale(self) -> None:
-        """Take the loss scale out of the gradients, if that has not been done."""
+        """Divide the gradients by the loss scale, unless that has been done in this update."""
         if self.scaler is not None and not self.is_unscaled:
             self.scaler.unscale_(self.optimizer)
             self.is_unscaled = True
 
     def skip_update(self) -> None:
-        """Free the gradients without using them; after an overflow the loss scale falls."""
+        """Free the gradients without using them; after an overflow this lowers the loss scale."""
         if self.scaler is not None:
             self.scaler.update()
         self.is_unscaled = False
@@ -158,7 +161,7 @@ class Step:
         with precision.autocast(self.config, self.device), offloaded:
             loss = self.workload.compute_loss(self.run_model, batch)
         _check_loss(loss)
-        # read where reading is free; on an accelerator it would stall the queue of kernels
+        # on an accelerator .item() would wait for all queued kernels
         value = loss.item() if self.device.type == "cpu" else loss.detach()
         mark(Phase.BACKWARD, index)
         if self.scaler is not None:
@@ -186,10 +189,10 @@ def build_step(
         plan: what to recompute, for a memory budget below 1 with the eager engine.
         seed: set before the model and again before the batch; set it before each step with
             `set_seed`, so that every repeat draws the same numbers.
-        mark: told when the build and the making of the batch begin.
+        mark: called when the build begins and when the batch is made.
 
     Raises:
-        UnsupportedError: this device, torch or memlab cannot do what the config asks for.
+        UnsupportedError: this device, this torch or memlab cannot do what the config asks for.
         WorkloadError: the workload breaks its contract.
     """
     device = torch.device(device)
@@ -199,16 +202,18 @@ def build_step(
     checkpointing.check_plan(config, plan)
 
     segments.apply(config, device)
+
+    # the model, in the format and on the device of its weights
     mark(Phase.BUILD, 0)
     set_seed(seed)
     build_model = workload.build_model
-    # weights that wait in the host's memory are made there
+    # offloaded weights are created in host memory
     where = torch.device("cpu") if config.offload_parameters else device
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
     if not config.model_cache:
         model_cache.switch_caches_off(model)
-    said = precision.cast_model(model, config.precision)
+    cast_notes = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)
     if config.channels_last:
         layout.apply(model)
@@ -217,6 +222,8 @@ def build_step(
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
     model.train()
+
+    # what changes how its forward runs
     if config.loss_chunks > 1:
         chunked_loss.apply(model, config.loss_chunks)
     if config.checkpointing is not config.checkpointing.NONE:
@@ -225,17 +232,18 @@ def build_step(
         checkpointing.apply_plan(model, plan)
     if config.inplace:
         few = _few_samples(workload, config, device, seed)
-        # not the offloader of the step: what it moves would hide who reads what
+        # the step's own offloader would move tensors, and hide which operator reads them
         around = Offloader(model, 0.0, weights) if weights else contextlib.nullcontext()
         loss_of = partial(_loss_of, workload, model, config, device, seed, around)
         inplace.apply(model, few, loss_of)
+
     optimizer, scheduler = optimizers.make(model, config, weights)
     run_model: torch.nn.Module = model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
         run_model, run_in = compilation.apply(model, workload, config, device)
 
-    micro_batches, loss_weights, of_batch = _make_batch(workload, config, device, seed, mark)
+    micro_batches, loss_weights, batch_notes = _make_batch(workload, config, device, seed, mark)
     return Step(
         workload=workload,
         config=config,
@@ -250,12 +258,12 @@ def build_step(
         micro_batches=micro_batches,
         loss_weights=loss_weights,
         parameter_formats=formats,
-        notes=(*said, *of_batch),
+        notes=(*cast_notes, *batch_notes),
     )
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
-    """Return two samples, of which a technique learns what the model does."""
+    """Return two samples, with which a technique tries out what the model does."""
     set_seed(seed)
     batch = workload.make_batch(min(2, config.micro_batch_size))
     return moved(precision.cast_batch(batch, config.precision), device)
@@ -299,7 +307,7 @@ def _make_batch(
 
 def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:
     """Return a batch that belongs to the run, in the format of the weights."""
-    if device.type == "cpu":  # a view of what the workload holds would stand outside the run
+    if device.type == "cpu":  # memory that the workload holds would not be counted
         batch = map_tensors(torch.clone, batch)
     return precision.cast_batch(batch, config.precision)
 
@@ -352,6 +360,6 @@ def _check_loss(loss: Any) -> None:
         )
     if not loss.requires_grad:
         raise WorkloadError(
-            "compute_loss returned a loss that no parameter's gradient can be taken of; compute it "
-            "from model(...) without torch.no_grad() or .detach()"
+            "compute_loss returned a loss that does not depend on the model's parameters; compute "
+            "it from model(...) without torch.no_grad() or .detach()"
         )

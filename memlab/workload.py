@@ -1,4 +1,4 @@
-"""`Workload`: what is trained: how to build the model, make a batch and compute the loss."""
+"""`Workload`: what is trained, as functions that build the model, a batch and the loss."""
 
 import copy
 import inspect
@@ -16,23 +16,24 @@ from memlab.errors import ConfigError, WorkloadError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A model, its data and its loss, free of device and number format.
+    """A model, its data and its loss, independent of device and number format.
 
     Attributes:
-        name: how results call it.
-        build_model: returns a new `torch.nn.Module`; device and dtype are the step's affair.
-        make_batch: n -> a batch of n samples: CPU tensors in any pytree, n along dim 0 of each, or
-            lists of n entries. Of any other kind (graphs, packed tokens) with the two fields below.
+        name: the name that results show.
+        build_model: returns a new `torch.nn.Module`. `build_step` moves and casts it.
+        make_batch: n -> a batch of n samples: any pytree of CPU tensors with n entries along
+            dim 0, or of lists with n entries. A batch of any other kind (graphs, packed tokens)
+            also needs `count_samples` and `split_batch`.
         compute_loss: (model, batch) -> scalar tensor, the mean over the samples of that batch. It
             must call `model(...)` itself, so that a compiled model is the one that runs.
-        num_loss_terms: batch -> int, the number of terms that the loss is a mean over where that
-            is not the number of samples (tokens with ignored labels); weights a micro-batch.
-        count_samples: batch -> int, its number of samples, where dim 0 does not say it.
-        split_batch: (batch, sizes) -> list of batches of these numbers of samples, in order; how
-            micro-batches are made where tensors cannot be cut along dim 0.
+        num_loss_terms: batch -> int, the number of terms that the loss is a mean over, if that is
+            not the number of samples (tokens with ignored labels). It weights each micro-batch.
+        count_samples: batch -> int, the number of samples, if it is not the size of dim 0.
+        split_batch: (batch, sizes) -> list of batches with these numbers of samples, in order. It
+            makes the micro-batches if tensors cannot be split along dim 0.
 
     Raises:
-        WorkloadError: a field is not what it must be.
+        WorkloadError: a field has a value that is not allowed.
 
     >>> import torch
     >>> workload = Workload(
@@ -42,7 +43,8 @@ class Workload:
     ...     compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ... )
 
-    Graphs joined into one, of three nodes each: a batch of two samples has six rows.
+    A batch can also be several graphs joined into one. With three nodes in each graph, a batch of
+    two samples has six rows.
 
     >>> graphs = Workload(
     ...     name="graphs",
@@ -70,7 +72,7 @@ class Workload:
         except ConfigError as error:
             raise WorkloadError(str(error)) from None
         if not self.name:
-            raise WorkloadError("name='' is no name; allowed is a non-empty text")
+            raise WorkloadError("name='' is empty; allowed is a non-empty text")
         for field in ("build_model", "make_batch", "compute_loss"):
             if not callable(getattr(self, field)):
                 raise WorkloadError(
@@ -86,8 +88,8 @@ class Workload:
             value = getattr(self, field)
             if value is not None and not callable(value):
                 raise WorkloadError(
-                    f"{field}={shown(value)} cannot be called; pass a function from {what}, or "
-                    "leave it out"
+                    f"{field}={shown(value)} cannot be called; pass a function that maps {what}, "
+                    "or leave it out"
                 )
 
     @classmethod
@@ -108,14 +110,14 @@ class Workload:
             loss_fn: either `loss_fn(outputs, targets)` such as `torch.nn.functional.cross_entropy`,
                 with `example_batch = (inputs, targets)`; or, when its first parameter is named
                 `model`, `loss_fn(model, batch)` for anything else.
-            name: how results call it; the class name of the module by default.
+            name: the name that results show; by default the class name of the module.
 
         Raises:
-            WorkloadError: the module is no module, or the batch has no samples.
+            WorkloadError: `module` is not a module, or the batch has no samples.
         """
         if not is_a(module, torch.nn.Module):
             raise WorkloadError(
-                f"module={shown(module)} is no torch.nn.Module; pass the model itself"
+                f"module={shown(module)} is not a torch.nn.Module; pass the model itself"
             )
         if not callable(loss_fn):
             raise WorkloadError(
@@ -152,17 +154,17 @@ def _is_empty(name: Any) -> bool:
 def _num_samples(batch: Any) -> int:
     try:
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if is_a(leaf, torch.Tensor)]
-    except Exception:  # one that holds itself, keys without an order, a person's own container
+    except Exception:  # a list that holds itself, keys that cannot be sorted, an own container
         raise WorkloadError(
-            f"example_batch={shown(batch)} cannot be taken apart; pass tensors in tuples, lists "
-            "and dicts"
+            f"example_batch={shown(batch)} cannot be flattened into tensors; pass tensors in "
+            "tuples, lists and dicts"
         ) from None
     sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(sizes) != 1 or 0 in sizes:
         raise WorkloadError(
-            f"example_batch has tensors of {sorted(sizes) or 'no'} samples along dim 0; "
-            "every tensor needs the same number, at least one; for another kind of batch write a "
-            "Workload with make_batch, count_samples and split_batch"
+            f"example_batch has tensors of {sorted(sizes) or 'no'} samples along dim 0; every "
+            "tensor needs the same number of samples, and at least one. For another kind of batch "
+            "write a Workload with make_batch, count_samples and split_batch"
         )
     return sizes.pop()
 
@@ -170,5 +172,5 @@ def _num_samples(batch: Any) -> int:
 def _first_parameter(function: Callable[..., Any]) -> str | None:
     try:
         return next(iter(inspect.signature(function).parameters), None)
-    except Exception:  # a builtin without a signature, or what raises when it is compared
+    except Exception:  # a builtin without a signature, or an object that raises when compared
         return None

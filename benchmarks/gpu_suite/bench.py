@@ -117,7 +117,7 @@ class Bench:
         """Return the plan of a case, None if it needs none.
 
         Raises:
-            Ended: there is no plan; says why.
+            Ended: there is not a plan; says why.
         """
         run = partial(self.ask, seconds=seconds)
         return plan_for(self.workload(case), case.config, self.target, seed=SEED, run=run)

@@ -24,15 +24,15 @@ STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Cat
 def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
     """Return what to do about the shown step; an empty line if it fits.
 
-    One that is refused for the model's cache is offered without it.
+    For a step that is refused because of the model's cache, the line offers to switch it off.
 
     Args:
-        shown: measured or predicted, of what is on screen.
-        runs: all there are, oldest first.
-        limit_bytes: the limit that is on screen.
+        shown: the measurement or prediction on screen.
+        runs: all runs, oldest first.
+        limit_bytes: the limit on screen.
     """
     if shown is not None and shown.outcome is Outcome.UNSUPPORTED and OFF in shown.message:
-        text = "the model fills a cache of keys and values, which a recompute would fill once more"
+        text = "the model fills a cache of keys and values, and a recompute would fill it twice"
         return Line(text, remedy=("switch it off", {"model_cache": False}), kind=WARN)
     if shown is None or fit_verdict(shown, limit_bytes).kind != BAD:
         return Line("")
@@ -47,23 +47,23 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
 
 
 def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: str) -> Line | None:
-    """Return where to go for a run to play back; None where these settings are recorded.
+    """Return a line that leads to a recorded run; None if these settings are recorded.
 
     Args:
         config: on screen.
-        nearest: of the recorded settings of this workload; None if there are none.
-        other_sizes: code that makes the workload in sizes that are recorded; "" if there is none.
+        nearest: the recorded settings that are nearest; None if this workload has none.
+        other_sizes: code that makes the workload in recorded sizes; "" if there are none.
     """
     if nearest == config:
         return None
     if nearest is None:
-        where = f": memlab.panel({other_sizes}) has some that are" if other_sizes else ""
-        return Line(f"this workload, of these sizes, is not recorded there{where}", kind=WARN)
-    text = f"not recorded; the nearest run that is: {nearest}"
+        where = f"; memlab.panel({other_sizes}) is" if other_sizes else ""
+        return Line(f"this workload is not recorded in these sizes{where}", kind=WARN)
+    text = f"not recorded; the nearest recorded run is {nearest}"
     try:
         fields = from_config(nearest)
     except ConfigError:  # the panel cannot show it
-        return Line(f"{text}, which memlab.recorded plays back", kind=WARN)
+        return Line(f"{text}, which memlab.recorded shows", kind=WARN)
     return Line(text, remedy=("go there", fields), kind=WARN)
 
 
@@ -80,7 +80,7 @@ def _nearest_that_fits(here: StepResult, runs: Sequence[Run], limit: int | None)
 
 
 def _distance(one: StepConfig, other: StepConfig) -> tuple[int, bool, float]:
-    """Return how many settings differ, whether the batch does, and by how many doublings."""
+    """Return how many settings differ, whether the batch size does, and by how many doublings."""
     names = ("batch_size", "accumulation_steps")
     doublings = (abs(math.log2(getattr(one, n) / getattr(other, n))) for n in names)
     return len(_differing(one, other)), one.batch_size != other.batch_size, sum(doublings)
@@ -104,7 +104,7 @@ def _fitting_line(shown: StepResult, fitting: Run) -> Line:
 
 
 def _standing_line(result: StepResult, limit: int | None) -> Line | None:
-    """Say that nothing about activations can help, where what stands at the start is too much."""
+    """Say that saving activations cannot help, if what is held before forward is over the limit."""
     if limit is None or result.timeline is None or not len(result.timeline):
         return None
     first = result.timeline.bytes_by_category[0]
@@ -112,8 +112,8 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
     if standing <= limit:
         return None
     return Line(
-        f"a smaller model, optimizer or precision is needed, no accumulation or checkpointing can "
-        f"help: {format_bytes(standing)} stand before the first forward",
+        f"{format_bytes(standing)} are held before the first forward: use a smaller model, "
+        "optimizer or precision; saving activations cannot help",
         kind=WARN,
     )
 
@@ -128,7 +128,7 @@ def _next_line(config: StepConfig) -> Line:
     elif steps < batch:
         fields = {"accumulation_steps": min(2 * steps, batch)}
     elif batch == 1:
-        return Line("one sample at a time does not fit, whatever is recomputed", kind=WARN)
+        return Line("a single sample does not fit, however much is recomputed", kind=WARN)
     field, value = next(iter(fields.items()))
     words = setting_words(field, value)
     return Line(f"no measured run fits; next, try {words}", remedy=(f"try {words}", fields),

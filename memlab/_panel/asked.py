@@ -88,14 +88,14 @@ class Asked:
         """The limit in bytes; None for none.
 
         Raises:
-            ConfigError: what was typed is no size.
+            ConfigError: what was typed is not a size.
         """
         text = self._view.limit.value.strip()
         return parse_bytes(text) if text else None
 
     @property
     def limit_or_none(self) -> int | None:
-        """The limit in bytes; None also while it is no size."""
+        """The limit in bytes; None also while it is not a size."""
         return None if self.limit_problem else self.limit
 
     @property

@@ -13,18 +13,18 @@ from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings, target_of
 from memlab.workload import Workload
 
-OTHER, OTHER_TEXT = "other", "another card, by its memory"
+OTHER, OTHER_TEXT = "other", "another card, by memory size"
 
 
 def offered_workloads(given: Workload | None) -> dict[str, Workload]:
     """Return workloads by name: the given one first, then the zoo.
 
     Raises:
-        WorkloadError: what was given is no workload.
+        WorkloadError: what was given is not a workload.
     """
     if given is not None and not isinstance(given, Workload):
         raise WorkloadError(
-            f"workload={given!r} is no Workload; pass memlab.workloads.get('gpt-small'), or "
+            f"workload={given!r} is not a Workload; pass memlab.workloads.get('gpt-small'), or "
             "Workload.from_module(module, example_batch, loss_fn)"
         )
     first = {given.name: given} if given else {}
@@ -103,7 +103,7 @@ def limit_text(memory_limit: int | str | None) -> str:
     """Return the text of the limit box.
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: it is not a size.
     """
     if memory_limit is None or (isinstance(memory_limit, str) and not memory_limit):
         return ""

@@ -82,7 +82,7 @@ class SliderRow:
 
     @property
     def value(self) -> Any:
-        """The number in the box, or its text where that is no number."""
+        """The number in the box, or its text where that is not a number."""
         return parse_number(self.box.value, self._kind)
 
     @value.setter
@@ -162,7 +162,7 @@ class Controls:
         return row
 
     def settings(self) -> dict[str, Any]:
-        """Return what is on screen by field; text that is no number stays text."""
+        """Return what is on screen by field; text that is not a number stays text."""
         return {
             **{field: row.value for field, row in self.sliders.items()},
             **{field: choice.value for field, choice in self._choices.items()},

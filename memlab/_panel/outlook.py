@@ -1,7 +1,8 @@
-"""What the panel says of the setting on screen: badge, costs, note, advice. Pure functions.
+"""What the panel says about the setting on screen: badge, costs, note, advice. Pure functions.
 
-A run of that very setting comes first, then its prediction; without either the last run is shown as
-what it is, and while a prediction is on its way the page keeps what it had.
+If this setting has been run, the panel shows that run; otherwise its prediction. If there is
+neither, it shows the last run and says that it belongs to other settings. While a prediction is
+being made, the page keeps what it shows.
 """
 
 import dataclasses
@@ -20,22 +21,23 @@ from memlab.arguments.units import format_bytes, format_seconds
 from memlab.records.recorded import SAID
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 
-WRONG = "waiting for settings that can be"
+WRONG = "a setting is not valid"
 PREDICTING, STARTING = "predicting", "starting the worker"
 NO_PREDICTION = "No prediction for this setting, for the reason above. Press Run to try it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What is known of the setting on screen.
+    """What is known about the setting on screen.
 
     Attributes:
         run: the latest measurement of it.
         estimate: what is predicted for it.
         last: the last run of any setting that was not stopped.
-        question: the setting; None while it cannot be.
-        doing: what the worker does for a prediction of it; "" if nothing.
-        plain: predicted for the same without recomputing; None if not known, or the same.
+        question: the setting; None while it is not valid.
+        doing: what the worker is doing to predict it; "" if nothing.
+        plain: the prediction for the same setting without recomputing; None if it is not known
+            or nothing is recomputed.
     """
 
     run: Run | None
@@ -47,21 +49,21 @@ class Outlook:
 
     @property
     def predicted(self) -> StepResult | None:
-        """The prediction that has numbers: the one that was made for the run, or the newest."""
+        """The prediction with numbers: the one made for the run, otherwise the newest."""
         if self.run is not None and self.run.prediction is not None:
             return self.run.prediction
         return self.estimate.result if self.estimate and self.estimate.is_ok else None
 
     @property
     def is_pending(self) -> bool:
-        """Whether nothing can be said of the setting yet."""
+        """Whether there is neither a run nor a prediction of the setting yet."""
         return self.run is None and self.estimate is None
 
     @property
     def shown(self) -> Run | None:
-        """The run whose memory is drawn: that of this setting; the last where none is predicted.
+        """The run whose memory is drawn: that of this setting, or the last if none is predicted.
 
-        None leaves the picture as it is while a prediction is on its way.
+        While a prediction is being made it is None, which leaves the picture as it is.
         """
         is_last_word = self.predicted is None and not self.is_pending
         return self.last if self.run is None and is_last_word else self.run
@@ -78,7 +80,7 @@ class Outlook:
         return verdicts.of_last_run(fit) if self.last else fit
 
     def note(self) -> str:
-        """Return what lies over the greyed picture; "" where the picture is of this setting."""
+        """Return the text over the greyed picture; "" if the picture shows this setting."""
         if self.run is not None or self.predicted is not None:
             return ""
         if self.question is None:
@@ -115,7 +117,7 @@ class Outlook:
         )
 
     def costs(self) -> str:
-        """Return the line below the badge as HTML: every number with what it is."""
+        """Return the line below the badge as HTML: every number with its kind and source."""
         text = self._costs()
         return f'<div class="memlab-costs" title="{html.escape(text)}">{html.escape(text)}</div>'
 
@@ -132,13 +134,13 @@ class Outlook:
         if self.question is None:
             return ""
         if self.estimate is None:
-            once = " (some seconds, once)" if self.doing == STARTING else ""
+            once = " (takes some seconds, once)" if self.doing == STARTING else ""
             return f"{PREDICTING}: {self.doing}{once}" if self.doing else PREDICTING
         words = verdicts.OUTCOME_WORDS[self.estimate.result.outcome]
         return f"no prediction ({words}): {self.estimate.result.message}"
 
     def advice(self, runs: Sequence[Run], limit_bytes: int | None) -> Line:
-        """Return what to do where this very setting does not fit, or is refused."""
+        """Return what to do if this setting does not fit or is refused."""
         estimated = self.predicted or (self.estimate.result if self.estimate else None)
         about = self.run.result if self.run else estimated
         return advice_line(about, runs, limit_bytes)
@@ -151,14 +153,14 @@ def outlook(
     doing: str,
     plain: StepResult | None = None,
 ) -> Outlook:
-    """Return what is known of the question.
+    """Return what is known about the question.
 
     Args:
         log: of the runs.
-        question: on screen; None while it cannot be.
+        question: on screen; None while it is not valid.
         estimate: of this question or an older one.
-        doing: what the worker does.
-        plain: predicted for the same without recomputing, if that is known.
+        doing: what the worker is doing.
+        plain: the prediction for the same without recomputing, if that is known.
     """
     runs = [run for run in log.runs if run.result.outcome is not Outcome.CANCELLED]
     same = [run for run in runs if question is not None and question.is_of(run.result)]
@@ -178,7 +180,7 @@ def with_numbers(predicted: StepResult | None) -> StepResult | None:
 
 
 def _numbers(result: StepResult) -> str:
-    """Return peak and time of a result, each with what it is and how sure."""
+    """Return peak and time of a result, each with its kind and uncertainty."""
     peak, kind = verdicts.held_bytes(result)
     said = []
     if peak is not None:
@@ -196,7 +198,7 @@ def _spread(result: StepResult, field: str) -> str:
 
 
 def _recomputing(predicted: StepResult, plain: StepResult | None) -> str:
-    """Return what recomputing saves and costs, against the plain step; "" if that is not known."""
+    """Return what recomputing changes against the plain step; "" if that is not known."""
     if plain is None or not plain.peak_allocated_bytes or not predicted.peak_allocated_bytes:
         return ""
     said = [

@@ -212,7 +212,7 @@ class Page:
             return  # it is about to be looked up; until then what is shown stays, or it would flash
         fit = now.fit(limit)
         if self._asked.limit_problem:
-            fit = verdicts.Verdict(verdicts.OPEN, "the limit is no size")
+            fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
         self._view.show_advice(self._not_recorded() or now.advice(self._log.runs, limit))

@@ -31,10 +31,10 @@ SIZES: dict[str, Size] = {  # inches; the figure's text grows with its box
 }
 WAITING = {
     "peak": "The peak, by category.",
-    "timeline": "One training step, instant by instant: first as predicted, which takes some "
+    "timeline": "The memory of one training step over time: first as predicted, which takes some "
     "seconds while a worker starts, then as measured, once you press Run.",
-    "step_times": "Time per step, one bar a run.",
-    "memory_against_time": "Memory against time, one dot a run.",
+    "step_times": "Time per step, one bar per run.",
+    "memory_against_time": "Memory against time, one dot per run.",
     "heat_map": "Peak over the settings tried: a heat map, from the second run on.",
 }
 

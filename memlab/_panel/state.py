@@ -37,16 +37,16 @@ def offered(field: str) -> tuple[Any, ...]:
 
 
 def to_config(settings: Settings) -> StepConfig:
-    """Return the config of these settings; choices of what is off do not count.
+    """Return the config of these settings, without the options of techniques that are off.
 
     Raises:
-        ConfigError: the settings cannot be; the message is the sentence to show.
+        ConfigError: a setting is not allowed; the message is the sentence to show.
     """
     return StepConfig(**{f: value for f, value in settings.items() if counts(f, settings)})
 
 
 def counts(field: str, settings: Settings) -> bool:
-    """Return whether a field does anything beside these settings: a solver without a budget not."""
+    """Return whether a field has an effect with these settings; a solver needs a budget, say."""
     return all(settings[name] == value for name, value in CONTROLS[field].only_with.items())
 
 
@@ -80,7 +80,7 @@ def check_names(fields: Iterable[str]) -> None:
     """Check that every field has a control.
 
     Raises:
-        ConfigError: one has none; the message says which there are.
+        ConfigError: a field has no control; the message lists those that have one.
     """
     known = (*FIELDS, *HEADER_FIELDS)
     for name in fields:
@@ -89,7 +89,7 @@ def check_names(fields: Iterable[str]) -> None:
 
 
 def problems(settings: Settings) -> dict[str, str]:
-    """Return a sentence for each field that cannot be, empty if the settings are a config."""
+    """Return an error for each field that is not allowed; empty if the settings are valid."""
     found = {}
     for field, value in settings.items():
         alone = {field: value}

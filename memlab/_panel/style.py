@@ -6,8 +6,8 @@ width of the panel, not of the window.
 """
 
 RUN_BY_CELL = "a cell is running it: interrupt the kernel to stop it"
-PLAYED_BACK = "was recorded elsewhere: Run plays its runs back, and nothing is measured here"
-NOT_HERE = "is not in this machine, so Run is off: what is shown for it is predicted"
+PLAYED_BACK = "was recorded elsewhere: Run shows its recorded runs, and nothing is measured here"
+NOT_HERE = "is not in this machine, so Run is off and all numbers for it are predicted"
 GONE = "The kernel was restarted or has died: run this cell again to get a working panel."
 
 CSS = """

@@ -1,6 +1,7 @@
-"""The line beside each control, a pure function of the settings on screen and of the workload.
+"""The line of text beside each control.
 
-Every line says what a setting means now, in samples, bytes or percent. None of them measures.
+Every line says what a setting means now, in samples, bytes or percent. The lines are pure functions
+of the settings on screen and of the workload; none of them measures anything.
 """
 
 import html
@@ -37,7 +38,7 @@ OF_OPTIMIZER = (
 
 ON_TOP = (accumulation.BATCH, checkpointing.BUDGET, precision.PRECISION)
 MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER, *ON_TOP))
-"""Techniques of the folded controls."""
+"""Techniques whose controls are folded under "more"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ class Line:
     """The line beside a control: what it means now, a verdict, and a remedy to click.
 
     Attributes:
-        text: the explanation, or the sentence of what is wrong.
+        text: the explanation, or a sentence that says what is wrong.
         verdict: shown after the text.
-        remedy: what the button is called, and the settings that it makes, by field.
-        kind: OPEN for an explanation, WARN or BAD for a sentence that must be seen.
+        remedy: the label of a button, and the settings that it makes, by field.
+        kind: OPEN for an explanation, WARN or BAD for a problem.
     """
 
     text: str
@@ -72,19 +73,19 @@ def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -
     """Explain the memory budget, or why this workload cannot have one below 1."""
     budget = settings["memory_budget"]
     if budget >= 1.0:
-        return Line("keeps every activation that backward needs: the plain step")
+        return Line("keeps every activation for backward; nothing is recomputed")
     if settings["budget_engine"] == BudgetEngine.COMPILE:
         return _compiled_budget_line(budget, facts)
     if refused := refusal_line((checkpointing.BUDGET,), asked):
         return refused
     if budget == 0.0:
-        return Line("holds as little as this model can, recomputes the rest")
-    return Line(f"holds at most {100 * budget:.0f} % of the activations, recomputes the rest")
+        return Line("keeps as few activations as this model can, and recomputes the rest")
+    return Line(f"keeps at most {100 * budget:.0f} % of the activations, and recomputes the rest")
 
 
 def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
     """Explain a budget that torch.compile plans, or why this workload cannot have it."""
-    by_memlab = ("plan it by memlab", {"budget_engine": BudgetEngine.EAGER, "compile": False})
+    by_memlab = ("let memlab plan it", {"budget_engine": BudgetEngine.EAGER, "compile": False})
     if facts and facts.recurrent_modules:
         where = facts.recurrent_modules[0] or "the model"
         return Line(
@@ -94,17 +95,17 @@ def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
         )
     if facts and facts.random_modules:
         return Line(
-            f"refused: {facts.random_modules[0]} draws random numbers, and gradients of "
-            "torch.compile are wrong below 1 then",
+            f"refused: {facts.random_modules[0]} draws random numbers, and then torch.compile "
+            "computes wrong gradients below 1",
             remedy=by_memlab,
             kind=WARN,
         )
     keep = (
         f"saves at most {100 * budget:.0f} % for backward"
         if budget > 0
-        else "saves as little for backward as keeps the peak down"
+        else "saves as little for backward as it can without raising the peak"
     )
-    return Line(f"{keep}; planned by torch.compile's partitioner (compiling takes seconds)")
+    return Line(f"{keep}; planned by torch.compile, which takes seconds to compile")
 
 
 def batch_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
@@ -126,7 +127,7 @@ def accumulation_line(settings: Settings, facts: WorkloadFacts | None, *, own_lo
 def _split_text(config: StepConfig) -> str:
     sizes = config.micro_batch_sizes
     if len(sizes) == 1:
-        return "the batch is not divided"
+        return "the batch is not split"
     if sizes[0] == sizes[-1]:
         return f"{len(sizes)} micro-batches of {sizes[0]}"
     more = sizes.count(sizes[0])
@@ -149,37 +150,37 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         elif precision in MODEL_DTYPE:
             weights = facts.half_parameter_bytes
         size = f" ({format_bytes(weights)})"
-    fp32 = f"32-bit numbers throughout: weights{size}, gradients, activations"
+    fp32 = f"weights{size}, gradients and activations in 32-bit numbers"
     built = Precision.AS_BUILT.in_words(formats)
     texts = {
         Precision.AS_BUILT: fp32 if built == "fp32" else f"{built}: weights{size}; nothing is cast",
         Precision.FP32: fp32,
         Precision.BF16_MIXED: f"matrix products in bf16, weights{size} in fp32",
         Precision.FP16_MIXED: f"matrix products in fp16 with a loss scaler, weights{size} in fp32",
-        Precision.BF16: f"weights{size}, gradients and optimizer state in bf16 too: small updates "
-        "are lost",
+        Precision.BF16: f"weights{size}, gradients and optimizer state in bf16: small updates are "
+        "lost",
         Precision.FP16: f"weights{size}, gradients and optimizer state in fp16, no loss scaler: "
         "small gradients vanish and the loss may become NaN",
         Precision.BF16_MASTER: f"weights{size} and gradients in bf16; the optimizer keeps fp32 "
         f"master weights{masters}, so small updates are not lost",
         Precision.BF16_STOCHASTIC: f"weights{size} and gradients in bf16, optimizer state in fp32; "
-        "updated weights are rounded up or down at random, so small updates count",
-        Precision.TF32: f"fp32 throughout, weights{size}; matrix products round their inputs to "
-        "TF32: faster on Ampere and newer, saves no memory",
-        Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and "
-        f"newer cards), else as bf16-mixed: weights{size} in fp32",
+        "updated weights are rounded up or down at random, so small updates are not lost",
+        Precision.TF32: f"weights{size} in fp32; matrix products round their inputs to TF32: "
+        "faster on Ampere and newer, but saves no memory",
+        Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and newer "
+        f"cards); otherwise like bf16-mixed, weights{size} in fp32",
     }
     instead = {Precision.TF32: Precision.AS_BUILT, Precision.FP8_MIXED: Precision.BF16_MIXED}
     if precision in instead and device == "cpu":
         other = instead[Precision(precision)]
         return Line(
-            f"not possible on a CPU: {precision} is computed by tensor cores of CUDA cards",
+            f"not possible on a CPU: {precision} needs the tensor cores of a CUDA card",
             remedy=(f"use {other.in_words(formats)}", {"precision": other}),
             kind=WARN,
         )
     if precision == Precision.FP16_MIXED and device == "cpu":
         return Line(
-            "many times slower than fp32 on a CPU; bf16-mixed saves as much",
+            "many times slower than fp32 on a CPU; bf16-mixed saves as much memory",
             remedy=("use bf16-mixed", {"precision": Precision.BF16_MIXED}),
             kind=WARN,
         )
@@ -187,25 +188,26 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
 
 
 def more_line(asked: Setup, facts: WorkloadFacts | None, name: str) -> Line:
-    """Explain the folded controls, as far as they are on or not possible."""
+    """Explain the folded controls that are on, or why one of them is not possible."""
     if refused := refusal_line(MORE, asked):
         return refused
     said = [clause for technique in MORE if (clause := technique.says(asked))]
     if facts and not facts.blocks:
-        said.insert(0, f"{name} has no repeated blocks that could be checkpointed")
-    return Line("; ".join(said) or "none of these is on")
+        said.insert(0, f"{name} has no repeated blocks to checkpoint")
+    return Line("; ".join(said) or "all of these are off")
 
 
 def optimizer_line(asked: Setup) -> Line:
-    """Explain the optimizer, how it runs and when; or why it cannot."""
-    # the first asks a package that takes a second to import, in the kernel; predictions say it
+    """Explain the optimizer, its implementation and when it runs, or why it is not possible."""
+    # OPTIMIZER itself is not checked here, since it imports a package for a second in the kernel;
+    # a prediction reports its refusal
     if refused := refusal_line(OF_OPTIMIZER[1:], asked):
         return refused
     return Line("; ".join(clause for t in OF_OPTIMIZER if (clause := t.says(asked))))
 
 
 def refusal_line(techniques: Iterable[Technique], asked: Setup) -> Line | None:
-    """Return why the settings of these cannot be, and what lifts it; None if they can."""
+    """Return why one of these techniques is refused, with a remedy; None if none is refused."""
     for technique in techniques:
         for refusal in technique.refusals(asked):
             remedy = refusal.remedies[0]
@@ -227,7 +229,7 @@ def lines(
 
     Args:
         settings: on screen.
-        wrong: the sentence of each setting that cannot be, by field.
+        wrong: the error of each setting that is not allowed, by field.
         facts: of the workload; None while they are not known.
         device: where it would run.
         name: of the workload.
@@ -243,7 +245,7 @@ def lines(
         "optimizer": lambda: optimizer_line(asked),
     }
     if "batch_size" in wrong:
-        explained["accumulation_steps"] = lambda: Line("waits for a batch size")
+        explained["accumulation_steps"] = lambda: Line("needs a valid batch size first")
     return {
         field: wrong_line(field, wrong[field], settings) if field in wrong else explained[field]()
         for field in explained
@@ -251,7 +253,7 @@ def lines(
 
 
 def _setup(settings: Settings, wrong: Mapping[str, str], device: str) -> Setup:
-    """Return what techniques are asked about, with the default in place of what is wrong."""
+    """Return what techniques are asked about, with defaults in place of wrong settings."""
     default, right = StepConfig(), dict(settings)
     for field in (*wrong, *(("accumulation_steps",) if "batch_size" in wrong else ())):
         right[field] = getattr(default, field)
@@ -260,18 +262,18 @@ def _setup(settings: Settings, wrong: Mapping[str, str], device: str) -> Setup:
 
 
 def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
-    """Return the sentence of a wrong setting, with the nearest right one to click."""
+    """Return the error of a wrong setting, with a button for the nearest allowed one."""
     batch = settings["batch_size"]
     value: float = {"memory_budget": 1.0, "batch_size": 8, "accumulation_steps": 1}[field]
     both = isinstance(batch, int) and isinstance(settings["accumulation_steps"], int)
     if field == "accumulation_steps" and both and settings[field] > batch > 0:
         value = largest_accumulation(batch)
-        sentence = f"more than the {batch} samples of the batch: every micro-batch needs one"
+        sentence = f"more than the {batch} samples of the batch; every micro-batch needs a sample"
     return Line(sentence, remedy=(f"set to {value:g}", {field: value}), kind=BAD)
 
 
 def more_label(settings: Settings) -> str:
-    """Return what the button of the folded controls is called: their choices now."""
+    """Return the label of the button of the folded controls, which names their choices."""
     checkpointing = settings["checkpointing"]
     blocks = "no checkpointing" if checkpointing == "none" else f"checkpointing by {checkpointing}"
     compiled = "compiled" if settings["compile"] else "not compiled"
@@ -280,7 +282,7 @@ def more_label(settings: Settings) -> str:
 
 
 def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit: str = "") -> Line:
-    """Say what the workload is, or what is wrong with it or with the limit, given as typed."""
+    """Say what the workload is, or what is wrong with it or with the limit as it was typed."""
     if wrong:
         return Line(wrong, kind=BAD)
     if re.fullmatch(r"[0-9.]+", limit) and (size := parse_bytes(limit)) < MIB:
@@ -290,7 +292,7 @@ def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit:
             f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN
         )
     if facts is None:
-        return Line(f"{name}: looking at the model")
+        return Line(f"{name}: inspecting the model")
     blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
     return Line(
         f"{name}: {facts.num_parameters:,} parameters, "
@@ -308,8 +310,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """Return what an error that nobody else would see says on the page."""
+    """Return the text that the page shows for an error that would otherwise not be seen."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemlabError):
         return text
-    return f"{text}; this is a fault of memlab, not of your setting: run the cell again"
+    return f"{text}; this is a bug in memlab, not in your settings: run the cell again"

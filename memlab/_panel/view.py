@@ -1,4 +1,4 @@
-"""The page: every widget of the panel, laid out, and the few ways in which it is written to."""
+"""The page: all widgets of the panel and their layout, and the methods that write to them."""
 
 import html
 import json
@@ -17,33 +17,34 @@ from memlab._panel.texts import Line, more_label
 from memlab._panel.verdicts import Verdict
 
 HELP = """<p><b>A step</b> is one optimizer update: forward and backward over each micro-batch, then
-the optimizer. <b>Run</b> (or Enter in a number box) measures it in a process of its own: memory in
-one pass, from every allocation, and time in another, with no meter on.</p>
+the optimizer. <b>Run</b> (or Enter in a number box) measures it in a separate process: one pass
+measures memory from every allocation, and another pass measures time without any meter.</p>
 <p><b>Allocated</b> is the bytes of live tensors; <b>reserved</b>, on CUDA, is what the caching
 allocator holds. The peak is that of a step in which the optimizer state exists.</p>
-<p>Before that, and for cards that are not here, the same numbers are <b>predicted</b>: the very
-step over tensors without data, in another process. Moving a slider interpolates between what was
-predicted, and an exact prediction follows. ± is the uncertainty. After a run the measured line lies
-over the prediction, and <b>error</b> is predicted over measured, less one.</p>
-<p>At the same batch size, <b>accumulation</b> splits the work and leaves the gradient as it is,
+<p>Before you press Run, and for cards that are not in this machine, the same numbers are
+<b>predicted</b>: another process runs the same step on tensors without data. While you move a
+slider the numbers are interpolated between predictions, and an exact prediction follows. ± is the
+uncertainty. After a run the measured line is drawn over the prediction, and <b>error</b> is
+predicted divided by measured, minus one.</p>
+<p>At the same batch size, <b>accumulation</b> splits the work and does not change the gradient,
 unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
 <b>compare</b> draws the last run against it. <code>panel.result</code>, <code>panel.results</code>
 and <code>panel.code()</code> give the same numbers to your code.</p>"""
 
 
 class View:
-    """All widgets. What a person does is told through `changed`, `run` and `stop`.
+    """All widgets. It reports what a person does through `changed`, `run` and `stop`.
 
     Args:
-        workload_names: to choose from.
-        devices: (shown, name) to choose from.
-        device: chosen at first.
-        memory_limit: text of the limit box at first.
-        settings: of the controls at first.
-        log: of the runs, shown in the table.
+        workload_names: the workloads to choose from.
+        devices: the devices to choose from, as (shown, name).
+        device: the device chosen at first.
+        memory_limit: the first text of the limit box.
+        settings: the first settings of the controls.
+        log: the runs, shown in the table.
         changed: called after any change of a control.
-        run: called when Run or Enter was pressed.
-        stop: called when Stop was pressed.
+        run: called when Run or Enter is pressed.
+        stop: called when Stop is pressed.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class View:
             value=memory_limit, description="Limit", placeholder="none", continuous_update=True
         )
         self.limit.tooltip = (
-            "bytes that the step may hold, such as 2 GiB; empty for no limit. Held against it are "
-            "allocated bytes on a CPU and reserved ones on CUDA. For a card that is not here it "
-            "begins as what PyTorch can reserve there: its memory without the CUDA context"
+            "bytes that the step may hold, such as 2 GiB; empty for no limit. On a CPU it limits "
+            "allocated bytes, on CUDA reserved bytes. For a card that is not in this machine it "
+            "starts at what PyTorch can reserve there: the card's memory without the CUDA context"
         )
         self.card = widgets.Text(value="24 GiB", description="Memory", continuous_update=True)
-        self.card.tooltip = "of any CUDA card, such as 24 GiB; its speed is not known"
+        self.card.tooltip = "memory of any CUDA card, such as 24 GiB; its speed is not known"
         self.card.layout.display = "none"
         on_enter(self.limit, run)
         self.controls = Controls(settings, self._tell, run)

@@ -83,7 +83,7 @@ def _event(line: str, numbers: dict[str, int]) -> tuple[int, int]:
     freed = line.removeprefix("del ").strip()
     if not line.startswith("del ") or freed not in numbers:
         raise ConfigError(
-            f"{line!r} is no line of a story; allowed is 'a = 12 MiB', then 'del a', and "
+            f"{line!r} is not a line of a story; allowed is 'a = 12 MiB', then 'del a', and "
             f"{EMPTY_CACHE!r}"
         )
     return numbers[freed], -1

@@ -1,8 +1,8 @@
-"""What people write and read: arguments, sizes and times, their own values as text.
+"""Checks and conversions between what people type and what memlab uses inside.
 
-- `checks.py`: arguments of public functions, checked before anything runs.
-- `units.py`: bytes and seconds, parsed and printed. Nothing else converts them.
-- `quoting.py`: a person's value in a message, in a picture or in generated Python.
+- `checks.py` checks the arguments of public functions before anything runs.
+- `units.py` parses and prints bytes and seconds. No other file converts them.
+- `quoting.py` writes a person's value into a message, a picture or generated Python.
 
-Every public function comes through here first; start with `checks.checked`.
+Every public function calls this room first. Start reading at `checks.checked`.
 """

@@ -1,8 +1,9 @@
-"""Arguments of public functions, checked against their annotations before anything runs.
+"""Check the arguments of public functions against their annotations, before anything runs.
 
-`checked` makes a function check every argument, so that one that is added is checked too. What an
-annotation cannot say (a smallest number, a choice) is a rule of the parameter. Left out: what only
-running can tell, which is the outcome of a result.
+The decorator `checked` checks every argument, so an argument that is added later is checked too. A
+condition that an annotation cannot express (a smallest number, a choice) is given as a rule.
+
+Left out: problems that only show while a step runs. They become the outcome of a result.
 """
 
 import dataclasses
@@ -24,15 +25,15 @@ from memlab.errors import ConfigError, DeviceError, MemlabError, WorkloadError
 P = ParamSpec("P")
 R = TypeVar("R")
 Rule = Callable[[str, Any], Any]
-"""From the name of an argument and its value to the value to use, or ConfigError."""
+"""Takes the name and the value of an argument; returns the value to use or raises ConfigError."""
 
-MOST = 2**63 - 1  # what fits PyTorch's and NumPy's integers
+MOST = 2**63 - 1  # the largest integer of PyTorch and NumPy
 LONGEST_SECONDS = 1e9
 MOST_THINGS = 10**6  # in a list; an iterator may have no end
 SEVERAL = (Sequence, Collection, Iterable, list)
 CALLABLE = typing.get_origin(Callable[..., Any])
 
-# what to say of a type beside its name: the error it is, and what to pass
+# for a value of the wrong type: which error to raise, and what to pass instead
 ERRORS: dict[str, type[MemlabError]] = {"Workload": WorkloadError, "device": DeviceError}
 REMEDIES = {
     "Workload": "pass memlab.workloads.get('gpt-small'), or Workload.from_module(module, "
@@ -51,15 +52,15 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that checks every argument of a function.
 
     Args:
-        **rules: of parameters whose annotation does not say all; they are given what was passed.
-            The others take what `of_type` allows for their annotation.
+        **rules: for parameters whose annotation does not express every condition. A rule gets
+            the value as it was passed. All other parameters are checked by `of_type`.
 
     >>> @checked(share=number(0.0, 1.0))
     ... def keep(share: float, repeats: int = 1) -> float:
     ...     return share * repeats
     >>> keep(0.5, repeats="two")
     Traceback (most recent call last):
-    memlab.errors.ConfigError: repeats='two' is no whole number; allowed is an int of at least 0
+    memlab.errors.ConfigError: repeats='two' is not a whole number; allowed is an int of at least 0
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -87,13 +88,13 @@ def _by_annotation(parameter: inspect.Parameter) -> Rule:
 
 
 def of_type(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value as an annotation says it is.
+    """Return a value converted to its annotation.
 
-    An int is at least 0, a float above 0, a text of a `StrEnum` becomes its member, several things
-    become a tuple. No bool is a number, and no text is a sequence.
+    An int must be at least 0 and a float above 0. The text of a `StrEnum` becomes its member, and a
+    list becomes a tuple. A bool does not count as a number, and a text not as a sequence.
 
     Raises:
-        MemlabError: it is nothing of the kind; the message names the argument and what is allowed.
+        MemlabError: the value does not fit; the message names the argument and what is allowed.
     """
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (Any, inspect.Parameter.empty, object):
@@ -116,10 +117,10 @@ def of_type(name: str, value: Any, annotation: Any) -> Any:
 
 
 def check_fields(record: Any) -> None:
-    """Raise MemlabError if a field of a dataclass does not hold what its annotation says.
+    """Raise MemlabError if a field of a dataclass does not match its annotation.
 
-    Unlike an argument a number may be of any size and sign, NaN included, and stays as it is. The
-    text of a choice becomes that choice.
+    Unlike an argument, a number may have any size and sign, NaN included. The text of a choice is
+    replaced by the member of its `StrEnum`.
     """
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
@@ -152,17 +153,17 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return True or False; nothing else counts as one of them."""
+    """Return the value if it is True or False; any other value is an error."""
     if value is True or value is False:
         return bool(value)
-    raise ConfigError(f"{name}={shown(value)} is no bool; allowed is True or False")
+    raise ConfigError(f"{name}={shown(value)} is not a bool; allowed is True or False")
 
 
 def text(name: str, value: Any) -> str:
-    """Return a text that can be shown and stored: no half of a surrogate pair is in it."""
+    """Return a text that can be shown and stored, which excludes lone surrogates."""
     if not is_a(value, str):
-        raise ConfigError(f"{name}={shown(value)} is no text; allowed is a str")
-    plain = str.__str__(value)  # of a subclass, which may print itself as anything
+        raise ConfigError(f"{name}={shown(value)} is not text; allowed is a str")
+    plain = str.__str__(value)  # a subclass of str may print itself as anything
     try:
         plain.encode()
     except UnicodeEncodeError:
@@ -174,7 +175,7 @@ def text(name: str, value: Any) -> str:
 
 
 def function(name: str, value: Any) -> Any:
-    """Return what can be called."""
+    """Return the value if it can be called."""
     if not callable(value):
         raise ConfigError(
             f"{name}={shown(value)} cannot be called; pass a function, or leave it out"
@@ -183,14 +184,14 @@ def function(name: str, value: Any) -> Any:
 
 
 def count(least: int = 0, most: int = MOST) -> Callable[[str, Any], int]:
-    """Return the rule of a whole number from `least` to `most`; NumPy's are taken, bools not."""
+    """Return the rule for a whole number from `least` to `most`, NumPy's included, bools not."""
     limit = "" if most == MOST else f" and at most {most}"
     allowed = f"allowed is an int of at least {least}{limit}"
 
     def rule(name: str, value: Any) -> int:
         found = _whole(value)
         if found is None:
-            raise ConfigError(f"{name}={shown(value)} is no whole number; {allowed}")
+            raise ConfigError(f"{name}={shown(value)} is not a whole number; {allowed}")
         if not least <= found <= most:
             beyond = f"below {least}" if found < least else f"above {most}"
             raise ConfigError(f"{name}={shown(value)} is {beyond}; {allowed}")
@@ -200,7 +201,7 @@ def count(least: int = 0, most: int = MOST) -> Callable[[str, Any], int]:
 
 
 def number(least: float, most: float) -> Rule:
-    """Return the rule of a number from `least` to `most`, both allowed."""
+    """Return the rule for a number from `least` to `most`, both included."""
 
     def rule(name: str, value: Any) -> float:
         found = _real(value)
@@ -212,7 +213,7 @@ def number(least: float, most: float) -> Rule:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a time above 0; one longer than anybody waits is 30 years."""
+    """Return a time above 0, capped at 30 years, so that adding to it cannot overflow."""
     found = _real(value)
     if found is None or not found > 0:
         raise ConfigError(f"{name}={shown(value)}; allowed is a number above 0")
@@ -220,12 +221,12 @@ def seconds(name: str, value: Any) -> float:
 
 
 def size(name: str, value: Any) -> int | None:
-    """Return bytes, from an int or from text such as "24GiB"; None stays None."""
+    """Return a size in bytes from an int or a text such as "24GiB"; None stays None."""
     return None if value is None else parse_bytes(value, name)
 
 
 def choice(*allowed: Any) -> Rule:
-    """Return the rule of one of these texts, or members of a `StrEnum`."""
+    """Return the rule for a choice between texts, or between members of a `StrEnum`."""
     members = {str(each): each for each in allowed}
     said = ", ".join(map(repr, members))
 
@@ -238,12 +239,12 @@ def choice(*allowed: Any) -> Rule:
 
 
 def anything(name: str, value: Any) -> Any:
-    """Return the value: the function checks it itself."""
+    """Return the value unchecked, for a function that checks it itself."""
     return value
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number as an int, whatever a subclass of int says of itself; else None."""
+    """Return a whole number as a plain int; None for any other value."""
     if not is_a(value, Integral) or is_a(value, bool):
         return None
     try:
@@ -253,7 +254,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _real(value: Any) -> float | None:
-    """Return a number as a float; None for what is none, or too large for one."""
+    """Return a number as a float; None if it is not a number or too large for a float."""
     if not is_a(value, Real) or is_a(value, bool):
         return None
     try:
@@ -281,7 +282,8 @@ def _instance(name: str, value: Any, kind: type) -> Any:
     said = kind.__name__
     error = ERRORS.get(said, ConfigError)
     remedy = REMEDIES.get(said, f"allowed is a {said}")
-    raise error(f"{name}={shown(value)} is no {said}; {remedy}")
+    article = "an" if said[0] in "AEIOU" else "a"
+    raise error(f"{name}={shown(value)} is not {article} {said}; {remedy}")
 
 
 def _one_of_types(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
@@ -306,12 +308,14 @@ def _one_of_types(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
 def _several(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     allowed = "allowed is a list"
     if is_a(value, str | bytes | Mapping) or not is_a(value, Iterable):
-        raise ConfigError(f"{name}={shown(value)} is no list; {allowed}")
+        raise ConfigError(f"{name}={shown(value)} is not a list; {allowed}")
     found: list[Any] = []
     try:
         for each in value:
             if len(found) == MOST_THINGS:
-                raise ConfigError(f"{name} holds more than {MOST_THINGS} things; {allowed}")
+                raise ConfigError(
+                    f"{name} has more than {MOST_THINGS} items; allowed is a shorter list"
+                )
             found.append(of_type(f"{name}[{len(found)}]", each, kind))
     except MemlabError:
         raise

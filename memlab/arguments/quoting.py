@@ -1,8 +1,8 @@
-"""A person's values as text: in a message, in a picture, in generated Python; and their kind.
+"""Write a person's value as text into a message, a picture or generated Python.
 
-Such a value may be of any kind. Its `__class__` may raise; its `repr` may raise, be megabytes long,
-or be Python code; a text may hold quotes, newlines, control characters and halves of surrogate
-pairs.
+Nothing about such a value can be relied on. Its `__class__` and its `repr` may raise an error, its
+`repr` may be megabytes long or be Python code, and a text may hold quotes, newlines, control
+characters and lone surrogates.
 """
 
 import reprlib
@@ -12,7 +12,7 @@ MAX_SHOWN = 80  # characters of a value in a message
 
 
 class _Repr(reprlib.Repr):
-    """Prints containers and texts no further than a message shows them."""
+    """A `repr` that stops where a message would cut it off."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ _REPR = _Repr()
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a kind, also where it lies about its class by raising."""
+    """Return whether a value is an instance of a type; False if its `__class__` raises."""
     try:
         return isinstance(value, kind)
     except Exception:  # a person's own __class__ may raise anything
@@ -38,7 +38,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: its `repr`, on one line of at most 80 characters.
+    """Return the `repr` of a value, cut to one line of at most 80 characters.
 
     >>> shown("gpt"), len(shown("a" * 10**6))
     ("'gpt'", 80)
@@ -59,14 +59,14 @@ def printable(text: str) -> str:
     >>> printable("two\nlines")
     'two\\nlines'
     """
-    text = str.__str__(text)  # of a subclass, which may say anything about itself
+    text = str.__str__(text)  # a subclass may override isprintable
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def in_docstring(text: str) -> str:
-    r'''Return a text as it stands between the triple quotes of a docstring, on one line.
+    r'''Return a text escaped for use inside the triple quotes of a docstring, on one line.
 
     >>> print(in_docstring('layers.*"""'))
     layers.*\"\"\"
@@ -80,14 +80,14 @@ def literal(value: Any) -> str:
     """Return the Python literal of a text, a number, a bool, None or a tuple or list of these.
 
     Raises:
-        TypeError: it is nothing of the kind, so that its `repr` might be any code.
+        TypeError: the value has another type, whose `repr` might be any code.
 
     >>> literal("layers.*"), literal((1, 2.5))
     ("'layers.*'", '(1, 2.5)')
     """
     if value is None or isinstance(value, bool):
         return repr(value)
-    # of a subclass, whose own repr may be anything, the plain value
+    # a subclass may have any repr, so the value is made plain first
     if isinstance(value, str):
         return repr(str.__str__(value))
     if isinstance(value, int):

@@ -1,7 +1,7 @@
-"""Bytes and seconds: parsed from what people type, printed as people read them.
+"""Parse and print bytes and seconds.
 
-Everywhere else sizes are int bytes and times float seconds; conversion happens only here.
-Binary units only in print (1 GiB = 2**30 bytes), so that no "GB" can mean two things.
+Everywhere else sizes are int bytes and times are float seconds; only this file converts them.
+Sizes are printed in binary units only (1 GiB = 2**30 bytes), because "GB" can mean two things.
 """
 
 import math
@@ -24,10 +24,10 @@ BYTES_PER_UNIT = {
 def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     """Return a positive size in bytes from an int (bytes) or text such as "24GiB" or "512 MiB".
 
-    "GB" is read as 10**9 bytes, as the standard says; "24G" is refused because it means both.
+    "GB" is read as 10**9 bytes, as the SI defines it. "24G" is refused because it is ambiguous.
 
     Raises:
-        ConfigError: the text is no size, or the size is not at least one byte.
+        ConfigError: the text is not a size, or the size is not at least one byte.
 
     >>> parse_bytes("1.5 KiB")
     1536
@@ -39,15 +39,17 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str.__str__(given))
         unit = (match.group(2) or "B").upper() if match else ""
         if match is None or unit not in BYTES_PER_UNIT or len(match.group(1)) > 20:
-            raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}")
+            raise ConfigError(f"{field}={shown(value)} is not a size; allowed is {allowed}")
         size = math.floor(float(match.group(1)) * BYTES_PER_UNIT[unit])
     else:
         try:
             if isinstance(given, bool):
                 raise TypeError
             size = operator.index(given)
-        except Exception:  # no int, or of a person's own class, which may raise anything
-            raise ConfigError(f"{field}={shown(value)} is no size; allowed is {allowed}") from None
+        except Exception:  # not an int, or a person's own class, which may raise anything
+            raise ConfigError(
+                f"{field}={shown(value)} is not a size; allowed is {allowed}"
+            ) from None
     if size < 1:
         raise ConfigError(f"{field}={shown(value)} is below one byte; allowed is {allowed}")
     if size > MOST_BYTES:
@@ -56,7 +58,7 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return a size with three significant digits or so, in the largest binary unit below it.
+    """Return a size with about three significant digits, in the largest unit that is below it.
 
     >>> format_bytes(1406142546)
     '1.31 GiB'
@@ -70,7 +72,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three significant digits or so, in s, ms or us.
+    """Return a duration with about three significant digits, in s, ms or us.
 
     >>> format_seconds(0.4123)
     '412 ms'
@@ -87,11 +89,13 @@ def _number(field: str, value: Any) -> float:
     """Return a number as a float.
 
     Raises:
-        ConfigError: it is none, or too large for a float.
+        ConfigError: the value is not a number, or too large for a float.
     """
     try:
         if isinstance(value, bool | str | bytes):
             raise TypeError
         return float(value)
     except Exception:  # too large, or of a person's own class, which may raise anything
-        raise ConfigError(f"{field}={shown(value)} is no number; pass an int or a float") from None
+        raise ConfigError(
+            f"{field}={shown(value)} is not a number; pass an int or a float"
+        ) from None

@@ -300,10 +300,10 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
         ValueError: it is no such row, or holds a number that no operator can cost.
     """
     if not isinstance(row, list) or len(row) not in (NUM_REQUIRED, len(fields(OperatorCost))):
-        raise ValueError("it is no row of a cost")
+        raise ValueError("it is not a row of a cost")
     outputs, peak, kept, seconds, extrapolated = row[:NUM_REQUIRED]
     if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
-        raise ValueError("it is no row of a cost")
+        raise ValueError("it is not a row of a cost")
 
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:

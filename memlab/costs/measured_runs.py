@@ -130,7 +130,7 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
     """
     names = {field.name for field in fields(MeasuredRun)} - {"step"}
     if not isinstance(row, dict) or row.keys() != names or not isinstance(row["files"], dict):
-        raise ValueError("it is no row of a run")
+        raise ValueError("it is not a row of a run")
     least, median, others = (
         row[name] for name in ("least_seconds", "median_seconds", "others_share")
     )
@@ -150,11 +150,11 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not -MOST_SECONDS <= value <= MOST_SECONDS:
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     return float(value)
 
 
 def _stamp_from(value: Any) -> Stamp:
     if not isinstance(value, list) or len(value) != 4 or any(type(n) is not int for n in value):
-        raise ValueError("it is no stamp of a file")
+        raise ValueError("it is not a stamp of a file")
     return value[0], value[1], value[2], value[3]

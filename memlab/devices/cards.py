@@ -284,7 +284,7 @@ def resolve(device: str | torch.device | None) -> Target:
     card = find(device) if isinstance(device, str) else None
     if card is None:
         raise DeviceError(
-            f"device={shown(device)} is no card that memlab knows; allowed are 'cpu', 'cuda', "
+            f"device={shown(device)} is not a card that memlab knows; allowed are 'cpu', 'cuda', "
             f"{', '.join(repr(name) for name in names())}, or the memory of any other card, "
             f"such as '24GiB'"
         )

@@ -221,7 +221,7 @@ def to_png(figure: Figure, *, dpi: int = 120) -> bytes:
     """Return the figure as a transparent PNG whose mid-grey ink holds on white and on dark.
 
     Raises:
-        ConfigError: `dpi` is no number of dots, or gives more of them than can be drawn.
+        ConfigError: `dpi` is not a number of dots, or gives more of them than can be drawn.
     """
     if max(figure.get_size_inches()) * dpi > MOST_PIXELS:
         raise ConfigError(

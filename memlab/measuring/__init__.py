@@ -1,8 +1,8 @@
-"""Measuring: a step on the real device, in the process that this is called in.
+"""Measure a step on the real device, in the current process.
 
-- `measure.py`: a memory pass with a meter, then a time pass without one.
-- `loading.py`: what a data loader does to a step.
-- `inspect.py`: what can be said of a workload before it runs.
+- `measure.py` runs a memory pass with a meter, then a time pass without one. Start here.
+- `loading.py` measures what a data loader adds to a step.
+- `inspect.py` finds facts about a workload before it runs.
 
-Workload and config come in, a `StepResult` goes out. The worker calls these.
+A workload and a config come in, a `StepResult` goes out. The worker calls these functions.
 """

@@ -1,4 +1,4 @@
-"""What can be said of a workload before it runs: sizes, and the modules that limit techniques."""
+"""Facts about a workload before it runs: sizes, and the modules that limit techniques."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class WorkloadFacts:
         parameter_bytes: of the parameters as they were built.
         fp32_parameter_bytes: of the parameters cast to fp32.
         half_parameter_bytes: of the parameters cast to a format of 16 bits.
-        parameter_formats: of the parameters as they were built, by torch's names, those of most
-            bytes first.
+        parameter_formats: of the parameters as they were built, by torch's names, ordered by
+            bytes.
         sample_bytes: of one sample of a batch.
         random_modules: paths of modules that draw random numbers in training.
         sample_mixing_modules: paths of modules that normalise over the batch.
@@ -45,8 +45,8 @@ class WorkloadFacts:
 
 
 def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
-    """Return the facts; the model is built without memory where it can be."""
-    report(Progress(text=f"looking at {workload.name}", fraction=0.0))
+    """Return the facts. The model is built without memory if that is possible."""
+    report(Progress(text=f"inspecting {workload.name}", fraction=0.0))
     set_seed(0)
     model = _build_cheaply(workload).train()
     parameters = list(model.parameters())
@@ -71,5 +71,6 @@ def _build_cheaply(workload: Workload) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             return workload.build_model()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # not every model builds so
+    # some models read values of tensors while they are built
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return workload.build_model()

@@ -1,8 +1,9 @@
-"""What a data loader does to a step, measured in this process: time, waiting, resident memory.
+"""Measure a step with its data loader, in this process: time, waiting, resident memory.
 
-The step first runs alone on one batch, while no loader worker is there to share the processor; then
-with the loader, one batch after another, and nobody waits for the device but where a batch or a
-loss makes them. Left out: reading from disk, which depends on what the system has cached.
+The step first runs alone on one batch, while no loader worker shares the processor. Then it runs
+with the loader, one batch after another. The device is not synchronised between steps, so loading
+and computation can overlap as in training. Left out: reading from disk, whose time depends on what
+the system has cached.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ FEWER = "lower num_workers or prefetch_factor, or decode smaller samples"
 
 
 class Feed:
-    """Batches of a loader as a workload's `make_batch`, and the time that was waited for them."""
+    """A loader in the place of a workload's `make_batch`; it adds up the time spent waiting."""
 
     def __init__(self, loading: LoadingConfig, device: torch.device) -> None:
         self.batches: Iterator[Any] = iter(())
@@ -67,7 +68,7 @@ def loading_in_process(
     plan: Plan | None = None,
     report: Report,
 ) -> LoadingResult:
-    """Return what the loader does to the step; never raises for either.
+    """Return the cost of loading. Errors of the step or the loader are outcomes, not raised.
 
     Args:
         workload: model and loss; its `make_batch` is not used.
@@ -75,10 +76,10 @@ def loading_in_process(
         dataset: map-style, of samples.
         loading: how they are fetched.
         device: of this machine.
-        num_steps: timed, after one that is not.
+        num_steps: number of timed steps; one untimed step runs before them.
         seed: of the model, the order of the samples and each step.
         plan: of the config's memory budget.
-        report: called as the run goes on; what it raises ends the run.
+        report: called during the run; an error that it raises ends the run.
     """
     facts: dict[str, Any] = {
         "device": str(device),
@@ -114,8 +115,8 @@ def loading_in_process(
 def _check(loading: LoadingConfig, device: torch.device) -> None:
     if loading.pin_memory and device.type == "cpu":
         raise UnsupportedError(
-            "pin_memory=True does nothing on a CPU: pinned memory is for copies to a card, and "
-            "here it is one more copy; use pin_memory=False, or device='cuda'"
+            "pin_memory=True does nothing on a CPU: pinned memory speeds up copies to a card, and "
+            "on a CPU it only adds a copy; use pin_memory=False, or device='cuda'"
         )
 
 
@@ -123,7 +124,7 @@ def _loader(
     dataset: Dataset[Any], config: StepConfig, loading: LoadingConfig, num_batches: int, seed: int
 ) -> DataLoader[Any]:
     order = RandomSampler(
-        dataset,  # type: ignore[arg-type] # it has a length, which Dataset does not say
+        dataset,  # type: ignore[arg-type] # it has a length, which Dataset does not declare
         replacement=True,
         num_samples=num_batches * config.batch_size,
         generator=torch.Generator().manual_seed(seed),
@@ -177,7 +178,7 @@ def _fed(step: Step, feed: Feed, num_steps: int, seed: int) -> dict[str, Any]:
 
 
 def _run(step: Step, seed: int) -> None:
-    """Run one update without asking for its loss, which would wait for the device."""
+    """Run one update without reading its loss, which would wait for the device."""
     set_seed(seed)
     step.accumulate()
     step.update()
@@ -206,13 +207,12 @@ def _explain(error: BaseException) -> tuple[Outcome, str]:
         return explain(error, "a step with its loader")
     if "shm" in text or "Bus error" in text:
         return Outcome.OUT_OF_MEMORY, (
-            f"out of shared memory (/dev/shm), through which loader workers hand batches over; "
-            f"{FEWER}"
+            f"out of shared memory (/dev/shm), through which loader workers pass batches; {FEWER}"
         )
     if "exited unexpectedly" in text or "killed by signal" in text:
         return Outcome.CRASHED, (
             f"a loader worker died ({text.splitlines()[0].rstrip('. ')}); if the system killed it "
-            f"for memory, {FEWER}; with num_workers=0 the dataset's own fault is seen"
+            f"for memory, {FEWER}; with num_workers=0 an error of the dataset itself is shown"
         )
     lines = text.strip().splitlines()  # of the worker's traceback; its frames are indented
     last_frame = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
@@ -225,8 +225,10 @@ def _explain(error: BaseException) -> tuple[Outcome, str]:
 def _summary(facts: dict[str, Any]) -> str:
     waited = 100 * facts["waiting_fraction"]
     text = (
-        f"{format_seconds(facts['step_seconds'])} a step with its batch, "
-        f"{format_seconds(facts['step_alone_seconds'])} alone; {waited:.0f} % of it waiting"
+        f"{format_seconds(facts['step_seconds'])} a step with loading, {waited:.0f} % of it "
+        f"waiting; {format_seconds(facts['step_alone_seconds'])} a step without loading"
     )
     private = facts["workers_private_bytes"]
-    return f"{text}; loader workers add {format_bytes(private)} resident" if private else text
+    if not private:
+        return text
+    return f"{text}; loader workers add {format_bytes(private)} of resident memory"

@@ -1,7 +1,7 @@
-"""A `StepResult` from the real device, in this process: a memory pass, then a time pass.
+"""Measure a step on the real device, in this process: a memory pass, then a time pass.
 
-Both passes run the same step. Memory is metered with a profile open, time without; each pass builds
-its own model and drops it, so that neither sees the other's tensors.
+Both passes run the same step. The memory pass runs under a profiler, the time pass does not. Each
+pass builds its own model and drops it, so that neither sees the other's tensors.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from memlab.trace import Phase, Trace
 from memlab.workload import Workload
 
 Build = Callable[..., Step]
-"""`build_step`, told of everything but marks."""
+"""`build_step` with all arguments given except `mark`."""
 
 MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
 
@@ -54,19 +54,19 @@ def measure_in_process(
     plan: Plan | None = None,
     report: Report,
 ) -> StepResult:
-    """Return what the step costs on this device, measured here and now; never raises for the step.
+    """Measure what the step costs on this device. Errors of the step are outcomes, not raised.
 
     Args:
         workload: what is trained.
-        config: how.
+        config: how it is trained.
         device: of this machine.
-        repeats: timed steps; their median is quoted.
-        warmup: steps before these that are not counted.
+        repeats: number of timed steps; the result quotes their median.
+        warmup: number of untimed steps before them.
         seed: set before the model, the batch and each step.
-        memory_limit: bytes; the first crossing is `out_of_memory`. On a CPU it is accounted in
-            allocated bytes, on CUDA the caching allocator may not reserve more.
+        memory_limit: bytes; exceeding it is `out_of_memory`. On a CPU it limits allocated bytes, on
+            CUDA what the caching allocator reserves.
         plan: of the config's memory budget.
-        report: called as the run goes on; what it raises ends the run.
+        report: called during the run; an error that it raises ends the run.
     """
     built: dict[str, Any] = {}
 
@@ -95,7 +95,7 @@ def measure_in_process(
                 return StepResult(**facts)
             timing = True
             facts |= _time_pass(workload, config, seed, repeats, warmup, build, report)
-    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+    except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
         outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
         fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
         ended = {"outcome": outcome, "message": message}
@@ -115,7 +115,7 @@ def _memory_pass(
     meter: Meter,
     report: Report,
 ) -> dict[str, Any]:
-    """Return peaks and timeline of the first step that began with an optimizer state."""
+    """Return peaks and timeline of the first step that begins with optimizer state."""
     peaks: list[cuda.Peaks | None] = []
     settled: list[tuple[int, bool]] = []
     host_bytes: list[int] = []
@@ -130,7 +130,7 @@ def _memory_pass(
         meter.mark(-1, Phase.TEARDOWN, 0)
 
     def metered_step(step: Step, index: int, what: str) -> float:
-        report(Progress(text=f"metering memory, {what}", fraction=min(0.1 + 0.1 * index, 0.3)))
+        report(Progress(text=f"measuring memory, {what}", fraction=min(0.1 + 0.1 * index, 0.3)))
         set_seed(seed)
         cuda.reset_peaks(device)
         loss = step(partial(meter.mark, index))
@@ -152,8 +152,8 @@ def _memory_pass(
                 "peak_holdings": (),
             }
             said.append(
-                f"The trace sees a peak of {format_bytes(traced)} and the allocator's statistics "
-                f"{format_bytes(stats.allocated_bytes)}: no breakdown is given."
+                f"The trace shows a peak of {format_bytes(traced)}, but the allocator's statistics "
+                f"say {format_bytes(stats.allocated_bytes)}, so no breakdown is given."
             )
     facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
     return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
@@ -175,10 +175,11 @@ def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
 
 
 def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> tuple[int, bool]:
-    """Run steps until one has begun with optimizer state and updated, and runs as all later ones.
+    """Run steps until one is like all later ones: it begins with optimizer state and updates.
 
-    That is the second step, the third if TorchScript runs a part of the model, or a later one while
-    a loss scaler skips updates. Returned are how many updated, and whether TorchScript ran.
+    This is normally the second step. It is the third if TorchScript runs a part of the model, and
+    a later one if the loss scaler skips updates. Returns the number of updates, and whether
+    TorchScript ran.
     """
     updates, scripted = 0, [is_scripted(step.model)]
     for index in range(MAX_SKIPPED_UPDATES + NUM_STEPS):
@@ -187,13 +188,14 @@ def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> tuple[in
             loss = run(index, "step with optimizer state" if updates else "first step")
         updates += step.loss_scale >= scale
         needed = NUM_STEPS if any(scripted) else 2
-        if updates == needed or (index > 0 and not math.isfinite(loss)):  # no scale mends a NaN
+        # if the loss itself is NaN, no smaller scale helps
+        if updates == needed or (index > 0 and not math.isfinite(loss)):
             break
     return updates, any(scripted)
 
 
 def _check_born(trace: Trace) -> None:
-    """Raise WorkloadError if a parameter is older than the run, and so in none of its numbers."""
+    """Raise WorkloadError if a parameter existed before the run, which then did not count it."""
     born = set(trace.address[trace.nbytes > 0].tolist())
     if len(born) and not trace.parameters.keys() <= born:
         raise WorkloadError(
@@ -207,11 +209,11 @@ def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> li
     if num_steps > updates:
         said.append(f"GradScaler skipped {num_steps - updates} updates after an overflow.")
     if updates == 0:
-        said.append("No update was made, so that there is no optimizer state in these numbers.")
+        said.append("No update was made, so these numbers contain no optimizer state.")
     if trace.leftover_bytes:
         said.append(
-            f"{format_bytes(trace.leftover_bytes)} were still held after model, optimizer and "
-            "batch were gone: the workload or a library keeps tensors of its own."
+            f"{format_bytes(trace.leftover_bytes)} were still held after the model, the optimizer "
+            "and the batch were deleted: the workload or a library keeps tensors of its own."
         )
     return said
 
@@ -219,19 +221,19 @@ def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> li
 def _against_limit(
     trace: Trace, limit: int | None, device: torch.device, peak_bytes: int
 ) -> dict[str, Any]:
-    """Return whether the run stayed within the limit; on CUDA the allocator was held to it."""
+    """Return whether the run stayed within the limit. On CUDA the allocator enforces it itself."""
     crossing = None if limit is None or device.type == "cuda" else first_crossing(trace, limit)
     if limit is None or crossing is None:
         return {"fits": None if limit is None else True}
     needs = f"the step needs {format_bytes(peak_bytes)}"
     remedy = SMALLER
-    if crossing.phase is Phase.BUILD:  # before there is any step
+    if crossing.phase is Phase.BUILD:  # no step has run yet, so its peak is not known
         needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
         remedy = "use a smaller model or a higher memory_limit"
     return {
         "fits": False,
         "outcome": Outcome.OUT_OF_MEMORY,
-        "message": f"out of memory in {crossing}: {needs} allocated, the limit is "
+        "message": f"out of memory in {crossing}: {needs} of allocated memory, and the limit is "
         f"{format_bytes(limit)}; {remedy}",
     }
 

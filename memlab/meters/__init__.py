@@ -1,9 +1,9 @@
-"""Meters: every allocation of a step that really runs, and what each block of memory was for.
+"""Meters record every allocation of a running step and find out what each block was for.
 
-- `meter.py`: `record` runs a function under PyTorch's profiler and returns its `Trace`.
-- `lifetimes.py`: from a trace to a timeline by category. Predictions go through it as well.
-- `cuda.py`: statistics and limit of CUDA's caching allocator.
-- `module_calls.py`: which module is at work.
+- `meter.py`: `record` runs a function under PyTorch's profiler and returns its `Trace`. Start here.
+- `lifetimes.py` makes a timeline by category from a trace. Predictions use it as well.
+- `cuda.py` reads the statistics of CUDA's caching allocator and sets its limit.
+- `module_calls.py` reports which module is running.
 
-A trace (`memlab/trace.py`) comes out. Start with `meter.record`.
+A `Trace` (`memlab/trace.py`) comes out.
 """

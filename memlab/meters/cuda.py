@@ -1,6 +1,6 @@
-"""The caching allocator's own statistics: allocated and reserved peaks, and a limit to hold it to.
+"""The statistics of CUDA's caching allocator (allocated and reserved peaks) and its limit.
 
-All of it does nothing on a CPU, where there is no caching allocator and nothing is reserved.
+On a CPU, which has no caching allocator, all of this does nothing.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ class Peaks:
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Give cached segments back and start counting peaks anew, so that a peak is one step's own."""
+    """Release cached segments and reset the peaks, so that the next peak belongs to one step."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -39,7 +39,7 @@ def read_peaks(device: torch.device) -> Peaks | None:
 
 @contextlib.contextmanager
 def limited_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
-    """Let the caching allocator reserve at most this much, or raise torch.OutOfMemoryError."""
+    """Limit what the caching allocator reserves; beyond it raises torch.OutOfMemoryError."""
     if limit_bytes is None or device.type != "cuda":
         yield
         return
@@ -52,7 +52,7 @@ def limited_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
 
 
 def release(device: torch.device) -> None:
-    """Give back what outlives a run: cuBLAS workspaces and cached segments."""
+    """Release what outlives a run: cuBLAS workspaces and cached segments."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -1,10 +1,16 @@
-"""From a `Trace` to a `Timeline`: what each block is for, by one rule of lifetimes.
+"""From a `Trace` to a `Timeline`: decide what each block is for, by its lifetime.
 
-A block is a parameter if it is one when the first step begins, a buffer if it lives then and is
-none, an input if it was made as data. Born in a step, it is optimizer state if born in the
-optimizer phase and kept, a gradient if born in backward and kept beyond it, an activation if born
-in forward and kept beyond it; a temporary if it is freed in the phase that it was born in. What an
-earlier forward or backward left behind for good (a scaler's scale, a cache) is a buffer.
+A block that exists before the first step is a parameter if the model says so, otherwise a buffer. A
+block that is made in the data phase is an input. The category of a block that a step allocates
+follows from when it is allocated and freed:
+
+    allocated in   freed in the same phase   freed later
+    forward        temporary                 activation
+    backward       temporary                 gradient
+    optimizer      temporary                 optimizer state
+
+A block that an earlier forward or backward left behind for good (a loss scaler's scale, a cache) is
+a buffer.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ class Blocks:
     """Every block of a trace: its first and last event, and its category as an index."""
 
     births: npt.NDArray[np.int64]  # (blocks,)
-    deaths: npt.NDArray[np.int64]  # (blocks,), len(events) of a block that is never freed
+    deaths: npt.NDArray[np.int64]  # (blocks,), len(events) for a block that is never freed
     columns: npt.NDArray[np.int64]  # (blocks,), index into `CATEGORIES`
 
 
@@ -49,18 +55,18 @@ class StepMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes that are allocated at once."""
+        """The most bytes that are allocated at once."""
         return int(self.timeline.total_bytes.max())
 
     @property
     def peak_place(self) -> Place:
-        """Where in the step most bytes are allocated."""
+        """The place in the step where the most bytes are allocated."""
         return self.trace.place(int(self.events[self.timeline.peak_index]))
 
     def holdings(self, instant: int | None = None) -> tuple[Holding, ...]:
         """Return what is live at this instant of the timeline, by default at its peak.
 
-        The largest first; the bytes sum to what is allocated then.
+        The largest holding comes first; the bytes sum to what is allocated at that instant.
         """
         at = int(self.events[self.timeline.peak_index if instant is None else instant])
         live = np.flatnonzero((self.blocks.births <= at) & (at < self.blocks.deaths))
@@ -81,7 +87,7 @@ class StepMemory:
 
 
 def step_memory(trace: Trace, step: int) -> StepMemory:
-    """Return the live bytes over one step of the trace; its first row is what stood before it."""
+    """Return the live bytes over one step of the trace; its first row is what existed before."""
     blocks = _blocks(trace, step)
     in_step = np.array([i.step == step for i in trace.intervals])[trace.interval]
     first, last = np.flatnonzero(in_step)[[0, -1]]
@@ -94,7 +100,7 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
     phases = np.array([PHASES.index(i.phase) for i in trace.intervals], np.int8)
     micro_batches = np.array([i.micro_batch for i in trace.intervals], np.int32)
     interval = trace.interval[events].copy()
-    interval[0] = interval[1]  # the row of what stood before belongs to the phase that begins
+    interval[0] = interval[1]  # the row of what existed before belongs to the first phase
     operator = trace.operator[events] - trace.operator[events[0]]
     return StepMemory(
         timeline=Timeline(
@@ -116,7 +122,7 @@ def first_crossing(trace: Trace, limit_bytes: int) -> Place | None:
 
 
 def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str, str, Phase]:
-    """Return what blocks have in common that are told as one `Holding`."""
+    """Return the key by which blocks are grouped into one `Holding`."""
     place, address = trace.place(birth), int(trace.address[birth])
     module = place.module
     if category is Category.PARAMETERS:
@@ -141,8 +147,9 @@ def _blocks(trace: Trace, step: int) -> Blocks:
     outlived_its_step = ~freed | (step_of[died] != step_of[born])
     optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
     left_behind = (step_of[born] < step) & outlived_its_step & ~optimizer
-    stood = (births < _first_event_of_steps(trace)) & (deaths >= _first_event_of_steps(trace))
-    is_parameter = stood & np.isin(trace.address[births], list(trace.parameters))
+    first = _first_event_of_steps(trace)
+    existed_before = (births < first) & (deaths >= first)
+    is_parameter = existed_before & np.isin(trace.address[births], list(trace.parameters))
 
     born_as = np.array([COLUMN[BORN_AS.get(phase, Category.BUFFERS)] for phase in PHASES])
     columns = born_as[phase_of[born]]
@@ -155,11 +162,11 @@ def _blocks(trace: Trace, step: int) -> Blocks:
 def _births_and_deaths(
     trace: Trace,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the events of each block's allocation and free; one never freed ends after all.
+    """Return the events of each block's allocation and free, in the order of the allocations.
 
-    In the order of the allocations.
+    The free of a block that is never freed is the number of events.
     """
-    order = np.argsort(trace.address, kind="stable")  # of one address, in order of time
+    order = np.argsort(trace.address, kind="stable")  # stable: by time within one address
     is_birth = trace.nbytes[order] > 0
     (at,) = np.nonzero(is_birth)
     after = np.minimum(at + 1, len(order) - 1)

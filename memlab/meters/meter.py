@@ -1,11 +1,11 @@
 """`record`: every allocation of a run as the real allocator reports it, on a CPU or a CUDA card.
 
 Both allocators report each block to PyTorch's profiler. One profile is opened before the model is
-built and closed after model, optimizer and batch are gone; events are matched by address, and a
-free of a block that was not allocated inside is ignored, since a profile can report stale sizes for
-it. Kernel workspace counts. On CUDA sizes are as its caching allocator rounds them. Not seen: what
-libraries allocate behind the allocator's back (MKL, code that Inductor generates), and what a model
-does on threads of its own.
+built and closed after model, optimizer and batch are deleted. Allocations and frees are matched by
+address. A free of a block that was allocated before the profile is ignored, because a profile can
+report a stale size for it. The workspace of kernels is counted. On CUDA, sizes are rounded as by
+its caching allocator. Not seen: memory that libraries allocate without the allocator (MKL, code
+that Inductor generates), and what a model does on threads of its own.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What a run tells about itself while it is recorded.
+    """What a run reports about itself while it is recorded.
 
     Attributes:
-        intervals: begun so far, in order.
-        parameters: path of each parameter by the address of its storage, told once the model is
-            built.
-        states: path of the parameter by the address of a tensor of its optimizer state.
+        intervals: the intervals begun so far, in order.
+        parameters: the path of each parameter by the address of its storage; known once the model
+            is built.
+        states: for the address of a tensor of optimizer state, the path of its parameter.
     """
 
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
@@ -51,22 +51,22 @@ class Meter:
     _paths: dict[int, str] = field(default_factory=dict)  # by id: it keeps no module alive
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
-        """Begin an interval: what is allocated from now on belongs to it."""
+        """Begin an interval: everything that is allocated from now on belongs to it."""
         with record_function(f"{MARK}{len(self.intervals)}"):
             self.intervals.append(Interval(step=step, phase=phase, micro_batch=micro_batch))
 
     def know(self, model: torch.nn.Module) -> None:
-        """Remember which storages are the model's parameters; of tied ones the first path."""
+        """Remember which storages are parameters. A tied parameter goes by its first path."""
         self.parameters = {}
         for path, parameter in model.named_parameters():
             self.parameters.setdefault(_address(parameter), path)
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Remember which storages hold optimizer state, once an update has made it."""
+        """Remember which storages hold optimizer state; call it once an update has made them."""
         self.states = {_address(state): path for path, state in states_of(model, optimizer)}
 
     def place_of(self, error: BaseException) -> Place:
-        """Return where the run is, and the innermost module that this error was raised in."""
+        """Return where the run is, with the innermost module that raised this error."""
         module, trace = "", error.__traceback__
         while trace is not None:
             module = self._paths.get(id(trace.tb_frame.f_locals.get("self")), module)
@@ -76,7 +76,7 @@ class Meter:
 
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record which module is at work, by hooks on forward calls; not for compiled models."""
+        """Record which module is running, by hooks on forward calls; not for compiled models."""
         self._paths = {
             id(module): path or type(module).__name__ for path, module in model.named_modules()
         }
@@ -86,7 +86,7 @@ class Meter:
             stack.append(record_function(f"{MODULE}{path}"))
             stack[-1].__enter__()
 
-        with module_calls.told(model, begin, lambda: stack.pop().__exit__(None, None, None)):
+        with module_calls.reported(model, begin, lambda: stack.pop().__exit__(None, None, None)):
             yield
 
 
@@ -97,8 +97,8 @@ def _address(tensor: torch.Tensor) -> int:
 def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace:
     """Call `run` and return every allocation on the device while it ran.
 
-    `run` builds the model, runs its steps and drops everything before it returns, and tells the
-    meter as it goes. An exception leaves through here after the profile is closed.
+    `run` builds the model, runs its steps and drops everything before it returns. Meanwhile it
+    calls the meter. If it raises, the profile is closed and the exception is passed on.
     """
     gc.collect()
     with warnings.catch_warnings():
@@ -146,9 +146,10 @@ Allocation = tuple[int, int, int, int, int, int]
 
 
 def _matched(allocations: list[Allocation]) -> tuple[list[Allocation], int]:
-    """Return the events in order, each free with its block's own size, and the bytes never freed.
+    """Return the events in order and the bytes that are never freed.
 
-    A free of a block that was allocated before the profile was opened is left out.
+    Each free gets the size of its own block. A free of a block that was allocated before the
+    profile was opened is left out.
     """
     live: dict[int, int] = {}
     matched: list[Allocation] = []
@@ -174,10 +175,10 @@ class _Seen:
 
     Attributes:
         marks: (time, index into the meter's intervals).
-        operators: (time, name) of those that reach a kernel under their name.
-        allocations: (time, address, bytes, operator, module, sequence number), -1 where there is
-            none; a backward operator shares its sequence number with the forward one.
-        modules: path to index.
+        operators: (time, name) of operators that reach a kernel under their name.
+        allocations: (time, address, bytes, operator, module, sequence number), -1 for none. A
+            backward operator has the sequence number of its forward operator.
+        modules: index by path.
         module_of_sequence: index of the module in which a forward operator ran.
     """
 
@@ -189,7 +190,7 @@ class _Seen:
 
 
 def _walk(roots: list[Any], device: torch.device) -> _Seen:
-    """Return what the tree holds of this device; each event is read once, since reads cost."""
+    """Return what the tree holds for this device. Each event is read once, since reads are slow."""
     seen = _Seen()
     todo: list[tuple[Any, int, int, int]] = [(event, -1, -1, -1) for event in reversed(roots)]
     while todo:
@@ -220,7 +221,7 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
 
 @functools.cache
 def _is_dispatched(name: str) -> bool:
-    """Return whether an operator reaches a kernel under this name, and is not made of others."""
+    """Return whether an operator has a kernel of its own and is not composed of others."""
     namespace, colons, packet_name = name.partition("::")
     if not colons or name == "aten::detach":  # a recompute calls it inside others
         return False

@@ -1,4 +1,4 @@
-"""Which module is at work, told by hooks on forward calls; not for compiled models."""
+"""Report which module is running, by hooks on forward calls; not for compiled models."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,12 +9,12 @@ from torch.nn.modules import module as nn_module
 
 
 @contextlib.contextmanager
-def told(
+def reported(
     model: torch.nn.Module, begin: Callable[[str], None], end: Callable[[], None]
 ) -> Iterator[None]:
     """Call `begin` with a module's path before each of its forward calls, and `end` after it.
 
-    Other models' modules are left out; the model itself goes by the name of its class.
+    Modules of other models are ignored. The path of the model itself is the name of its class.
     """
     paths = {module: path or type(module).__name__ for path, module in model.named_modules()}
 

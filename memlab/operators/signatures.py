@@ -165,7 +165,7 @@ def from_text(text: str) -> Signature:
         kwargs = tuple((str(word.arg), _key_of(word.value)) for word in call.keywords)
         return ast.unparse(call.func), args, kwargs
     except (SyntaxError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{text!r} is no signature of an operator call") from error
+        raise ValueError(f"{text!r} is not a signature of an operator call") from error
 
 
 def _key_of(node: ast.expr) -> Any:

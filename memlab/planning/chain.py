@@ -1,9 +1,10 @@
-"""`Chain`: for every memory budget a plan, from the plain step down to the least that can be held.
+"""`Chain`: a plan for every memory budget, from the plain step down to the least that can be held.
 
-From one recorded plain step: choose which modules are recomputed (a cut of the module tree), then
-drop what costs least time for its bytes first, module by module, operator by operator. Along the
-chain less and less is held, no plan's estimated peak is above that of the plan before it, and none
-is faster. A greedy choice on the convex hull of each module's ladder: no solver is needed.
+It is made from one recorded plain step. First choose which modules may be recomputed: a cut, of
+which no module is inside another. Then drop outputs of these modules one after another, always
+those that cost the least time for their bytes. Each plan of the chain holds less than the plan
+before it, at no higher estimated peak, and is not faster. A greedy choice on the convex hull of
+each module's options is enough; no solver is needed.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from memlab.planning.cut import ChoiceCost, Cut
 from memlab.planning.what_if import Candidate, Item, WhatIf
 
 MOST_CUTS = 12
-MOST_NESTED = 4  # of one cut inside another
+MOST_NESTED = 4  # choices of one cut inside another
 MOST_PLANS = 48  # of one cut, of one kind
-LEAST_STEP = 0.005  # of the plain step's activations, between two plans
-NEAR = 1.02  # peaks this near to the least are as good
-SAME = 1.0005  # peaks this near are one: estimates are no better
+LEAST_STEP = 0.005  # between two plans, as a share of the plain step's activations
+NEAR = 1.02  # peaks within this factor of the least are as good
+SAME = 1.0005  # peaks within this factor count as equal, since estimates are not more exact
 Kept = tuple[frozenset[int] | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """Plans, the plain one first; each holds less than the one before it."""
+    """Plans, the plain step first; each holds less than the one before it."""
 
     plans: tuple[Plan, ...]
 
     def pick(self, budget: float) -> Plan:
-        """Return the fastest plan within a budget; the least one if none is within it."""
+        """Return the fastest plan within a budget; if there is none, the plan that holds least."""
         return next((plan for plan in self.plans if plan.share <= budget), self.plans[-1])
 
 
@@ -40,7 +41,7 @@ class Chain:
 class _Choice:
     """Modules, what each of them keeps (None: it is not recomputed), and the cost.
 
-    `around` are modules that are recomputed too, with some of the others inside them.
+    `around` are further modules that are recomputed, with some of the others inside them.
     """
 
     cut: Cut
@@ -51,7 +52,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One step down a module's ladder: what it then keeps."""
+    """One step from keeping more of a module to keeping less."""
 
     candidate: int
     kept: frozenset[int]
@@ -60,14 +61,14 @@ class _Move:
 
     @property
     def price(self) -> float:
-        """Seconds for each byte that is no longer held."""
+        """Seconds for each byte that is saved."""
         return self.seconds / self.nbytes
 
 
-def chain_of(told: WhatIf) -> Chain:
-    """Return the plans of a recorded plain step: it alone, if nothing can be recomputed."""
-    candidates = {candidate.path: candidate for candidate in told.candidates()}
-    cuts = [Cut(told, cut) for cut in _cuts(candidates, told.recording.repeated)] or [Cut(told, [])]
+def chain_of(step: WhatIf) -> Chain:
+    """Return the plans for a recorded plain step, the plain one among them."""
+    candidates = {candidate.path: candidate for candidate in step.candidates()}
+    cuts = [Cut(step, cut) for cut in _cuts(candidates, step.recording.repeated)] or [Cut(step, [])]
     plain = _choice(cuts[0], (None,) * len(cuts[0].candidates))
     found = [plain]
     for cut in cuts:
@@ -76,7 +77,7 @@ def chain_of(told: WhatIf) -> Chain:
     found += list(_nested(cuts, min(choice.cost.peak_bytes for choice in found)))
     all_blocks = cuts[0].evaluate([frozenset()] * len(cuts[0].candidates))
     choices = _monotonic(found, all_blocks.peak_bytes)
-    return Chain(plans=tuple(_plan(told, choice, plain.cost) for choice in choices))
+    return Chain(plans=tuple(_plan(step, choice, plain.cost) for choice in choices))
 
 
 def _choice(cut: Cut, kept: Kept) -> _Choice:
@@ -102,9 +103,9 @@ def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
 def _inside(
     outer: Cut, around: Sequence[int], candidates: Sequence[Candidate], least: int
 ) -> _Choice | None:
-    """Return the choice of some modules, and of all others of a cut that has modules in them.
+    """Return the choice that recomputes some outer modules and all candidates, some inside them.
 
-    None if its peak is not below the least one.
+    None if its peak is not below `least`.
     """
     nothing: frozenset[int] = frozenset()
     cut = Cut(outer.around(around), candidates)
@@ -112,7 +113,7 @@ def _inside(
     cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
     if cost.peak_bytes >= least:
         return None
-    seconds = [c.seconds - _spared(outer.told, c, candidates) for c in chosen]
+    seconds = [c.seconds - _spared(outer.step, c, candidates) for c in chosen]
     again = sum(seconds)
     whole = sum(
         outer.total_seconds(*each, keeps=False) for each in zip(chosen, seconds, strict=True)
@@ -125,27 +126,27 @@ def _inside(
     return _Choice(cut=cut, kept=kept, cost=cost, around=chosen)
 
 
-def _spared(told: WhatIf, around: Candidate, inner: Sequence[Candidate]) -> float:
-    """Return the time of what does not run again: all after the input of the last module inside."""
+def _spared(step: WhatIf, around: Candidate, inner: Sequence[Candidate]) -> float:
+    """Return the time saved because an outer recompute ends at its last inner module's input."""
     spared = 0.0
     for span in around.spans:
         inside = [s for c in inner for s in c.spans if span.first <= s.first < span.end]
         own = [f for f in span.saving if not any(s.first <= f < s.end for s in inside)]
         stop = max([f + 1 for f in own] + [s.first for s in inside])
-        spared += float(told.seconds[stop : span.stop].sum())
+        spared += float(step.seconds[stop : span.stop].sum())
     return spared
 
 
 def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
-    """Return choices of which each holds less than the one before, at no higher peak, no faster.
+    """Return choices that each hold less than the one before, at no higher peak, and not faster.
 
-    The last one has the least peak of all; of those with about that, the least that is held. It
-    alone may have modules inside others: their estimates are never too low, and up to 6 % too high,
-    so that of two such the second might peak higher than the first.
+    The last choice has the lowest peak of all; among choices with about that peak, it holds least.
+    Only the last one may have modules inside others. The estimates of such choices are up to 6 %
+    too high, so of two of them the second might really peak higher than the first.
 
     Args:
-        found: the plain step first.
-        most_bytes: that the last one may peak at, if one is no higher.
+        found: all choices, the plain step first.
+        most_bytes: a peak that the last choice may have even if another has a lower one.
     """
     plain = found[0].cost
     least = min(choice.cost.peak_bytes for choice in found)
@@ -170,7 +171,7 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
 
 
 def _whole(count: int) -> Iterator[Kept]:
-    """Yield the choices that a person makes by hand: the first blocks, and every so many."""
+    """Yield choices that a person makes by hand: the first n blocks, and every n-th block."""
     nothing: frozenset[int] = frozenset()
     for number in range(count, 0, -1):
         yield (nothing,) * number + (None,) * (count - number)
@@ -178,13 +179,13 @@ def _whole(count: int) -> Iterator[Kept]:
 
 
 def _thinned(descent: list[Kept]) -> list[Kept]:
-    """Return at most `MOST_PLANS` of them, the last one among them."""
+    """Return at most `MOST_PLANS` of these choices, including the last one."""
     step = -(-len(descent) // MOST_PLANS)
     return descent[::-1][:: max(step, 1)][::-1]
 
 
 def _descent(cut: Cut) -> Iterator[Kept]:
-    """Yield choices that hold less and less, the cheapest move first, earlier modules first."""
+    """Yield choices that hold less and less: the cheapest move first, then earlier modules."""
     moves = [move for at, c in enumerate(cut.candidates) for move in _ladder(at, c, cut)]
     kept: list[frozenset[int] | None] = [None] * len(cut.candidates)
     for move in sorted(moves, key=lambda move: move.price):
@@ -193,7 +194,7 @@ def _descent(cut: Cut) -> Iterator[Kept]:
 
 
 def _ladder(at: int, candidate: Candidate, cut: Cut) -> list[_Move]:
-    """Return the steps from plain to recomputing all, those of the convex hull, cheapest first."""
+    """Return the moves of the convex hull from keeping all to recomputing all, cheapest first."""
     items = sorted(candidate.items, key=lambda item: item.nbytes / max(item.seconds, 1e-12))
     points: list[tuple[float, float, frozenset[int]]] = []  # bytes held, seconds, what is kept
     keep: frozenset[int] = frozenset()
@@ -221,7 +222,7 @@ def _hull(
 
 
 def _cuts(candidates: dict[str, Candidate], blocks: Sequence[str]) -> Iterator[list[Candidate]]:
-    """Yield sets of modules, none inside another: the blocks, and those of at most some bytes."""
+    """Yield cuts: the repeated blocks, then the largest modules that hold at most some bytes."""
     named = [candidates[path] for path in blocks if path in candidates]
     if named:
         yield named
@@ -241,12 +242,12 @@ def _is_inside(path: str, others: dict[str, Candidate]) -> bool:
 
 
 def _around(path: str) -> list[str]:
-    """Return the paths of the modules that one is inside of."""
+    """Return the paths of the modules that contain this one."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
-def _plan(told: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
+def _plan(step: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
     cost = choice.cost
     regions = [
         Region(path=c.path, keep=_instances(c, keep))
@@ -258,7 +259,7 @@ def _plan(told: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
         saved_bytes=cost.saved_bytes,
         plain_saved_bytes=plain.saved_bytes,
         peak_bytes=cost.peak_bytes,
-        recompute_seconds=cost.recompute_seconds if told.knows_times else None,
+        recompute_seconds=cost.recompute_seconds if step.knows_times else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which plan a config is run with: chains of plans are made in a worker, once, and kept here."""
+"""Find the plan for a config. A worker makes a chain of plans once, and it is cached here."""
 
 import dataclasses
 from collections import OrderedDict
@@ -26,17 +26,17 @@ def plan_for(
     """Return the plan of a config, None if it needs none.
 
     Raises:
-        Ended: there is no plan; says why.
+        Ended: no plan can be made; the message says why.
     """
     if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
-        return None  # what does not go with a plan is refused by build_step
+        return None  # build_step refuses settings that cannot be combined with a plan
     chain = chain_for(workload, config, target, seed=seed, run=run)
     if len(chain.plans) == 1:
         raise Ended(
             Outcome.UNSUPPORTED,
-            f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} to "
-            "recompute: it has none below itself, or each writes over what others hold, or holds "
-            "nothing; use memory_budget=1.0 and more accumulation_steps",
+            f"memory_budget={config.memory_budget:g} found no module of {workload.name!r} that can "
+            "be recomputed: it has no submodules, or each of them changes its inputs in place or "
+            "saves nothing for backward; use memory_budget=1.0 and more accumulation_steps",
         )
     return chain.pick(config.memory_budget)
 
@@ -44,10 +44,10 @@ def plan_for(
 def chain_for(
     workload: Workload, config: StepConfig, target: Target, *, seed: int, run: Run
 ) -> "Chain":
-    """Return the plans for all budgets of a config, made now or before.
+    """Return the plans for all budgets of a config, from the cache if possible.
 
     Raises:
-        Ended: there are none; says why.
+        Ended: no plans can be made; the message says why.
     """
     default = StepConfig()
     reset = [name for t in every.EVERY if not t.changes_plans for name in t.fields]

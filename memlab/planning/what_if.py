@@ -1,21 +1,21 @@
 """`WhatIf`: what a recorded plain step would hold if some of its modules were recomputed.
 
 The idea. The plain step has been recorded, so we know when each block of memory is allocated, when
-it is freed, and which operators read it. Checkpointing a module changes nothing but that: what only
-this module holds is freed early, and allocated once more just before the module's backward. So the
-memory of any choice of modules follows from moving allocations and frees of the one recorded step.
-Nothing is run, and a choice takes a millisecond.
+it is freed, and which operators read it. Recomputing a module changes only one thing: blocks that
+only this module holds are freed early, and allocated again just before the module's backward. So
+the memory of any choice of modules follows from moving allocations and frees of the one recorded
+step. Nothing runs, and evaluating a choice takes a millisecond.
 
-Time is counted in rows: each allocation and each free is one row. One block of memory, made inside
-a module whose forward takes rows 10 to 20 and whose backward begins at row 70:
+Time is counted in rows: each allocation and each free is one row. This is one block of memory, made
+inside a module whose forward takes rows 10 to 20 and whose backward begins at row 70:
 
     row              10        20                   69  70        80
     plain             |=====================================|          freed in backward
     recomputed        |====|                          |=====|          freed at its last use in
                                                                        forward, and made again
 
-A recompute has no rows of its own in the plain step. It lies between two of them, which is why
-positions are floats: it begins `window[0]` rows before the backward and takes `window[1]` rows.
+A recompute has no rows of its own in the plain step. It lies between two rows, so positions are
+floats: a recompute begins `window[0]` rows before the backward and takes `window[1]` rows.
 
 An example, which `tests/pure/test_what_if.py` runs. A model multiplies its batch of 1 MiB by a
 weight and passes it through three blocks of two GELUs each. A GELU keeps its input for backward:
@@ -23,19 +23,19 @@ weight and passes it through three blocks of two GELUs each. A GELU keeps its in
     batch -> x0 -> [gelu h1 gelu] -> x1 -> [gelu h2 gelu] -> x2 -> [gelu h3 gelu] -> x3 -> sum
 
 - The plain step holds x0, h1, x1, h2, x2, h3 when its forward ends: 6 MiB.
-- With all three blocks recomputed it holds the inputs of the blocks alone, x0, x1 and x2: 3 MiB.
-  Before the backward of the last block, h3 is made again. x3 is not: the recompute stops at the
-  last operator that saves something (`Span.stop`), and what that one saves is its input.
-- The peak falls from 8 to 7 MiB only: in the plain step it lies at the end of the forward (the
-  batch, the six and x3), with recompute in the first backward (the batch, x0, x1, x2, h3 and two
+- With all three blocks recomputed it holds only the inputs of the blocks, x0, x1 and x2: 3 MiB.
+  Before the backward of the last block, h3 is made again. x3 is not made again, because the
+  recompute stops at the last operator that saves something (`Span.stop`), which saves its input.
+- The peak falls only from 8 to 7 MiB. In the plain step it is at the end of the forward (the batch,
+  these six and x3). With recompute it is in the first backward (the batch, x0, x1, x2, h3 and two
   gradients).
 
-What is here: who holds each activation (`holders`: the forward operators whose backward reads it;
-`users`: the operators that read it in forward), and which modules can be recomputed
-(`candidates`). `cut.py` does the moving, `chain.py` chooses.
+This file finds what holds each activation, and which modules can be recomputed (`candidates`). An
+activation has `holders`, the forward operators whose backward reads it, and `users`, the operators
+that read it in forward. `cut.py` moves the allocations, `chain.py` chooses the modules.
 
 Left out: memory that Python holds longer than operators use it, and the few bytes of saved random
-states. So this ranks plans, and `memlab.predict` of the plan's own step gives the numbers.
+states. So these numbers only rank plans. `memlab.predict` computes the real numbers of a plan.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Span:
 
     Attributes:
         first: number of its first operator.
-        end: number after its last one.
-        stop: number after the last operator that runs again: autograd saves nothing later.
+        end: number after its last operator.
+        stop: number after the last operator that runs again; autograd saves nothing after it.
         backward: row at which its backward begins.
         done: row after its backward.
-        saving: operators of whose tensors autograd saves some.
-        state: buffers that it changes, of which a recomputed call keeps a copy, and makes another.
+        saving: operators for which autograd saves a tensor.
+        state: buffers that it changes. A recomputed call copies them twice: in forward, and before
+            it runs again.
     """
 
     first: int
@@ -87,7 +88,7 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An operator of a module whose output can be kept: what that takes and what it spares."""
+    """An operator of a module whose output can be kept: the bytes it takes, the time it saves."""
 
     instance: Instance
     operators: list[int]
@@ -102,10 +103,10 @@ class Candidate:
     Attributes:
         path: of the module.
         spans: its calls.
-        nbytes: of activations that are born in its calls and held for backward.
-        items: what can be kept of it.
-        seconds: of running it again, all of it, and of copying its state.
-        num_operators: that run again, and copies of its state.
+        nbytes: bytes of activations that its calls make and that are held for backward.
+        items: operators whose outputs can be kept.
+        seconds: time of running all of it again and of copying its buffers.
+        num_operators: number of operators that run again, copies of buffers included.
     """
 
     path: str
@@ -117,19 +118,22 @@ class Candidate:
 
 
 class WhatIf:
-    """The activations of a recorded plain step, and who holds them.
+    """The activations of a recorded plain step, and what holds them.
 
-    `Cut.around` changes a copy of it to what it is once some modules are recomputed: then
-    `position` says where rows of their forward lie in the step, `birth_at`, `death_at` and
-    `last_use` where activations live, `also_saved` what stands at the end of each forward beside
-    them, and `window` how long before its backward a recompute begins and how long it takes, in
-    rows.
+    `Cut.around` makes a changed copy of it, in which some modules are recomputed. These attributes
+    are what it changes:
+
+    - `position`: (rows,), the position of each row in the step;
+    - `birth_at`, `death_at`, `last_use`: (activations,), when each is allocated, freed and last
+      used in forward;
+    - `also_saved`: (micro-batches,), bytes held at the end of each forward in addition;
+    - `window`: how many rows before its backward a recompute begins, and how many it takes.
 
     Args:
         program: recorded with `memory_budget=1.0`, with its signatures.
         own: int64, (blocks,), bytes of every block as recorded.
-        seconds: float64, (operators,); None where times are not known.
-        hides_host: whether operators run on a card while Python goes on.
+        seconds: float64, (operators,); None if times are not known.
+        hides_host: whether operators run on a card while Python continues.
     """
 
     def __init__(
@@ -146,25 +150,31 @@ class WhatIf:
         count = len(recording.operators)
         self.seconds = np.zeros(count) if seconds is None else seconds
         self.knows_times, self.hides_host = seconds is not None, hides_host
+
         steps = np.array([i.step == STEP for i in recording.intervals])[layout.interval]
         in_step = np.flatnonzero(steps)
         self.block, self.operator = layout.block, layout.operator
         self.row_bytes = np.where(layout.is_birth, own[layout.block], -own[layout.block])
-        self.standing = int(self.row_bytes[: in_step[0]].sum())
+        self.held_before = int(self.row_bytes[: in_step[0]].sum())
+
+        # the rows of operator i are starts[i] to ends[i]
         self.starts = np.searchsorted(layout.operator, np.arange(1, count + 1), "left")
         self.ends = np.searchsorted(layout.operator, np.arange(1, count + 1), "right")
         self.outputs: dict[int, list[int]] = defaultdict(list)
         for number, block in enumerate(recording.blocks):
             self.outputs[block.operator].append(number)
         self._find_activations(program)
+
+        # copying a buffer takes about as long as the fastest operator of the forward
         run = self.seconds[self.is_forward]
         self.copy_seconds = float(run[run > 0].min(initial=np.inf)) if (run > 0).any() else 0.0
+
         others = in_step[~np.isin(layout.block[in_step], self.activations)]
         self.other_rows, self.other_bytes = others.astype(np.float64), self.row_bytes[others]
         self._find_holders()
 
     def _find_activations(self, program: Program) -> None:
-        """Find what is born in a forward of the step and outlives it."""
+        """Find the blocks that a forward of the step allocates and that outlive it."""
         layout, recording = program.layout, self.recording
         phase = [i.phase if i.step == STEP else None for i in recording.intervals]
         is_forward = np.array([p is Phase.FORWARD for p in phase])
@@ -192,7 +202,7 @@ class WhatIf:
         self.also_saved = np.zeros(len(self.forward_ends), np.int64)
 
     def passing(self, span: Span) -> list[int]:
-        """Return what a call is given that dies in forward, unless the call is recomputed."""
+        """Return the inputs of a call that the plain step frees in forward."""
         inside = range(span.first, span.end)
         read = {block for number in inside for block in self.recording.operators[number].reads}
         return [
@@ -206,11 +216,11 @@ class WhatIf:
         ]
 
     def _find_holders(self) -> None:
-        """Find the last use of each activation in forward, and which operators it is held for."""
+        """Find the last use of each activation in forward, and the operators it is held for."""
         self.last_use = self.births[self.activations] + 0.5
         self.users: list[set[int]] = [set() for _ in self.activations]
         self.holders: list[dict[int, int]] = [{} for _ in self.activations]
-        self.written: set[int] = set()  # in place, after their birth
+        self.written: set[int] = set()  # blocks that are written in place
         self.backward_of: dict[int, list[int]] = defaultdict(list)
         for number, operator in enumerate(self.recording.operators):
             if self.is_forward[number]:
@@ -228,7 +238,7 @@ class WhatIf:
     def candidates(self) -> list[Candidate]:
         """Return every module that can be recomputed, in the order of their first calls.
 
-        The model itself cannot: its recompute would be the whole forward once more.
+        The model itself is left out: recomputing it would run the whole forward again.
         """
         spans: dict[str, list[Span]] = defaultdict(list)
         paths = list(self.recording.modules)
@@ -248,12 +258,13 @@ class WhatIf:
                 return None
             if any(self._draws_unseen(number) for number in inside):
                 return None
-            # what an operator saves of its arguments is saved before its kernel runs
+            # the recompute can stop before the kernel of the last operator that saves its input
             span.saving = tuple(saving)
             span.stop = saving[-1] + self._saves_its_output(saving[-1])
             span.backward = int(self.starts[min(backward)])
             span.done = int(self.ends[max(backward)])
             span.state = self._state(span)
+
         candidate = Candidate(path, spans)
         for span in spans:
             born = (self.birth_operator >= span.first) & (self.birth_operator < span.end)
@@ -283,7 +294,7 @@ class WhatIf:
         return self.recording.intervals[operator.interval].phase is Phase.BACKWARD
 
     def _draws_unseen(self, number: int) -> bool:
-        """Return whether it draws numbers from a state that cuDNN keeps, and nothing rewinds."""
+        """Return whether an operator draws from cuDNN's own random state, which has no reset."""
         operator = self.recording.operators[number]
         if "_cudnn_rnn" not in operator.name or operator.signature is None:
             return False
@@ -291,7 +302,7 @@ class WhatIf:
         return policies.draws(func, policies.values_of(func, args, kwargs))
 
     def _changes_its_inputs(self, span: Span) -> bool:
-        """Return whether it writes in place what is born outside of it, in this step."""
+        """Return whether a call writes in place to a tensor that this step made outside of it."""
         return any(
             block in self.index or self._is_of_forward(block)
             for number in range(span.first, span.end)
@@ -300,11 +311,12 @@ class WhatIf:
         )
 
     def _state(self, span: Span) -> tuple[int, ...]:
-        """Return the buffers that a call changes: written, or a norm's running statistics."""
+        """Return the buffers that a call changes: in place, or as a norm's running statistics."""
         found: set[int] = set()
         for number in range(span.first, span.end):
             operator = self.recording.operators[number]
-            is_norm = "batch_norm" in operator.name  # its kernel writes what its schema only reads
+            # the kernel of a norm writes its statistics, though its schema says that it reads them
+            is_norm = "batch_norm" in operator.name
             found.update(operator.reads if is_norm else operator.writes)
         return tuple(
             block
@@ -316,7 +328,7 @@ class WhatIf:
         return bool(self.is_forward[self.recording.blocks[block].operator])
 
     def _items(self, spans: Sequence[Span]) -> list[Item]:
-        """Return what can be kept; nothing where the calls do not run the same operators."""
+        """Return the outputs that can be kept; none if the calls do not run the same operators."""
         every = [self._instances(span) for span in spans]
         if any(instances.keys() != every[0].keys() for instances in every):
             return []
@@ -352,7 +364,7 @@ class WhatIf:
 def _is_keepable(signature: Signature) -> bool:
     try:
         func, args, kwargs = call_of(signature, _stand_in)
-    except AttributeError:  # an operator that only another process knows
+    except AttributeError:  # an operator that is registered in another process only
         return False
     return policies.can_be_kept(func, policies.values_of(func, args, kwargs))
 

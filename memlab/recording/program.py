@@ -258,7 +258,7 @@ class Program:
         """Return the blocks that are born in each recorded interval, in order."""
         rows = _slices(self.layout.interval, len(self.recording.intervals))
         block, is_birth = self.layout.block, self.layout.is_birth
-        # what a library keeps from its first use on is no part of any step
+        # what a library keeps from its first use on is not part of any step
         is_kept = (block >= self.layout.num_blocks) & ((block - self.layout.num_blocks) % 2 == 0)
         counted = is_birth & ~is_kept
         return [block[start:end][counted[start:end]] for start, end in rows]

@@ -146,7 +146,7 @@ class Tracker(TorchDispatchMode):
         def end() -> None:
             self._calls.pop().end = len(self.recording.operators)
 
-        with module_calls.told(model, begin, end):
+        with module_calls.reported(model, begin, end):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

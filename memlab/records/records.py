@@ -139,7 +139,7 @@ def _from_json(text: str | bytes) -> Any:
     """
 
     def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no number")
+        raise ValueError(f"{word} is not a number")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

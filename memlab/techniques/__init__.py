@@ -1,14 +1,17 @@
 """Techniques: everything that changes how a step is trained.
 
-Each is one object, a `Technique` at the end of the file that does it. `technique.py` says what
-belongs to one, `every.py` lists them all; `memlab.step.build_step` applies them in order.
+Each technique is one object, a `Technique` at the end of the file that implements it.
+`technique.py` defines what belongs to a technique, `every.py` lists all of them, and
+`memlab.step.build_step` applies them in order.
 
-- here: `accumulation.py` (micro-batches), `precision.py` (number formats), `layout.py` (channels
-  last), `inplace.py`, `segments.py` (of the allocator);
-- `recompute/`, `offload/`, `optimizers/`, `loss/`, `compiling/`, `building/`: rooms of their own;
-- `source.py`: lines of a script; `batches.py`: the tensors of a batch; `same_operators.py`: whether
-  a model still does what it did when something was decided.
+- Techniques in this folder: `accumulation.py` (micro-batches), `precision.py` (number formats),
+  `layout.py` (channels last), `inplace.py`, `clipping.py` (gradients), `segments.py` (of the
+  allocator).
+- Techniques in folders of their own: `recompute/`, `offload/`, `optimizers/`, `loss/`,
+  `compiling/`, `building/`.
+- Shared parts: `source.py` (lines of an exported script), `batches.py` (the tensors of a batch),
+  `same_operators.py` (checks that a model still runs the operators that a decision was based on).
 
-To add a technique: its field in `memlab/config.py`, its file, a line in `every.py`, a line in
-`build_step`.
+To add a technique: add its field to `memlab/config.py`, write its file, and add one line each to
+`every.py` and `build_step`.
 """

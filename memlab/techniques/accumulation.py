@@ -1,6 +1,6 @@
 """Gradient accumulation: micro-batches, their exact weights, and when the gradient stays the same.
 
-Not covered: data parallel, where the weights would have to be shared between ranks.
+Left out: data parallel training, where the weights would depend on all ranks.
 """
 
 import math
@@ -23,9 +23,10 @@ PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.
 
 
 def check_batch(workload: Workload, batch: Any, batch_size: int) -> None:
-    """Raise WorkloadError for a batch of another number of samples, as far as that can be seen.
+    """Raise WorkloadError if a batch has the wrong number of samples.
 
-    Where the workload does not count them, it can be where all tensors agree along dim 0.
+    Without the workload's `count_samples`, the number is known only if all tensors have the same
+    size along dim 0.
     """
     maker = f"make_batch({batch_size})"
     for path, leaf in leaves_of(batch):
@@ -46,14 +47,14 @@ def split_by(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Return the micro-batches that the workload's own `split_batch` makes.
 
     Raises:
-        WorkloadError: they are not as many as the sizes, or not of these numbers of samples.
+        WorkloadError: their number or the numbers of their samples differ from `sizes`.
     """
     assert workload.split_batch is not None
     found, asked = workload.split_batch(batch, list(sizes)), f"split_batch(batch, {list(sizes)})"
     if not isinstance(found, list | tuple) or len(found) != len(sizes):
         what = f"{len(found)} of them" if isinstance(found, list | tuple) else type(found).__name__
         raise WorkloadError(
-            f"{asked} returned {what}; allowed is a list of {len(sizes)} batches, one a size"
+            f"{asked} returned {what}; allowed is a list of {len(sizes)} batches, one for each size"
         )
     for part, size in zip(found, sizes, strict=True):
         if workload.count_samples is not None:
@@ -62,16 +63,18 @@ def split_by(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return micro-batches of these sizes, views of the batch; what is no tensor goes to each.
+    """Return micro-batches of these sizes. They are views of the batch.
+
+    A value that is not a tensor goes to every micro-batch.
 
     Raises:
-        WorkloadError: a part of the batch cannot be cut; the message names it and the remedy.
+        WorkloadError: a part of the batch cannot be split; the message names it and the remedy.
     """
     return _split(batch, list(sizes), "batch")
 
 
 def has_samples_first(batch: Any, num_samples: int) -> bool:
-    """Return whether each tensor has this many samples along dim 0, and all else is constant."""
+    """Return whether every tensor has this size along dim 0 and all other values are constants."""
     tensors = [leaf for _, leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
     return (
         len(tensors) > 0
@@ -104,9 +107,9 @@ def _split(part: Any, sizes: list[int], path: str) -> list[Any]:
 
 
 def _check_first_dimensions(batch: Any, batch_size: int) -> None:
-    """Raise WorkloadError where all tensors agree on another number of samples along dim 0.
+    """Raise WorkloadError if all tensors agree on a wrong number of samples along dim 0.
 
-    Where they do not agree, or lie in objects or in a list of samples, dim 0 says nothing.
+    If they do not agree, or are inside objects or a list of samples, dim 0 proves nothing.
     """
     tensors = [(path, leaf) for path, leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
     agree = len({leaf.shape[:1] for _, leaf in tensors}) == 1
@@ -123,13 +126,13 @@ def _check_tensor(tensor: torch.Tensor, num_samples: int, path: str) -> None:
     if tensor.ndim == 0 or tensor.shape[0] != num_samples:
         raise WorkloadError(
             f"make_batch({num_samples}) returned a tensor of shape {tuple(tensor.shape)} at "
-            f"{path}; allowed is {num_samples} samples along dim 0: make_batch(n) must use its n; "
-            "where dim 0 is not the sample, give the workload count_samples and split_batch"
+            f"{path}; allowed is {num_samples} samples along dim 0. make_batch(n) must use its n; "
+            "if dim 0 is not the sample, give the workload count_samples and split_batch"
         )
 
 
 def _check_count(workload: Workload, batch: Any, expected: int, maker: str) -> None:
-    """Raise WorkloadError unless the workload counts as many samples as were asked for."""
+    """Raise WorkloadError unless `count_samples` counts as many samples as were asked for."""
     assert workload.count_samples is not None
     counted = workload.count_samples(batch)
     try:
@@ -143,8 +146,8 @@ def _check_count(workload: Workload, batch: Any, expected: int, maker: str) -> N
         )
     if number != expected:
         raise WorkloadError(
-            f"{maker} returned a batch in which count_samples counts {number}; allowed is "
-            f"{expected}: use the n of make_batch and the sizes of split_batch"
+            f"{maker} returned a batch in which count_samples counts {number} samples; allowed is "
+            f"{expected}: make_batch must use its n, and split_batch its sizes"
         )
 
 
@@ -155,8 +158,8 @@ def _has_objects(part: Any) -> bool:
 def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[int]) -> list[float]:
     """Return the weight of each micro-batch's loss; they sum to 1.
 
-    The mean over N samples is the sum of the micro-batch means weighted by n_i / N; where the loss
-    is a mean over another number of terms (tokens that count), by that number instead.
+    The mean over N samples is the sum of the micro-batch means, each weighted by n_i / N. If the
+    loss is a mean over another number of terms (tokens that are not ignored), n_i is that number.
     """
     if workload.num_loss_terms is None:
         terms = [float(size) for size in sizes]
@@ -165,16 +168,17 @@ def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[in
     total = sum(terms)
     if not min(terms) >= 0 or not 0 < total < math.inf:
         raise WorkloadError(
-            f"num_loss_terms returned {terms} over the micro-batches; allowed are counts of which "
-            "at least one is above 0"
+            f"num_loss_terms returned {terms} for the micro-batches; allowed are counts, at least "
+            "one of them above 0"
         )
     return [count / total for count in terms]
 
 
 def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
-    """Return what defines `micro_batch` in a script, and `weight` in a loop if there are several.
+    """Return the lines of a script that define `micro_batch`.
 
-    The loop's body is to follow. A workload with a `split_batch` is split by that.
+    With several micro-batches they open a loop, whose body has to follow, and define `weight` too.
+    A workload with a `split_batch` is split by it.
     """
     sizes = list(config.micro_batch_sizes)
     if workload is not None and batches.is_own_kind(workload):
@@ -198,7 +202,7 @@ def _lines_of_own_kind(sizes: list[int]) -> list[str]:
     return [
         f"sizes = {sizes}",
         "parts = split_batch(batch, sizes)",
-        "del batch",  # parts of their own need not stand beside the whole
+        "del batch",  # parts that are copies need not be held beside the whole batch
         "for part, size in zip(parts, sizes, strict=True):",
         "    weight = size / sum(sizes)",
         "    micro_batch = moved(part, device)",
@@ -210,8 +214,8 @@ def _number(terms: Any) -> float:
         return float(terms)
     except (TypeError, ValueError):
         raise WorkloadError(
-            f"num_loss_terms returned {terms!r}; allowed is the number of terms that the loss is "
-            "a mean over"
+            f"num_loss_terms returned {terms!r}; allowed is a number, of the terms that the loss "
+            "is a mean over"
         ) from None
 
 
@@ -248,7 +252,7 @@ def random_modules(model: torch.nn.Module) -> list[str]:
 
 BATCH = Technique(
     fields=("batch_size", "accumulation_steps"),
-    keeps=Keeps.REFERENCE,  # `verify` says of the micro-batches apart what they do to the gradient
+    keeps=Keeps.REFERENCE,  # `verify` reports separately what micro-batches do to the gradient
     examples={"accumulation": {"accumulation_steps": 2}},
     controls=(
         Control(field="batch_size", label="Batch size", named=lambda n: f"batch {n}"),

@@ -1,8 +1,8 @@
-"""The tensors of a batch, wherever they are: in pytrees, and in objects that hold tensors.
+"""Find and change the tensors of a batch, in pytrees and in objects that hold tensors.
 
-An object is a dataclass, a `BatchEncoding`, a graph of PyTorch Geometric, a `PackedSequence`, or
-whatever else `copy.deepcopy` can copy. A batch is never changed: each function returns a new one.
-Left out: arrays of NumPy and other data that is no tensor, which stays as it is.
+An object can be a dataclass, a `BatchEncoding`, a graph of PyTorch Geometric, a `PackedSequence`,
+or anything else that `copy.deepcopy` can copy. No function changes its batch; each returns a new
+one. Left out: NumPy arrays and other data that is not a tensor, which stays as it is.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ CONSTANTS = (str, bytes, bool, int, float, complex, NoneType, torch.dtype, torch
 
 
 def map_tensors(change: Change, batch: Any) -> Any:
-    """Return the batch with `change` of each tensor in its place.
+    """Return the batch with each tensor replaced by `change(tensor)`.
 
     Raises:
         WorkloadError: an object of the batch cannot be copied.
@@ -45,11 +45,11 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return the batch on a device; an object that has a `.to` of its own moves itself."""
+    """Return the batch on a device. An object with its own `.to` is moved by that."""
 
     def move(leaf: Any) -> Any:
         own = not isinstance(leaf, torch.Tensor | PackedSequence) and hasattr(leaf, "to")
-        if own:  # of a copy, since some change themselves
+        if own:  # call it on a copy, because the .to of some classes changes the object itself
             return _changed(lambda tensor: tensor, leaf).to(device)
         return _changed(lambda tensor: tensor.to(device), leaf)
 
@@ -74,7 +74,7 @@ def _is_packed(node: Any) -> bool:
 
 @contextlib.contextmanager
 def _copied_by(change: Change) -> Iterator[list[torch.Tensor]]:
-    """Let `copy.deepcopy` put `change` of a tensor where it would copy it; yield all it met."""
+    """Make `copy.deepcopy` apply `change` to tensors instead of copying; yield the tensors met."""
     usual, met = torch.Tensor.__deepcopy__, list[torch.Tensor]()
 
     def changed(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -120,7 +120,7 @@ def _repacked(change: Change, packed: PackedSequence) -> PackedSequence:
 
 
 def is_own_kind(workload: Workload) -> bool:
-    """Return whether a workload splits batches itself, which may then be of any kind."""
+    """Return whether a workload has its own `split_batch`; its batches may be of any kind."""
     return workload.split_batch is not None
 
 

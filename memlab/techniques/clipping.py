@@ -1,4 +1,4 @@
-"""Gradient clipping: all gradients together are scaled down where their norm is above a bound.
+"""Gradient clipping: if the total norm of all gradients is above a bound, they are scaled down.
 
 Source: `torch.nn.utils.clip_grad_norm_`. The norm is taken once an update, over all micro-batches,
 with the loss scale undone. Left out: clipping by value, and by the norm of each parameter alone.
@@ -16,24 +16,24 @@ UNSCALE = "scaler.unscale_(optimizer)"
 
 
 def apply(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
-    """Scale the gradients of an optimizer's parameters down to this norm, in place."""
+    """Scale the gradients of an optimizer's parameters down to this total norm, in place."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses it: an optimizer that uses up each gradient before the next is there."""
+    """Refuse an optimizer in backward, which frees each gradient before the next is computed."""
     config = asked.config
     if config.max_grad_norm is not None and config.optimizer_in_backward:
         yield Refusal(
-            why=f"max_grad_norm={config.max_grad_norm:g} with optimizer_in_backward=True: the norm "
-            "of all gradients is not known before backward is over, and each is used at once",
+            why=f"max_grad_norm={config.max_grad_norm:g} with optimizer_in_backward=True: the "
+            "total norm is known only when backward has ended, and each gradient is freed by then",
             remedies=({"optimizer_in_backward": False}, {"max_grad_norm": None}),
         )
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a script does before each update."""
+    """Return the lines of a script that clip before each update."""
     config = asked.config
     if config.max_grad_norm is None:
         return ScriptLines()
@@ -46,12 +46,12 @@ def says(asked: Setup) -> str:
     """Return what it does now."""
     if (norm := asked.config.max_grad_norm) is None:
         return ""
-    return f"gradients whose norm is above {norm:g} are scaled down to it"
+    return f"gradients whose total norm is above {norm:g} are scaled down to it"
 
 
 CLIPPING = Technique(
     fields=("max_grad_norm",),
-    keeps=Keeps.REFERENCE,  # another update on purpose: what is compared is how it is computed
+    keeps=Keeps.REFERENCE,  # clipping changes the update on purpose, so both steps clip
     examples={"clipping": {"max_grad_norm": 1.0}},
     refusals=refusals,
     source=source,

@@ -1,4 +1,4 @@
-"""`EVERY`: all techniques, in the order in which they apply; and what is asked of all of them."""
+"""`EVERY`: all techniques, in the order in which they apply, and questions to all of them."""
 
 from collections.abc import Iterator
 
@@ -40,22 +40,22 @@ EVERY: tuple[Technique, ...] = (
 
 
 CONTROLS: dict[str, Control] = {c.field: c for technique in EVERY for c in technique.controls}
-"""By field: what the panel shows, in the order of `EVERY`."""
+"""The controls of the panel by field, in the order of `EVERY`."""
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield all that refuses these settings before a model is seen."""
+    """Yield every reason to refuse these settings that can be found without the model."""
     for technique in EVERY:
         yield from technique.refusals(asked)
 
 
 def check(config: StepConfig, device: torch.device, card: Card | None = None) -> None:
-    """Raise UnsupportedError for settings that do not go together, or not on such a device."""
+    """Raise UnsupportedError if settings cannot be combined, or not used on this device."""
     refuse(refusals(Setup(config=config, device=device, card=card)))
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what all techniques add to a script."""
+    """Return the lines that all techniques add to an exported script."""
     return together([technique.source(asked) for technique in EVERY])
 
 
@@ -65,6 +65,6 @@ def notes(asked: Setup) -> list[str]:
 
 
 def fields_that_keep(keeps: Keeps) -> dict[str, str]:
-    """Return the fields of techniques that leave so much of the numbers, with what each does."""
+    """Return the fields of all techniques that keep numbers this equal, with what each does."""
     found = [technique for technique in EVERY if technique.keeps is keeps]
     return {name: technique.does for technique in found for name in technique.fields}

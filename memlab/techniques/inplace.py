@@ -1,18 +1,22 @@
-"""Activations in place: which modules may write over their input, found by trying.
+"""Activation functions in place: find the modules that may write over their input, and do so.
 
-A module may if nothing reads its input after it, in forward or in backward. That is seen in one
-forward and backward of the model over two samples, in which every operator tells what it reads;
-then the modules are switched, and a second run must give the same loss and the same gradients.
-Autograd by itself notices only tensors that it has saved: of `y = relu(x); return x + y` in place
-it says nothing, and the result is wrong. So what was found on two samples holds only for forwards
-of the same operators, and another one is refused as it happens.
+A module may write over its input if nothing reads that input afterwards, in forward or backward.
+memlab finds out by trying: it runs forward and backward on two samples and records which tensors
+every operator reads. Then it sets `inplace=True` on the modules that qualify, and a second run must
+give the same loss and the same gradients.
 
-What it saves is one activation for the moment in which input and output are both held, no more: it
-lowers a peak that lies in a forward, and none that lies in a backward. Left out: functions
-(`torch.relu`), which are not switched but written; SiLU, GELU, Mish and ELU, whose backward reads
-their input, so that autograd keeps a copy, or sums in another order; inputs that are views, whose
-gradient autograd would copy; and dropout on accelerators, where in place is another kernel, with a
-larger mask. Buffers are put back after each run, attributes that a forward changes are not.
+Autograd alone would not be enough. It notices only changes of tensors that it has saved, so
+`y = relu(x); return x + y` with an in-place relu gives a wrong result without an error. For the
+same reason the finding holds only for forwards that run the same operators as those two samples;
+a forward that runs other operators is refused when it happens.
+
+The technique saves one activation, at the moment when input and output would both be held. It
+lowers a peak in a forward, and no peak in a backward.
+
+Left out: functions (`torch.relu`), which have no switch; SiLU, GELU, Mish and ELU, whose backward
+reads their input, so that autograd keeps a copy or sums in another order; inputs that are views,
+whose gradient autograd would copy; and dropout on accelerators, whose in-place kernel has a larger
+mask. Buffers are restored after each trial run; attributes that a forward changes are not.
 """
 
 import contextlib
@@ -34,11 +38,11 @@ from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 Loss = Callable[[Any], torch.Tensor]
-ROUNDING = 1e-2  # of all gradients together, where kernels add in any order
+ROUNDING = 1e-2  # allowed error of all gradients together, where kernels sum in any order
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses it: a compiled step."""
+    """Refuse a compiled step, for which it would do nothing."""
     config = asked.config
     if config.inplace and is_compiled(config):
         yield Refusal(
@@ -49,22 +53,22 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 
 
 def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
-    """Switch the modules of a model that may write over their input, in place.
+    """Set `inplace=True` on the modules of a model that may write over their input.
 
     Args:
-        model: with all that recomputes it; its gradients must be None.
+        model: with recompute already applied; its gradients must be None.
         batch: a few samples, on the device of the model.
-        loss_of: seeds, runs the forward over the batch and returns its loss.
+        loss_of: sets the seed, runs the forward on the batch and returns the loss.
 
     Raises:
-        UnsupportedError: there is no such module, or a run with them gives something else. Raised
-            in a later forward too, if that runs other operators.
+        UnsupportedError: there is no such module, or the second run gives another result. A later
+            forward that runs other operators raises it too.
     """
     found, why_not = find(model, batch, loss_of)
     if not found:
         raise UnsupportedError(
-            f"inplace=True finds no module of {type(model).__name__} that may write over its "
-            f"input: {why_not}; use inplace=False"
+            f"inplace=True: no module of {type(model).__name__} may write over its input, "
+            f"because {why_not}; use inplace=False"
         )
     expected = _tried(model, batch, loss_of)
     for module in found.values():
@@ -75,14 +79,14 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
             _compare(_tried(model, batch, loss_of), expected)
     except RuntimeError as error:  # autograd's own
         raise UnsupportedError(
-            f"inplace=True: {error} (in place are {', '.join(found)}); use inplace=False"
+            f"inplace=True: {error} (in place: {', '.join(found)}); use inplace=False"
         ) from error
 
 
 def _refuse(operator: str) -> None:
     raise UnsupportedError(
-        "inplace=True is decided on two samples, and on this batch the model runs other operators "
-        f"({operator} comes first), which may read what was written over; use inplace=False"
+        "inplace=True was tried on two samples, and on this batch the model runs other operators "
+        f"(the first is {operator}), which may read what was written over; use inplace=False"
     )
 
 
@@ -97,8 +101,8 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
         if type(module) in kinds and not module.inplace and getattr(module, "p", 1.0) > 0.0
     }
     if not candidates:
-        names = ", ".join(kind.__name__ for kind in kinds)
-        return {}, f"it has no active module that is one of {names} and not in place already"
+        names = " or ".join(kind.__name__ for kind in kinds)
+        return {}, f"it has no active {names} that is not in place already"
     reads = _InputReads({*model.parameters(), *model.buffers()})
     hooks = [module.register_forward_hook(reads.note_call) for module in candidates]
     try:
@@ -109,27 +113,27 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     reasons = {module: reads.why_not(module) for module in candidates}
     found = {path: module for module, path in candidates.items() if reasons[module] is None}
     path, reason = next(((p, reasons[m]) for m, p in candidates.items() if reasons[m]), ("", ""))
-    return found, f"{path} may not, since {reason}"
+    return found, f"for {path}, {reason}"
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return nothing to add.
+    """Return no lines: a script cannot do this.
 
     Raises:
-        UnsupportedError: modules are asked for, which depend on a model that no script knows.
+        UnsupportedError: inplace is on. Which modules qualify depends on the model.
     """
     if asked.config.inplace:
         raise UnsupportedError(
-            "inplace=True has no lines of its own in a script: which modules may write over their "
-            "input depends on the model; give them inplace=True where you build it, and use "
-            "inplace=False here"
+            "inplace=True cannot be exported: which modules may write over their input depends on "
+            "the model; pass inplace=True to those modules in your own code, and use inplace=False "
+            "here"
         )
     return ScriptLines()
 
 
 @dataclass(slots=True)
 class _Called:
-    """One call of a candidate: its input, the operators before its end, its node of autograd."""
+    """One call of a candidate: its input, the operators run by its end, its autograd node."""
 
     module: nn.Module
     given: torch.Tensor
@@ -138,7 +142,7 @@ class _Called:
 
 
 class _InputReads(TorchDispatchMode):
-    """Sees which storages each operator reads."""
+    """Records which storages each operator reads."""
 
     def __init__(self, known: set[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -151,7 +155,7 @@ class _InputReads(TorchDispatchMode):
         """Note a call of a candidate, which ends now."""
         node = getattr(output, "grad_fn", None)
         number = -1 if node is None else node._sequence_nr()
-        # its input is held until the end, or its memory would be another's
+        # the input is held, so that no other tensor is given its memory meanwhile
         self.calls.append(_Called(module, args[0], len(self.operators), number))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,7 +181,7 @@ class _InputReads(TorchDispatchMode):
         if given.is_leaf and given.requires_grad:
             return "its input is a leaf that needs a gradient"
         if storage in self.known or storage not in self.made:
-            return "its input is no tensor that the model has computed"
+            return "its input is not a tensor that the model has computed"
         if given._is_view():
             return "its input is a view of another tensor"
         for name, read, node in self.operators[call.end :]:
@@ -194,7 +198,7 @@ def _storages(value: Any) -> set[int]:
 def _tried(
     model: nn.Module, batch: Any, loss_of: Loss, reads: _InputReads | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run forward and backward, leave the model as it was, return the loss and the gradients."""
+    """Run forward and backward, restore the model, and return the loss and the gradients."""
     with _unchanged(model), reads or contextlib.nullcontext():
         loss = loss_of(batch)
         loss.backward()
@@ -227,8 +231,8 @@ def _compare(
     error = torch.stack([(a.double() - b.double()).norm() for a, b in pairs]).norm() / norm
     if found[0].device.type == "cpu" or not error <= ROUNDING:
         raise UnsupportedError(
-            f"inplace=True changes the gradients, by {float(error):.1e}: the model reads a tensor "
-            "in a way that memlab does not see; use inplace=False"
+            f"inplace=True changes the gradients by {float(error):.1e}, because the model reads a "
+            "tensor in a way that memlab cannot see; use inplace=False"
         )
 
 
@@ -236,7 +240,7 @@ def says(asked: Setup) -> str:
     """Return what it does now."""
     if not asked.config.inplace:
         return ""
-    return "activations write over their input where nothing else reads it"
+    return "activation functions write over their input if nothing else reads it"
 
 
 IN_PLACE = Technique(

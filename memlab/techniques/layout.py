@@ -1,10 +1,12 @@
-"""Memory layout: channels last, in which a pixel's channels lie side by side.
+"""Memory layout: channels last, which stores the channels of one pixel side by side.
 
-Source: PyTorch's tutorial on channels last. A convolution whose weight lies so writes its result
-so, and the layers after it follow; kernels that work in this layout (oneDNN, cuDNN in half
-precision) then copy nothing into it and back. Gradients are the same up to the order of sums. Left
-out: the batch, which the first convolution lays out for itself. Meant for cards: on a CPU in fp32
-(torch 2.13, zoo at its small sizes) the peak falls nowhere and a step is up to 1.7 times as slow.
+Source: PyTorch's tutorial on channels last. A convolution whose weight is channels last writes its
+output channels last, and the layers after it follow. Kernels that work in this layout (oneDNN,
+cuDNN in half precision) then need not convert their inputs and outputs. Gradients are equal up to
+the order of sums. Left out: the batch, which the first convolution converts itself.
+
+It is meant for cards. On a CPU in fp32 (torch 2.13, the zoo at its small sizes) it lowered no peak,
+and a step took up to 1.7 times as long.
 """
 
 import torch
@@ -15,16 +17,16 @@ from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By the number of dimensions of a convolution's weight."""
+"""The memory format by the number of dimensions of a convolution's weight."""
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def apply(model: nn.Module) -> None:
-    """Put the weights of all convolutions over images or volumes in channels last.
+    """Store the weights of all convolutions over images or volumes channels last.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: the model has no such convolution.
     """
     found = [module for module in model.modules() if isinstance(module, CONVOLUTIONS)]
     if not found:
@@ -38,7 +40,7 @@ def apply(model: nn.Module) -> None:
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a script lays out."""
+    """Return the lines of a script that convert the weights."""
     if not asked.config.channels_last:
         return ScriptLines()
     kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
@@ -60,8 +62,8 @@ def says(asked: Setup) -> str:
     if not asked.config.channels_last:
         return ""
     if asked.device.type == "cpu":
-        return "convolutions channels last: rarely a gain on a CPU"
-    return "convolutions channels last: faster in half precision"
+        return "convolutions use channels last, which rarely helps on a CPU"
+    return "convolutions use channels last, which is faster in half precision"
 
 
 CHANNELS_LAST = Technique(

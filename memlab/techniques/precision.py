@@ -1,8 +1,8 @@
-"""Number formats: as built, whole-model casts, autocast over fp32 weights, TF32, fp8, loss scaling.
+"""Number formats: as built, casts of the whole model, autocast, TF32, fp8 and loss scaling.
 
-fp8 is torchao's: linear layers whose sizes are multiples of 16 multiply in fp8 with a scale for
-each tensor, all else is bf16-mixed. Left out: how bf16 weights keep small updates, which is the
-optimizer's affair.
+fp8 comes from torchao: linear layers whose sizes are multiples of 16 multiply in fp8 with one scale
+for each tensor; everything else is as in bf16-mixed. Left out: how bf16 weights keep small updates,
+which is in `optimizers/`.
 """
 
 import contextlib
@@ -47,15 +47,13 @@ NEEDS_BF16 = (
 )
 TO_FP8 = "convert_to_float8_training(model, module_filter_fn=_can_be_fp8)"
 AMPERE = (8, 0)  # compute capability, of the first cards with TF32
-TF32_REASON = "TF32 is a format of the tensor cores of Ampere and newer CUDA cards"
-
-
-FP8_REASON = "fp8 is a format of the tensor cores of Ada, Hopper and newer CUDA cards"
-ADA = (8, 9)
+ADA = (8, 9)  # of the first cards with fp8
+TF32_REASON = "TF32 needs the tensor cores of Ampere or newer CUDA cards"
+FP8_REASON = "fp8 needs the tensor cores of Ada, Hopper or newer CUDA cards"
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses a precision: a device that cannot compute in it, a package to install."""
+    """Refuse a precision that the device cannot compute in, or whose package is not installed."""
     precision, device, card = asked.config.precision, asked.device, asked.card
     said = f"precision={str(precision)!r}"
     bf16, fp16 = {"precision": Precision.BF16_MIXED}, {"precision": Precision.FP16_MIXED}
@@ -84,26 +82,24 @@ def notes(asked: Setup) -> list[str]:
     precision, device = asked.config.precision, asked.device
     said = []
     if precision is Precision.FP16_MIXED and device.type == "cpu":
-        said.append(
-            "fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is the fast one."
-        )
+        said.append("fp16-mixed on a CPU is many times slower than fp32; bf16-mixed is faster.")
     if precision is Precision.FP16:
         said.append(
-            "fp16 throughout has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients "
-            "below 6e-8 vanish and a weight without gradient becomes NaN. fp16-mixed or bf16 train."
+            "fp16 has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients below 6e-8 "
+            "vanish, and a weight whose gradient is zero becomes NaN. Use fp16-mixed or bf16."
         )
     if precision is Precision.FP8_MIXED:
-        said.append("No fp8 card has run memlab's tests: these numbers are torchao's, unchecked.")
+        said.append("memlab's tests have not run on an fp8 card, so these numbers are unchecked.")
     return said
 
 
 def weight_dtype(precision: Precision) -> torch.dtype | None:
-    """Return the format that weights are cast to; None where they stay as they were built."""
+    """Return the format that weights are cast to; None if they stay as they were built."""
     return torch.float32 if precision in CASTS_TO_FP32 else MODEL_DTYPE.get(precision)
 
 
 def number_formats(model: torch.nn.Module) -> tuple[str, ...]:
-    """Return the formats of a model's parameters as torch names them, those of most bytes first."""
+    """Return the formats of a model's parameters by torch's names, ordered by bytes."""
     sizes = Counter[str]()
     for parameter in model.parameters():
         sizes[_name(parameter.dtype)] += parameter.nbytes
@@ -120,9 +116,9 @@ def bytes_of(model: torch.nn.Module, precision: Precision) -> int:
 
 
 def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
-    """Give the model's real parameters and buffers the format of the weights, in place.
+    """Cast the model's real parameters and buffers to the format of the weights, in place.
 
-    Returns a note on what was cast though it was not fp32; none where nothing was.
+    Returns a note about casts from formats other than fp32; an empty list if there were none.
     """
     dtype = weight_dtype(precision)
     if dtype is None:
@@ -142,20 +138,20 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
 
 def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Cast parameters and buffers of real numbers, in place; quantised ones stay as they are."""
-    # not model.to(dtype), which takes the imaginary part off a complex buffer
+    # model.to(dtype) would drop the imaginary part of a complex buffer
     model._apply(lambda t: t.to(dtype) if can_be_cast(t) else t)
 
 
 def can_be_cast(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds plain real numbers, which another format holds as well."""
-    kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows what it stands for
-    # such as bitsandbytes' 4-bit weights, which may be packed into floats
+    """Return whether a tensor holds plain real numbers, which can be cast to another format."""
+    kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows the class of the real one
+    # bitsandbytes' 4-bit weights, for instance, may be packed into floats
     is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
     return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed
 
 
 def _counted(noun: str, tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> list[str]:
-    """Return in words how many tensors of each format a cast changes, fp32 apart."""
+    """Return in words how many tensors of each format a cast changes, without those in fp32."""
     by_format: dict[torch.dtype, list[int]] = {}
     for tensor in tensors:
         if can_be_cast(tensor) and tensor.dtype not in (dtype, torch.float32):
@@ -172,14 +168,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
-    """Replace the linear layers of a model by torchao's that multiply in fp8, in place.
+    """Replace the linear layers of a model by torchao's fp8 layers, in place.
 
     Args:
         model: its parameters stay the same objects.
         emulate: compute in fp32 with values rounded to fp8, on any device.
 
     Raises:
-        UnsupportedError: no layer has sizes that are multiples of 16, as fp8 products need.
+        UnsupportedError: no layer has sizes that are multiples of 16, which fp8 needs.
     """
     from torchao.float8 import (  # an optional package
         Float8LinearConfig,
@@ -202,7 +198,7 @@ def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
 
 
 def batch_notes(batch: Any, precision: Precision) -> list[str]:
-    """Return a note on what of a batch `cast_batch` casts though it is not fp32."""
+    """Return a note about tensors of a batch that `cast_batch` casts and that are not fp32."""
     dtype = weight_dtype(precision)
     if dtype is None or not (cast := _counted("tensor", tensors_of(batch), dtype)):
         return []
@@ -220,9 +216,10 @@ def cast_batch(batch: Any, precision: Precision) -> Any:
 
 
 def autocast(config: StepConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a forward pass: autocast for the mixed formats, else nothing.
+    """Return the context of a forward pass: autocast for the mixed formats, otherwise nothing.
 
-    Its cache holds the casts of all weights until the forward ends: not where weights do not stay.
+    With offloaded weights the cache of autocast is off, because it would hold the casts of all
+    weights until the forward ends.
     """
     if config.precision not in AUTOCAST_DTYPE:
         return contextlib.nullcontext()
@@ -232,7 +229,7 @@ def autocast(config: StepConfig, device: torch.device) -> contextlib.AbstractCon
 
 @contextlib.contextmanager
 def matrix_products(precision: Precision) -> Iterator[None]:
-    """Let fp32 matrices be multiplied in TF32 where that is asked for, forward and backward."""
+    """Multiply fp32 matrices in TF32 if the precision asks for it, in forward and backward."""
     if precision is not Precision.TF32:
         yield
         return
@@ -252,7 +249,7 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
 def source(asked: Setup) -> ScriptLines:
     """Return the casts, the autocast and the loss scaler of a script.
 
-    Batches are cast by `map_tensors` where their tensors may lie in objects.
+    `map_tensors` casts batches whose tensors may be inside objects.
     """
     config, precision = asked.config, asked.config.precision
     in_objects = asked.workload is not None and is_own_kind(asked.workload)

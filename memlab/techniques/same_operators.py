@@ -1,9 +1,11 @@
-"""Whether a model runs the operators that it ran on a few samples, by which something was decided.
+"""Check that a model still runs the operators that it ran on the samples of a trial.
 
-Compared are the names of the operators of each forward, views and casts aside; with inputs of
-shapes that were checked before nothing is watched. Left out: what runs outside of the model's
-forward, such as the loss; backward, which follows the forward; and a forward that gives the same
-operators other tensors.
+A technique that tries something on a few samples (`inplace`) may rely on the result only while the
+model runs the same operators. The names of the operators of each forward are compared, without
+views and casts. A forward whose input shapes have been checked before is not watched again.
+
+Left out: what runs outside of the model's forward, such as the loss; the backward, which follows
+the forward; and a forward that runs the same operators on other tensors.
 """
 
 import contextlib
@@ -19,26 +21,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.techniques.recompute.keeping import NO_OPERATORS, is_counted
 
 END, REFUSED = "the end", "in-place operation"
-# as strides need them, which one sample may not have, and as offloading makes them as it saves
+# copies depend on strides, which a batch of one sample may lack, and offloading adds some
 COPIES = ("clone", "copy_", "empty_like")
 Shapes = tuple[tuple[int, ...], ...]
 
 
 class OperatorWatch:
-    """Learns which operators a model runs, and then tells of a forward that runs others.
+    """Learns which operators a model runs, and then reports a forward that runs other ones.
 
     Args:
         model: its forward is replaced on the instance.
-        tell: called with the first operator that ran where another one did; it should raise.
+        report: called with the first operator that differs; it should raise an error.
     """
 
-    def __init__(self, model: nn.Module, tell: Callable[[str], None]) -> None:
-        self.tell, self.is_learning = tell, False
+    def __init__(self, model: nn.Module, report: Callable[[str], None]) -> None:
+        self.report = report
+        self.is_learning = False
         self.learned: set[tuple[str, ...]] = set()  # one for each forward of a step
         self.checked: set[Shapes] = set()
         forward: Callable[..., Any] = model.forward
 
-        @functools.wraps(forward)  # libraries ask for the arguments that it takes
+        @functools.wraps(forward)  # libraries inspect its signature
         def watched(*args: Any, **kwargs: Any) -> Any:
             shapes = _shapes((args, kwargs))
             if shapes in self.checked and not self.is_learning:
@@ -46,7 +49,7 @@ class OperatorWatch:
             with _OperatorNames() as names:
                 try:
                     out = forward(*args, **kwargs)
-                except RuntimeError as error:  # autograd refuses some before they run
+                except RuntimeError as error:  # autograd refuses some operators before they run
                     refused = (REFUSED,) if REFUSED in str(error) else ()
                     self._compare((*names.ran, *refused))
                     raise
@@ -60,7 +63,7 @@ class OperatorWatch:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Learn from what the model runs meanwhile."""
+        """Learn the operators that the model runs inside this context."""
         self.is_learning = True
         try:
             yield
@@ -68,10 +71,10 @@ class OperatorWatch:
             self.is_learning = False
 
     def _compare(self, ran: tuple[str, ...]) -> None:
-        """Tell of the first operator, if no learned forward begins as this one."""
+        """Report the first operator that differs, unless a learned forward begins like this one."""
         same = [_num_same(ran, known) for known in self.learned]
         if same and max(same) < len(ran):
-            self.tell(ran[max(same)])
+            self.report(ran[max(same)])
 
 
 class _OperatorNames(TorchDispatchMode):

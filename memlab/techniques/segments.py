@@ -1,8 +1,8 @@
-"""Expandable segments: CUDA's caching allocator grows one segment a pool by pages.
+"""Expandable segments: CUDA's caching allocator keeps one segment for each pool and grows it.
 
-Source: `PYTORCH_ALLOC_CONF=expandable_segments:True` in PyTorch's notes on CUDA. Without it a free
-block serves no request that is larger, and stays reserved; with it what is reserved comes near to
-what is allocated, which is as it was. Left out: a CPU, which has no caching allocator.
+Source: `PYTORCH_ALLOC_CONF=expandable_segments:True` in PyTorch's notes on CUDA. Without it, a free
+block cannot serve a larger request and stays reserved. With it, the reserved bytes come close to
+the allocated bytes, which do not change. Left out: a CPU, which has no caching allocator.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
 
-_switched = False  # by us: what a person has set in the environment stays
+_switched = False  # whether memlab switched it on; a setting in the environment is left alone
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses it: a CPU."""
+    """Refuse a CPU, where it would do nothing."""
     if asked.config.expandable_segments and asked.device.type == "cpu":
         yield Refusal(
             why="expandable_segments=True does nothing on a CPU, which has no caching allocator",
@@ -27,7 +27,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 
 
 def apply(config: StepConfig, device: torch.device) -> None:
-    """Set the allocator of this process, for all that it reserves from now on."""
+    """Set the allocator of this process, for everything that it reserves from now on."""
     global _switched
     if device.type == "cuda" and config.expandable_segments != _switched:
         torch.cuda.empty_cache()
@@ -49,14 +49,14 @@ def says(asked: Setup) -> str:
     """Return what it does now."""
     if not asked.config.expandable_segments:
         return ""
-    return "segments grow by pages, which lowers what is reserved, not what is allocated"
+    return "segments grow by pages, which lowers reserved bytes but not allocated bytes"
 
 
 SEGMENTS = Technique(
     fields=("expandable_segments",),
     keeps=Keeps.ROUNDED,
     examples={"expandable segments": {"expandable_segments": True}},
-    changes_plans=False,  # a plan is of allocated bytes
+    changes_plans=False,  # a plan counts allocated bytes only
     refusals=refusals,
     source=source,
     controls=(

@@ -1,11 +1,12 @@
-"""`Technique`: one way to train a step otherwise, and all that is said of it, in one place.
+"""`Technique`: everything that memlab knows about one technique, in one place.
 
-A technique's file says what it does to a model (`apply`, or another function that `build_step`
-calls) and ends with a `Technique`: its fields, what it leaves of the plain step's numbers, what
-refuses it, its lines in a script and an example. `every.py` lists them all. Whatever goes through
-the techniques reads that list: the checks of `build_step`, `script`, the reference step of
-`verify`, the config that a plan is made for, docs/combinations.md. So a technique that is not in
-the list does nothing, and one that is cannot be forgotten anywhere.
+The file of a technique implements it (`apply`, or another function that `build_step` calls) and
+ends with a `Technique`. This object holds its fields, whether results stay equal to those of the
+plain step, which settings and devices it refuses, its lines in an exported script, and an example.
+
+`every.py` lists all techniques. All code that concerns every technique reads this list: the checks
+of `build_step`, `script`, the reference step of `verify`, the config that a plan is made for, and
+docs/combinations.md. So nothing can forget a technique that is in the list.
 
 A refusal is data. From this one
 
@@ -35,10 +36,10 @@ from memlab.workload import Workload
 
 
 class Keeps(StrEnum):
-    """What a technique leaves of the plain step's losses, gradients and weights.
+    """How equal losses, gradients and weights stay to those of the plain step.
 
-    Belonging to the reference step is not a matter of numbers: `verify` compares two steps of the
-    same batch and optimizer, so that these fields have the same values in both.
+    REFERENCE makes no claim about numbers. `verify` compares two steps with the same batch and the
+    same optimizer, so these fields have the same values in both.
     """
 
     REFERENCE = "it belongs to the reference step"
@@ -48,14 +49,14 @@ class Keeps(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What a technique is asked about.
+    """The settings that a technique is asked about.
 
     Attributes:
         config: how the step is trained.
-        device: where; only its type counts.
-        card: the card that it is, where that is known: which number formats it has.
+        device: where it is trained; only the type of the device counts.
+        card: the model of the card, if known; it says which number formats the card supports.
         plan: what to recompute, for a memory budget of the eager engine.
-        workload: what is trained, where that is known.
+        workload: what is trained, if known.
     """
 
     config: StepConfig
@@ -67,12 +68,12 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why settings cannot be together, or not on this device, and what to do instead.
+    """Why settings cannot be combined, or cannot be used on this device, and what to do instead.
 
     Attributes:
         why: a sentence without its full stop that names the fields and their values.
-        remedies: settings that each lift it, by field, the best first.
-        otherwise: what else can be done, in words: "install scipy".
+        remedies: settings by field; each of them lifts the refusal. The best comes first.
+        otherwise: another remedy, in words: "install scipy".
     """
 
     why: str
@@ -93,11 +94,11 @@ class Control:
 
     Attributes:
         field: of `StepConfig`.
-        label: beside its control.
-        named: returns what a value is called in a table of runs: "loss in 4 chunks".
-        offered: the values to choose from, where the type of the field does not say them.
-        in_words: returns what a value is called among these.
-        only_with: values of other fields without which it does nothing.
+        label: the text beside the control.
+        named: returns the words for a value in the table of runs: "loss in 4 chunks".
+        offered: the values to choose from, if the type of the field does not give them.
+        in_words: returns the words for a value in the list of choices.
+        only_with: the values that other fields must have for this field to do anything.
     """
 
     field: str
@@ -110,19 +111,23 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
-    """All that is said of one technique.
+    """Everything that memlab knows about one technique.
+
+    The functions return nothing (no refusal, line, note or text) while the technique is off.
 
     Attributes:
-        fields: of `StepConfig` that belong to it, its switch first; no other technique has them.
-        keeps: what it leaves of the plain step's numbers.
-        does: what it does, for "... changes no bit"; where it keeps every bit.
-        examples: fields that show it at work, by what docs/combinations.md calls them.
+        fields: the fields of `StepConfig` that belong to it, its switch first. A field belongs to
+            one technique only.
+        keeps: how equal the numbers stay to those of the plain step.
+        does: the subject of "... changes no bit", for a technique that keeps every bit.
+        examples: settings that switch it on, by the name that docs/combinations.md shows.
         changes_plans: whether a plan for a memory budget depends on it.
-        refusals: yields what refuses it as it is asked for; nothing where it is off.
-        source: returns its lines in a script; none where it is off.
-        notes: returns what a reader of the step's numbers must know; nothing where it is off.
-        controls: of its fields in the panel; a field without one is for code alone.
-        says: returns a clause on what it does now, for the line below its controls; "" if nothing.
+        refusals: yields the reasons why it cannot be used with these settings.
+        source: returns its lines in an exported script.
+        notes: returns what a reader of the step's numbers must know.
+        controls: the controls of its fields in the panel. A field without a control can only be
+            set in code.
+        says: returns a clause that explains what it does now, for the line below its controls.
     """
 
     fields: tuple[str, ...]
@@ -138,7 +143,7 @@ class Technique:
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:
-    """Return the control of a field that is on or off, with what both are called."""
+    """Return the control of a field that is on or off, with the words for both."""
     return Control(field=field, label=label, named=lambda value: on if value else off, **rest)
 
 
@@ -149,7 +154,7 @@ def refuse(refusals: Iterable[Refusal]) -> None:
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings as a person writes them.
+    """Return settings as a person would write them in code.
 
     >>> in_words({"compile": False, "budget_engine": "eager"})
     "compile=False and budget_engine='eager'"

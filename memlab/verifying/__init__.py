@@ -1,7 +1,7 @@
-"""Verifying: did a technique leave the training alone?
+"""Verify that a technique does not change the training.
 
-- `verify.py`: three updates of both steps, compared. Start here.
-- `updates.py`: what each update of a step did; `differences.py`: how far two of them are apart.
-- `full_batch.py`: do the micro-batches give the gradient of the undivided batch?
-- `kept_state.py`: what functions keep between runs, set back before each.
+- `verify.py` runs three updates of both steps and compares them. Start here.
+- `updates.py` runs updates and records what each did; `differences.py` compares two of them.
+- `full_batch.py` checks that the micro-batches give the gradient of the undivided batch.
+- `kept_state.py` restores what functions keep from one run to the next.
 """

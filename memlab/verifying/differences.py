@@ -1,4 +1,4 @@
-"""How far the updates of two runs are from one another: by bits, or by relative errors."""
+"""Compare the updates of two runs, bit by bit or by relative errors."""
 
 import math
 
@@ -6,14 +6,14 @@ import torch
 
 from memlab.verifying.updates import Tensors, Update, UpdatesRun
 
-RANDOM_STATE = "the random numbers left over"
+RANDOM_STATE = "the random state"
 
 
 def relative_errors(found: Tensors, expected: Tensors) -> tuple[str, float, float]:
-    """Return the worst parameter, its relative error, and that of all gradients together.
+    """Return the worst parameter, its relative error, and the error of all gradients together.
 
-    The error of a parameter is held against its own gradient, but for one that is nearly zero
-    against 1e-3 of what the gradients are on the average.
+    The error of a parameter is relative to its own gradient. If that is nearly zero, the error is
+    relative to 1e-3 of the average gradient.
     """
     norm = math.sqrt(sum(float(_double(g).square().sum()) for g in expected.values()))
     floor = 1e-3 * norm / math.sqrt(len(expected))
@@ -30,7 +30,7 @@ def relative_errors(found: Tensors, expected: Tensors) -> tuple[str, float, floa
 
 
 def ratio(difference: float, size: float) -> float:
-    """Return a difference as a share of a size; of a size of zero, how it is other than equal."""
+    """Return a difference relative to a size; infinite if only the size is zero."""
     if difference == 0.0:
         return 0.0
     return difference / size if size > 0.0 else math.inf
@@ -42,10 +42,10 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) -> str | None:
-    """Return which weights or states an update left elsewhere; None if they agree.
+    """Return whether weights or which optimizer states differ after an update; None if none do.
 
-    Only weights whose gradients agree are looked at: of a gradient that is nothing but rounding,
-    Adam makes a whole step in either direction. What is stored in another format is left out.
+    Only weights whose gradients agree are compared: if a gradient is nothing but rounding, Adam
+    makes a full step in either direction. Tensors in different formats are not compared.
     """
     squares = size = 0.0
     for name, reference in theirs.after.weights.items():
@@ -80,8 +80,8 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
 def first_difference(
     found: UpdatesRun, kept: UpdatesRun, device: torch.device
 ) -> tuple[int, str] | None:
-    """Return the first update, from 1, in which any bit differs, and of what; None if none does."""
-    if device.type == "cpu":  # a card draws other first weights where it builds them
+    """Return the first update (from 1) in which a bit differs, and what differs; None if none."""
+    if device.type == "cpu":  # a model that is built on a card draws other initial weights
         name = _first_unequal(found.begin.weights, kept.begin.weights)
         if name is not None:
             return 1, f"the first values of {name}"

@@ -1,9 +1,9 @@
-"""Do the micro-batches together give the gradient of the undivided batch?
+"""Check that the micro-batches together give the gradient of the undivided batch.
 
-The same step is run once more without dividing. Where the gradients differ by more than fp32 rounds
-when it adds in another order, both are run again in fp64: a difference that vanishes there was
-rounding, as that of a bias before a norm, whose gradient is zero but for rounding. Only the first
-update is compared. Left out: what only shows in later batches.
+The same step runs once more with the whole batch. If the gradients differ by more than fp32 rounds
+when it sums in another order, both steps run again in fp64. A difference that vanishes in fp64 was
+rounding. For instance, a bias before a norm has a gradient that consists of rounding only. Only the
+first update is compared. Left out: differences that only show in later batches.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from memlab.verifying.differences import relative_errors
 from memlab.verifying.updates import UpdatesRun, run_updates
 from memlab.workload import Workload
 
-TOLERANCE = 1e-5  # fp32 gradients that are added in another order
-CERTAIN = 1e-2  # no rounding of fp32 changes all gradients together by so much
+TOLERANCE = 1e-5  # for fp32 gradients that are summed in another order
+CERTAIN = 1e-2  # fp32 rounding cannot change all gradients together by this much
 FP64_ROUNDING = 1e-10  # as a share of all gradients
-MOST_ROUNDING = 5e-2  # of bf16; whatever is farther from fp64 does something else there
-ROUNDING_FACTOR = 4.0  # two sums may err to opposite sides, and in more than one place
+MOST_ROUNDING = 5e-2  # of bf16; a larger difference from fp64 is another computation
+ROUNDING_FACTOR = 4.0  # two sums may round in opposite directions, and in several places
 
 
 def judge_full_batch(
@@ -31,13 +31,13 @@ def judge_full_batch(
 
     Args:
         workload: what is trained.
-        reference: the step of `divided`.
-        device: where.
+        reference: the config of `divided`.
+        device: where it is trained.
         seed: of model, batch and step.
-        divided: what its micro-batches gave.
+        divided: the updates with micro-batches.
     """
     if reference.accumulation_steps == 1:
-        return "yes", "the batch is not divided"
+        return "yes", "the batch is not split"
     if divided.mixing:
         return "no", (
             f"{divided.mixing[0]} normalises over {reference.micro_batch_size} samples, "
@@ -46,39 +46,40 @@ def judge_full_batch(
     if divided.random:
         return "no", f"{divided.random[0]} draws other random numbers for each micro-batch"
 
-    parts = dataclasses.replace(reference, optimizer=Optimizer.SGD)  # of which nothing is read
+    # the optimizer does not matter for gradients, and SGD is the cheapest
+    parts = dataclasses.replace(reference, optimizer=Optimizer.SGD)
     whole = dataclasses.replace(parts, accumulation_steps=1)
     try:
         full = run_updates(workload, whole, device, seed, num_updates=1)
-    except Exception as error:  # the undivided batch may not fit; then nobody knows
+    except Exception as error:  # the undivided batch may not fit into memory
         outcome, _ = explain(error, "the undivided batch")
         return "unknown", f"the undivided batch could not be run ({outcome})"
     found, expected = divided.updates[0].gradients, full.updates[0].gradients
     worst, max_error, global_error = relative_errors(found, expected)
     number = reference.accumulation_steps
     if max_error <= TOLERANCE:
-        return "yes", f"{number} micro-batches give the undivided gradient"
+        return "yes", f"{number} micro-batches give the gradient of the whole batch"
 
-    differs = f"{worst} is {max_error:.1e} from the undivided batch"
+    differs = f"the gradient of {worst} differs by {max_error:.1e} from that of the whole batch"
     reason = _reason(workload, divided, full)
-    if full.draws:  # in fp64 it draws others
+    if full.draws:  # fp64 would draw other numbers, so it cannot decide
         return "no", f"{differs}: {reason}"
     try:
         exact = in_fp64(workload)
         in_parts = run_updates(exact, parts, device, seed, num_updates=1).updates[0].gradients
         at_once = run_updates(exact, whole, device, seed, num_updates=1).updates[0].gradients
-    except Exception as error:  # a model may know one format alone
+    except Exception as error:  # some models run in one format only
         if global_error > CERTAIN:
             return "no", f"{differs}: {reason}"
         _, message = explain(error, "the step in fp64")
         return "unknown", (
-            f"{differs}, and whether that is rounding only fp64 would show, in which the model "
-            f"does not run: {message}"
+            f"{differs}. Only fp64 would show whether this is rounding, and the model does not run "
+            f"in fp64: {message}"
         )
     if is_rounding(in_parts, at_once, expected):
         return "yes", (
-            f"{number} micro-batches give the undivided gradient: {differs} in its own format, "
-            "which is rounding, since it vanishes in fp64"
+            f"{number} micro-batches give the gradient of the whole batch: {differs}, which is "
+            "rounding, since it vanishes in fp64"
         )
     return "no", f"{differs}: {reason}"
 
@@ -106,9 +107,9 @@ def is_rounding(
     Args:
         in_parts: of the micro-batches, in fp64.
         at_once: of the undivided batch, in fp64.
-        narrow: the same as it was computed in the model's own format: how far it is from `at_once`
-            is what rounding does to it. A model that computes in fp32 whatever it is given rounds
-            in fp64 too, though not by more.
+        narrow: of the undivided batch, in the model's own format. Its distance from `at_once` shows
+            how much rounding changes it. A model that always computes in fp32 rounds in this way
+            even when it is given fp64.
     """
     size = sum(float(gradient.norm()) ** 2 for gradient in at_once.values()) ** 0.5
     _, _, apart = relative_errors(narrow, at_once)
@@ -122,20 +123,21 @@ def is_rounding(
 
 
 def _reason(workload: Workload, divided: UpdatesRun, full: UpdatesRun) -> str:
-    """Return why micro-batches give another gradient, as far as a run tells."""
+    """Return why micro-batches give another gradient, as far as the runs show it."""
     if full.draws:
-        return "the model draws random numbers in its forward, others for each micro-batch"
+        return "the model draws random numbers in its forward, different ones in each micro-batch"
     before, after = full.begin.buffers, full.updates[0].buffers
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     if changed:
         return f"the model changes its buffer {changed[0]} in forward, which micro-batches share"
-    losses = f"{full.updates[0].loss:.7g} at once, {divided.updates[0].loss:.7g} in parts"
+    losses = f"{full.updates[0].loss:.7g} whole, {divided.updates[0].loss:.7g} in micro-batches"
     if workload.num_loss_terms is not None:
         return (
-            f"the loss ({losses}) is not a mean over the terms that num_loss_terms counts, each "
-            "apart from the rest of its batch"
+            f"the loss ({losses}) is not a mean over the terms that num_loss_terms counts, or a "
+            "term depends on the rest of its batch"
         )
     return (
-        f"the loss ({losses}) is not a mean over the samples, each apart from the rest of its "
-        "batch; if it is a mean over another number of terms, give the workload num_loss_terms"
+        f"the loss ({losses}) is not a mean over the samples, or a sample's loss depends on the "
+        "rest of its batch; if it is a mean over another number of terms, give the workload "
+        "num_loss_terms"
     )

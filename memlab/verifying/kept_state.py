@@ -1,7 +1,7 @@
-"""What a function keeps from one call to the next: noted, so that each run begins with the same.
+"""Record what a function keeps from one call to the next, so that each run starts from the same.
 
-A loss may count its calls or hold a teacher in its closure. Two runs of one step would then differ,
-for a reason that has nothing to do with the config that is checked.
+A loss may count its calls or hold a teacher model in its closure. Two runs of one step would then
+differ for a reason that has nothing to do with the checked config.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class KeptState:
     """The state that a function can reach, as it is now.
 
     Args:
-        function: a walk begins there; iterators, which cannot be put back, are left as they are.
+        function: the walk starts there. Iterators cannot be restored and are left as they are.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -27,7 +27,7 @@ class KeptState:
         ]
 
     def put_back(self) -> None:
-        """Go back to it."""
+        """Restore this state."""
         for place, contents in self._places:
             if not is_same(contents, place.read()):
                 place.write(contents)

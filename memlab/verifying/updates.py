@@ -1,8 +1,9 @@
-"""A few updates of one step, and what each of them did: what `verify` compares.
+"""Run a few updates of a step and record what each of them did, for `verify` to compare.
 
-What is noted of an update waits in the host's memory, in its own format. An update may begin with
-the weights, buffers and optimizer state that another step had there: Adam turns the last digit of a
-gradient near zero into a whole step, so that two runs that only round differently go apart.
+Everything that is recorded is copied to host memory, in its own format. An update may start from
+the weights, buffers and optimizer state that another step had at that point. Without this, two runs
+that only round differently would drift apart, because Adam turns the last digit of a gradient near
+zero into a full step.
 """
 
 from collections.abc import Iterator
@@ -21,16 +22,16 @@ from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.recompute.reachable import OF_TORCH
 from memlab.workload import Workload
 
-NUM_UPDATES = 3  # a first forward may leave something that a second one finds, and a third
+NUM_UPDATES = 3  # a forward may leave something behind that only a later forward reads
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What an update begins with, on the CPU.
+class UpdateStart:
+    """The tensors that an update starts from, copied to the CPU.
 
     Attributes:
-        weights: by path, those that are not trained too.
+        weights: by path, including weights that are not trained.
         buffers: by path.
         states: of the optimizer, by path and name.
     """
@@ -46,17 +47,17 @@ class Update:
 
     Attributes:
         loss: weighted over the micro-batches.
-        gradients: before the optimizer, the loss scale undone, by path.
-        buffers: after backward, and parameters that are not trained.
-        after: what the next update begins with.
+        gradients: before the optimizer, divided by the loss scale, by path.
+        buffers: after backward, with the parameters that are not trained.
+        after: what the next update starts from.
         random_state: of the CPU's generator, after backward.
-        hooks: how many each registry of torch's holds, by path of the module.
+        hooks: number of hooks in each registry of torch, by path of the module.
     """
 
     loss: float
     gradients: Tensors
     buffers: Tensors
-    after: Standing
+    after: UpdateStart
     random_state: torch.Tensor
     hooks: dict[str, int]
 
@@ -75,7 +76,7 @@ class UpdatesRun:
     mixing: list[str]
     random: list[str]
     formats: set[torch.dtype]
-    begin: Standing
+    begin: UpdateStart
     draws: bool = False
     updates: list[Update] = field(default_factory=list)
 
@@ -94,12 +95,12 @@ def run_updates(
 
     Args:
         workload: what to train.
-        config: how.
-        device: where.
-        seed: of the first update; each one after it has the next number.
+        config: how to train it.
+        device: where to train it.
+        seed: of the first update; each later update uses the next number.
         plan: for a memory budget.
-        like: each update begins with what that of this run began with.
-        num_updates: how many.
+        like: a run whose starting values each update takes over.
+        num_updates: number of updates.
     """
     step = build_step(workload, config, device, plan=plan, seed=seed)
     used = _used_gradients(step) if config.optimizer_in_backward else None
@@ -107,7 +108,7 @@ def run_updates(
         sample_mixing_modules(step.model),
         random_modules(step.model),
         {t.dtype for t in [*step.model.parameters(), *step.model.buffers()]},
-        standing(step),
+        start_of(step),
     )
     for index in range(num_updates):
         if like is not None:
@@ -119,16 +120,16 @@ def run_updates(
     return run
 
 
-def standing(step: Step) -> Standing:
-    """Return copies of what the next update begins with."""
+def start_of(step: Step) -> UpdateStart:
+    """Return copies of what the next update starts from."""
     states = dict(_states(step, dict(step.model.named_parameters())))
     weights = {name: step.value_of(p) for name, p in step.model.named_parameters()}
     buffers = dict(step.model.named_buffers())
-    return Standing(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
+    return UpdateStart(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
 
 
 def _update(step: Step, seed: int, used: Tensors | None) -> Update:
-    """Run one update; an overflow of fp16 is tried again with a smaller scale, as in training."""
+    """Run one update. After an fp16 overflow it runs again with a smaller loss scale."""
     before = _on_the_host(dict(step.model.named_buffers()))
     loss = 0.0
     for _ in range(MAX_SKIPPED_UPDATES):
@@ -147,14 +148,14 @@ def _update(step: Step, seed: int, used: Tensors | None) -> Update:
     step.update()
     if used is not None:
         used.clear()
-    return Update(loss, gradients, buffers, standing(step), random_state, _hooks(step.model))
+    return Update(loss, gradients, buffers, start_of(step), random_state, _hooks(step.model))
 
 
 def _used_gradients(step: Step) -> Tensors:
-    """Return what will hold each gradient as backward gives it, before an update uses and frees it.
+    """Return a dict that backward fills with each gradient, before an update frees it.
 
-    Hooks on the tensors themselves run before those that update, in the backward that is checked:
-    a weight that was updated too early shows in the gradients that come after it.
+    Hooks on the parameters run before the hooks that update them, in the same backward. So a weight
+    that is updated too early shows in the gradients that are computed after it.
     """
     used: Tensors = {}
 
@@ -197,14 +198,14 @@ def _on_the_host(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _go_on_from(step: Step, other: Standing) -> None:
+def _go_on_from(step: Step, other: UpdateStart) -> None:
     """Give a step the weights, buffers and optimizer state of another."""
     paths = dict(step.model.named_parameters())
     _copy_into({name: step.value_of(p) for name, p in paths.items()}, other.weights)
     _copy_into(dict(step.model.named_buffers()), other.buffers)
     states = dict(_states(step, paths))
     _copy_into(states, other.states)
-    # fp32 copies of narrow weights are no state of the other step, but weights
+    # fp32 master weights are state here, but the other step holds them as weights
     masters = {name: states[key] for name in paths if (key := f"{name}: master") in states}
     _copy_into(masters, other.weights)
 

@@ -1,12 +1,13 @@
-"""Did a technique leave the training alone? Three updates of both steps are run and compared.
+"""Verify that a technique does not change the training: run three updates of two steps and compare.
 
-The reference step has the same workload, batch, seed, micro-batch split and optimizer, in the
-formats that the model was built in; every other field of its config is at its default, and what the
-model itself does through `torch.utils.checkpoint` is off as well. Gradients are taken before any
-clipping or optimizer, with the loss scale undone. Each update begins with the weights, buffers and
-optimizer state of the reference, so that what is compared is one update each time. Not covered:
-whether training converges to the same loss; and what is wrong in both steps alike, such as a
-recompute that a model has written for itself.
+The reference step has the same workload, batch, seed, micro-batches and optimizer, in the formats
+that the model was built in. Every other field of its config is at its default, and the model's own
+use of `torch.utils.checkpoint` is off as well. Gradients are taken before clipping and before the
+optimizer, divided by the loss scale. Each update starts from the weights, buffers and optimizer
+state of the reference, so that each comparison covers exactly one update.
+
+Left out: whether training converges to the same loss, and errors that both steps share, such as
+those of a recompute that a model implements by itself.
 """
 
 import contextlib
@@ -43,12 +44,12 @@ CARRIED = tuple(every.fields_that_keep(Keeps.REFERENCE))
 """Fields of the config that the reference step shares; all others are at their defaults."""
 
 EXACT = every.fields_that_keep(Keeps.BITS)
-"""Fields that may change no bit, each with what it does: held against the step without them."""
+"""Fields that may change no bit, each with what it does. They are compared bit by bit."""
 
-# all other fields may round differently, or draw other random numbers: held against tolerances
+# all other fields may round differently or draw other random numbers, and have tolerances
 FP32_TOLERANCE = 1e-5
-FP64_TOLERANCE = 1e-8  # far above what fp64 rounds, far below what another computation gives
-COMPILED_TOLERANCE = 1e-4  # fused sums are taken in another order; a bias before BatchNorm shows it
+FP64_TOLERANCE = 1e-8  # far above rounding in fp64, far below the effect of another computation
+COMPILED_TOLERANCE = 1e-4  # fused kernels sum in another order, as a bias before BatchNorm shows
 ROUNDING_TOLERANCE = {
     Precision.TF32: 1e-2,
     Precision.FP16_MIXED: 1e-2,
@@ -59,18 +60,18 @@ ROUNDING_TOLERANCE = {
     Precision.BF16_STOCHASTIC: 5e-2,
     Precision.FP8_MIXED: 0.25,
 }
-"""What a narrower format's rounding may change: ten times what it does to GPT-2 and ViT; fp8 four
-times what its emulation does to an MLP.
+"""The error that rounding in a narrower format may cause: ten times the error of GPT-2 and ViT; for
+fp8 four times the error that its emulation causes in an MLP.
 
-Held against the error of all gradients together: of one parameter with a small gradient, rounding
-can change most.
+It applies to the error of all gradients together, because rounding can change most of a single
+small gradient.
 """
 
 NARROW = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""What rounding in a format that the model was built in may change."""
+"""The error that rounding may cause if the model was built in this format."""
 
 UPDATE_TOLERANCE = 0.05
-"""What may become of weights and optimizer states, as a share of how far the update moves them."""
+"""The error allowed in weights and optimizer states, as a share of the size of the update."""
 
 RECOMPUTE_TOLERANCE = {
     Precision.FP16_MIXED: torch.finfo(torch.float16).eps,
@@ -81,38 +82,39 @@ RECOMPUTE_TOLERANCE = {
     Precision.BF16_STOCHASTIC: torch.finfo(torch.bfloat16).eps,
     Precision.FP8_MIXED: torch.finfo(torch.bfloat16).eps,
 }
-"""What an exact technique may change where the step without it does not repeat its own bits.
+"""The error allowed to an exact technique if the step without it does not repeat its own bits.
 
-Some kernels add in any order, and that is seen in the last digit of the format. All else has
-FP32_TOLERANCE. Where the step without the technique gives the same bits twice, nothing may change.
+Some kernels sum in any order, which shows in the last digit of the format. Other precisions have
+FP32_TOLERANCE. If the step without the technique gives the same bits twice, no error is allowed.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """How far a few updates of a step are from those of the reference step.
+    """How much a few updates of a step differ from those of the reference step.
 
     Attributes:
         ok: whether hooks, buffers, loss, weights and optimizer states agree and the error of the
             gradients is within the tolerance: `max_relative_error`, or `global_relative_error`
-            where a format is narrower than fp32. Of recomputing, offloading and writing in place
-            no bit may differ from the step without them, at its own precision; where that step
-            does not give the same bits twice, `RECOMPUTE_TOLERANCE` is asked.
+            if a format is narrower than fp32. Recomputing, offloading and writing in place must
+            not change any bit of the step without them, at its own precision. If that step does
+            not give the same bits twice, `RECOMPUTE_TOLERANCE` is allowed.
         outcome: `ok`, or why there was nothing to compare.
         max_relative_error: the largest ||g - g_ref|| / max(||g_ref||, 1e-3 ||G_ref|| / sqrt(P))
             over the P parameters and all updates, G_ref being all gradients; None without a
             comparison.
         global_relative_error: the largest ||G - G_ref|| / ||G_ref|| of an update.
         worst_parameter: the parameter with the largest error.
-        tolerance: what that error was held against: 1e-5 in fp32, 1e-4 compiled.
+        tolerance: the error that is allowed: 1e-5 in fp32, 1e-4 compiled.
         bitwise: whether recomputing, offloading and writing in place change no bit of loss,
-            gradients, buffers, weights, optimizer states and random numbers left over, at the
-            precision of the config; None if none of them is on, or the model is compiled.
-        buffers_equal: whether running statistics and the like end up as in the reference step.
+            gradients, buffers, weights, optimizer states and random state, at the precision of
+            the config; None if none of them is on, or the model is compiled.
+        buffers_equal: whether running statistics and other buffers equal those of the reference
+            step.
         same_as_full_batch: "yes", "no" or "unknown": whether the micro-batches together give the
-            gradient of the undivided batch, but for rounding.
-        num_updates: how many were compared; 0 without a comparison.
-        first_different_update: the first, from 1, in which more differs than is allowed.
+            gradient of the undivided batch, apart from rounding.
+        num_updates: number of updates that were compared; 0 without a comparison.
+        first_different_update: the first update (from 1) that differs by more than is allowed.
         why: one sentence.
     """
 
@@ -138,12 +140,12 @@ class VerifyReport:
 
 
 def reference_of(config: StepConfig) -> StepConfig:
-    """Return the config of the reference step: what is not carried over is at its default."""
+    """Return the config of the reference step: fields that it does not share are at defaults."""
     return StepConfig(**{name: getattr(config, name) for name in CARRIED})
 
 
 def without_exact(config: StepConfig) -> tuple[StepConfig, list[str]]:
-    """Return the config without what may change no bit, and what that does."""
+    """Return the config without the techniques that may change no bit, and what these do."""
     default = StepConfig()
     changed = [name for name in EXACT if getattr(config, name) != getattr(default, name)]
     plain = dataclasses.replace(config, **{name: getattr(default, name) for name in EXACT})
@@ -159,7 +161,7 @@ def verify_in_process(
     plan: Plan | None = None,
     report: Report,
 ) -> VerifyReport:
-    """Return the comparison with the reference step; never raises for the step."""
+    """Return the comparison with the reference step. Errors of a step are outcomes, not raised."""
     reference, (plain, does) = reference_of(config), without_exact(config)
     run = _Runs(workload, device, seed, KeptState(workload.compute_loss))
     try:
@@ -169,15 +171,15 @@ def verify_in_process(
             expected = run(reference)
             if is_compiled(config) and expected.random:
                 raise UnsupportedError(
-                    f"cannot be compared: under torch.compile {expected.random[0]} draws other "
-                    "random numbers than in the reference step; set its dropout to 0 to check"
+                    f"the steps cannot be compared: under torch.compile {expected.random[0]} "
+                    "draws other random numbers than in the reference step; set its dropout to 0"
                 )
             does = list(dict.fromkeys([*does, "recomputing"])) if own else does
             kept = None
             if does and not is_compiled(config):
                 report(Progress(text=f"updates without {' and '.join(does)}", fraction=0.3))
                 kept = expected if plain == reference else run(plain, like=expected)
-            report(Progress(text="gradients of the undivided batch", fraction=0.5))
+            report(Progress(text="gradients of the whole batch", fraction=0.5))
             run.kept.put_back()
             same, why = judge_full_batch(workload, reference, device, seed, expected)
             without_own.close()
@@ -198,11 +200,8 @@ def verify_in_process(
             if not compared.ok:
                 compared = _judged_by_repeating(run, reference, expected, compared)
             if own:
-                why = f"the model checkpoints itself, and is compared with itself without; {why}"
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a person's model raises is an outcome of the check
+                why = f"the model's own checkpointing is off in the reference step; {why}"
+    except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
         outcome, message = explain(error, "the step to verify")
         return VerifyReport(ok=False, outcome=outcome, why=message)
     finally:
@@ -231,7 +230,7 @@ class _Runs:
 
 
 def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> VerifyReport:
-    """Return how far the updates are from the reference, each begun as that one did."""
+    """Compare updates with those of the reference, which started from the same values."""
     tolerance, is_narrow = _tolerance(config, expected)
     worst, max_error, global_error = "", -1.0, 0.0
     faults: list[tuple[int, str]] = []
@@ -249,12 +248,12 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
         if unequal is not None:
             faults.append((number, f"buffer {unequal} differs from the reference step"))
         if abs(ours.loss - theirs.loss) > tolerance * max(abs(theirs.loss), 1.0):
-            said = f"the loss is {ours.loss:g}, and {theirs.loss:g} in the reference step"
+            said = f"the loss is {ours.loss:g}, but {theirs.loss:g} in the reference step"
             faults.append((number, said))
         begin = expected.begin if number == 1 else expected.updates[number - 2].after
         moved = misplaced(ours, theirs, begin.weights, max(UPDATE_TOLERANCE, 4 * tolerance))
         if moved is not None:
-            faults.append((number, f"the update leaves {moved} other than the reference step"))
+            faults.append((number, f"after the update the reference step differs in {moved}"))
 
     text = f"relative error {global_error:.1e}"
     if not is_narrow:
@@ -279,10 +278,11 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
 def _judged_in_fp64(
     run: _Runs, config: StepConfig, plan: Plan | None, expected: UpdatesRun, compared: VerifyReport
 ) -> VerifyReport:
-    """Return the comparison in fp64 if it shows a difference of fp32 to be rounding.
+    """Return the comparison in fp64 if it shows that a difference in fp32 is rounding.
 
-    A unit at the very edge of its nonlinearity is on or off by the last digit, and with it a part
-    of the gradient. In fp64 both steps have it on the same side, unless they compute other things.
+    The last digit can decide whether a unit at the edge of its nonlinearity is on or off, and with
+    it a part of the gradient. In fp64 it is the same in both steps, unless they compute different
+    things.
     """
     _, is_narrow = _tolerance(config, expected)
     error = compared.global_relative_error
@@ -294,14 +294,14 @@ def _judged_in_fp64(
         with of_a_model_off():
             reference = exact(reference_of(config))
         in_fp64_too = _compare(built, exact(built, plan, like=reference), reference)
-    except Exception:  # a model may know one format alone: then fp32 has the last word
+    except Exception:  # some models run in one format only, and then the result in fp32 stands
         return compared
     largest = in_fp64_too.max_relative_error
     if not in_fp64_too.ok or largest is None or not largest <= FP64_TOLERANCE:
         return compared
     return dataclasses.replace(
         in_fp64_too,
-        why=f"{compared.why}, which is rounding: in fp64 the largest is {largest:.1e}",
+        why=f"{compared.why}, which is rounding: in fp64 the largest error is {largest:.1e}",
         tolerance=compared.tolerance,
     )
 
@@ -309,7 +309,7 @@ def _judged_in_fp64(
 def _judged_by_repeating(
     run: _Runs, reference: StepConfig, expected: UpdatesRun, compared: VerifyReport
 ) -> VerifyReport:
-    """Return the comparison, or that there is none since the reference step does not repeat."""
+    """Return the comparison, or say that it proves nothing if the reference does not repeat."""
     with of_a_model_off():
         again = _compare(reference, run(reference, like=expected), expected)
     if again.ok:
@@ -317,14 +317,14 @@ def _judged_by_repeating(
     return dataclasses.replace(
         compared,
         bitwise=None,
-        why="nothing can be said of this config, since the reference step does not repeat itself "
-        f"when it is run again: {again.why}; what it computes depends on something outside of the "
-        "model, such as a cache of a module or a file: begin with the same in each build_model()",
+        why="this config cannot be checked, because the reference step itself gives another result "
+        f"when it runs again: {again.why}; it depends on something outside of the model, such as "
+        "a cache of a module or a file: reset that in build_model()",
     )
 
 
 def _tolerance(config: StepConfig, expected: UpdatesRun) -> tuple[float, bool]:
-    """Return what is allowed, and whether a format is narrower than fp32."""
+    """Return the allowed error, and whether a format is narrower than fp32."""
     exact = COMPILED_TOLERANCE if is_compiled(config) else FP32_TOLERANCE
     built = [NARROW[dtype] for dtype in expected.formats if dtype in NARROW]
     narrow = [*built, ROUNDING_TOLERANCE.get(config.precision, 0.0)]
@@ -340,20 +340,20 @@ def _exactness(
     place: tuple[int, str] | None,
     repeats: bool | None,
 ) -> VerifyReport:
-    """Return the report with what techniques that may change no bit have changed."""
+    """Return the report with the changes made by techniques that may change no bit."""
     what, ending = " and ".join(does), "" if len(does) > 1 else "s"
     if place is None:
         said = f"{what} change{ending} no bit in {NUM_UPDATES} updates"
         return dataclasses.replace(compared, bitwise=True, why=f"{compared.why}; {said}")
     number, where = place
-    said = f"{what} change{ending} bits, first of {where} in update {number}"
+    said = f"{what} change{ending} bits, first in {where} of update {number}"
     if where == RANDOM_STATE:
-        said = f"{what} leave{ending} other random numbers to the next step (update {number})"
+        said = f"{what} leave{ending} another random state to the next step (update {number})"
     ok = False
     if not repeats and where != RANDOM_STATE:
         is_close, text = _within_rounding(config, found, kept)
         ok = compared.ok and is_close
-        said += f", as the step without does from run to run: {text}"
+        said += f", but the step without it also differs from run to run: {text}"
     earlier = compared.first_different_update or number
     return dataclasses.replace(
         compared,
@@ -365,7 +365,7 @@ def _exactness(
 
 
 def _within_rounding(config: StepConfig, found: UpdatesRun, kept: UpdatesRun) -> tuple[bool, str]:
-    """Return whether two runs of one precision differ by its rounding alone."""
+    """Return whether two runs of one precision differ only by its rounding, and a text."""
     _, is_narrow = _tolerance(config, kept)
     built = [torch.finfo(dtype).eps for dtype in kept.formats if dtype in NARROW]
     tolerance = max(RECOMPUTE_TOLERANCE.get(config.precision, FP32_TOLERANCE), *built, 0.0)

@@ -1,11 +1,12 @@
-"""The worker: the process in which everything runs, and how its caller holds it.
+"""The worker: the process that runs every job, and the code that starts, feeds and ends it.
 
-In the caller: `isolation.py` decides where a job runs and whose turn it is; `process.py` holds the
-worker, `spare.py` one that stands ready, `kept.py` any process with a keeper.
-Between them: `keeper.py`, a small process that leaves nothing behind; `wire.py`, the messages.
-In the worker: `start.py` begins it, `serving.py` serves one job after another, `rehearsal.py` runs
-a first step of memlab's own, `standard_library.py` keeps Python's modules from being shadowed, and
-`unchanged/` tells whether a job has left the process as it was.
+- In the caller: `isolation.py` decides where a job runs and waits for its turn. `process.py` is the
+  worker process, `spare.py` keeps a second one ready, and `kept.py` is any process with a keeper.
+- Between them: `keeper.py` is a small process that kills everything that would be left over.
+  `wire.py` has the messages.
+- In the worker: `start.py` prepares the process, `serving.py` serves one job after another,
+  `rehearsal.py` runs a first step of memlab's own, `standard_library.py` keeps Python's modules
+  from being shadowed, and `unchanged/` checks whether a job has changed the process.
 
-Start with `isolation.run` on one side and `serving.serve` on the other.
+Start reading at `isolation.run` on one side and `serving.serve` on the other.
 """

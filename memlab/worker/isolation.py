@@ -1,7 +1,7 @@
-"""The caller's side of a run: in the worker, which it keeps warm, or here in this process.
+"""The caller's side of a run, either in a worker that is kept running or in this process.
 
-One measurement at a time, since two at once would time each other, and one prediction beside it.
-Whatever ends a worker is told as `Ended`, and a new one is started at once.
+Only one measurement runs at a time, because two would slow each other down. One prediction may run
+beside it. However a worker ends, the caller gets `Ended`, and a new worker is started at once.
 """
 
 import atexit
@@ -31,17 +31,17 @@ from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
 
 START_SECONDS = 120.0
-BY_NAME = "on <module '__main__'"  # Python's words for a name that is not there
+BY_NAME = "on <module '__main__'"  # part of Python's error for a name that __main__ lacks
 OnProgress = Callable[[Progress], None]
 
 
 class Lane:
-    """A worker, and whose turn it is to use it.
+    """A worker and the lock that decides which thread may use it.
 
     Attributes:
-        is_predicting: the jobs are predictions; else they run real steps.
+        is_predicting: whether the jobs are predictions; otherwise they run real steps.
         lock: held while a job runs, here or in the worker.
-        owner: the thread that holds it.
+        owner: the thread that holds the lock.
         worker: None until it is first needed.
     """
 
@@ -56,13 +56,13 @@ class Lane:
         """Wait until no other job runs in this lane.
 
         Raises:
-            Ended: cancelled before it began.
-            MemlabError: this thread runs a job already, and would wait for itself.
+            Ended: the job was cancelled before it began.
+            MemlabError: this thread already runs a job, and would wait for itself.
         """
         if self.owner == threading.get_ident():
             raise MemlabError(
-                "a run is under way in this thread, and another was asked for from inside it "
-                "(from on_progress, or from the workload); do one after the other"
+                "a run cannot start another run from inside itself (from on_progress, or from the "
+                "workload); start it after this one has ended"
             )
         if not self.lock.acquire(blocking=False):
             tell(Progress(text="waiting for another run to end", fraction=0.0))
@@ -77,7 +77,7 @@ class Lane:
             self.lock.release()
 
     def ensure(self) -> WorkerProcess:
-        """Return the worker, a new one if there is none or it serves no other job."""
+        """Return the worker; start a new one if there is none or the old one takes no more jobs."""
         if self.worker is None or self.worker.is_spent():
             self.replace()
         assert self.worker is not None
@@ -97,8 +97,8 @@ class Lane:
         self.lock, self.owner, self.worker = threading.Lock(), None, None
 
 
-# predictions have a worker of their own: they go on while a measurement runs, and what they turn
-# in torch for good (a device that stands in for CUDA) is seen by no measurement
+# predictions have a worker of their own: they run beside a measurement, and they register a
+# stand-in for CUDA in torch, which cannot be undone and must not affect measurements
 measuring, predicting = Lane(is_predicting=False), Lane(is_predicting=True)
 
 
@@ -107,12 +107,12 @@ def _lane_of(function: str) -> Lane:
 
 
 def prewarm() -> None:
-    """Start the workers where there are none, without waiting for them."""
+    """Start the workers that are not running, without waiting for them."""
     _ensure([measuring, predicting])
 
 
 def _replace_spent() -> None:
-    """Replace the workers that serve no other job, so that the next job need not wait for it."""
+    """Replace workers that take no more jobs, so that the next job need not wait for a start."""
     _ensure([lane for lane in (measuring, predicting) if lane.worker is not None])
 
 
@@ -142,13 +142,13 @@ def run(
     Args:
         function: name in `memlab.worker.serving.FUNCTIONS`.
         arguments: sent by cloudpickle.
-        timeout_seconds: from when the worker takes the job.
+        timeout_seconds: counted from when the worker takes the job.
         on_progress: called in this thread.
         cancel: once set, the worker is killed.
         guard_bytes: see `memlab.worker.serving.Job`.
 
     Raises:
-        Ended: there is no value; says why.
+        Ended: the run ended without a value; the message says why.
         WorkloadError: the arguments cannot be sent.
     """
     cancel = cancel or threading.Event()
@@ -189,7 +189,7 @@ def _converse(
             lane.replace()
             if ended.outcome is not Outcome.CRASHED or worker.doing != TAKING or tried_again:
                 raise
-            tried_again = True  # it died idle, before it had read anything of the job
+            tried_again = True  # the worker died while idle, before it had read the job
             continue
         except BaseException:
             lane.replace()
@@ -198,9 +198,9 @@ def _converse(
             return value
 
         lane.replace()
-        if kind == "stale":  # an earlier job changed it, or a person's file has been edited since
+        if kind == "stale":  # an earlier job changed the worker, or a person's file was edited
             continue
-        if not tried_again:  # the worker may be at fault, and not the job
+        if not tried_again:  # the cause may be the worker and not the job
             tried_again = True
             continue
         if kind == "unloadable":
@@ -209,19 +209,19 @@ def _converse(
 
 
 def _unloadable(error: str) -> str:
-    """Return what to say of a workload that raised this as the worker read it."""
+    """Return the message for a workload that the worker could not unpickle."""
     said = f"the worker could not load the workload: {error}"
     if BY_NAME not in error:
         return said
     return (
-        f"{said}; it is defined in this notebook or script and can only be sent by its name: "
-        "define it in a module that is imported, or inside build_model, or measure with "
+        f"{said}; it is defined in this notebook or script, where the worker cannot find it by "
+        "name; define it in a module that you import, or inside build_model, or measure with "
         "isolate=False"
     )
 
 
 def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
-    """Return what raises `Ended` once the run is stopped, or has taken this long from now on."""
+    """Return a function that raises `Ended` once the run is cancelled or its time is over."""
     deadline = time.monotonic() + timeout_seconds
 
     def check() -> None:
@@ -235,7 +235,7 @@ def _receive(worker: WorkerProcess, check: Check, tell: OnProgress) -> tuple[str
     """Return the worker's next message that is not progress.
 
     Raises:
-        Ended: stopped, timed out, or the worker is gone.
+        Ended: the run was stopped or timed out, or the worker is gone.
     """
     while True:
         kind, value = worker.receive(check)
@@ -265,19 +265,20 @@ def _folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise MemlabError(
-            "the working folder of this process has been deleted; os.chdir to one that exists"
+            "the working folder of this process has been deleted; call os.chdir with an existing "
+            "folder"
         ) from None
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:
     try:
         return dumps(arguments)
-    except Exception as error:  # a lock, a file, a generator: any class can refuse to be pickled
+    except Exception as error:  # a lock, a file or a generator cannot be pickled, for instance
         workload = arguments.get("workload")
         raise WorkloadError(
             f"workload {getattr(workload, 'name', '?')!r} cannot be sent to the worker "
-            f"({type(error).__name__}: {error}); build what it captures inside build_model or "
-            "make_batch, or measure with isolate=False"
+            f"({type(error).__name__}: {error}); create the objects that it uses inside "
+            "build_model or make_batch, or measure with isolate=False"
         ) from error
 
 
@@ -289,7 +290,7 @@ def run_here(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> Any:
-    """Run a function of the worker in this process; it can be ended only between two steps."""
+    """Run a function of the worker in this process; it can be stopped only between two steps."""
     deadline = time.monotonic() + timeout_seconds
     raised: list[Exception] = []
 
@@ -298,7 +299,7 @@ def run_here(
             raise Ended(*over)
         try:
             tell(progress)
-        except Exception as error:  # the caller's own fault, not the workload's
+        except Exception as error:  # an error of the caller's function, not of the workload
             raised.append(error)
             raise
 
@@ -311,7 +312,7 @@ def run_here(
 
 
 def _teller(on_progress: OnProgress | None) -> OnProgress:
-    """Return what calls `on_progress`. What that raises is the caller's own and comes through."""
+    """Return a function that calls `on_progress`; errors that this raises reach the caller."""
 
     def tell(progress: Progress) -> None:
         if on_progress is None:
@@ -334,12 +335,12 @@ def _teller(on_progress: OnProgress | None) -> OnProgress:
 def _over(
     cancel: threading.Event | None, deadline: float, timeout_seconds: float, doing: str
 ) -> tuple[Outcome, str] | None:
-    """Return how a run has to end now, or None."""
+    """Return the outcome and the message of a run that has to end now, or None."""
     if cancel is not None and cancel.is_set():
         return Outcome.CANCELLED, f"stopped while {doing}"
     if time.monotonic() > deadline:
         return Outcome.TIMED_OUT, (
-            f"not done after {format_seconds(timeout_seconds)}, while {doing}; raise "
+            f"not finished after {format_seconds(timeout_seconds)}, while {doing}; raise "
             "timeout_seconds, or make the step smaller"
         )
     return None
@@ -351,7 +352,7 @@ def runner(
     on_progress: OnProgress | None,
     cancel: threading.Event | None,
 ) -> Run:
-    """Return what runs a worker's function as the caller of a public function said."""
+    """Return a function that runs jobs with the options that a public function was given."""
     return functools.partial(
         run if isolate else run_here,
         timeout_seconds=timeout_seconds,

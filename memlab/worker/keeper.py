@@ -1,20 +1,20 @@
-"""The process between a caller and its worker, which leaves nothing behind.
+"""The process between a caller and its worker, which makes sure that no process is left over.
 
-    caller (a notebook) --> keeper --> worker --> whatever a model starts
+    caller (a notebook) --> keeper --> worker --> processes that a model starts
 
-A caller that is killed cannot tidy up, and a worker may be in a C loop that no thread of its own
-can interrupt. So a third process, which runs no code of a person's, starts the worker, and kills it
-and all that descends from it: when the caller asks or is gone, and when the worker has ended.
-On Linux it adopts what a model detaches (`setsid`, a double fork), and so finds that too; elsewhere
-it kills the worker's process group.
+A caller that is killed cannot clean up, and a worker may be in a C loop that no thread of its own
+can interrupt. So a third process, which runs no code of a person's, starts the worker. It kills the
+worker and all its descendants when the caller asks for it, when the caller is gone, and when the
+worker has ended. On Linux it adopts processes that a model detaches (`setsid`, a double fork), and
+so finds them too. On other systems it kills the worker's process group.
 
-It also reads what the worker prints, and keeps the end of it: so a model can print without bound,
-and waits for nobody.
+The keeper also reads what the worker prints and keeps the last part. So a model can print as much
+as it likes without waiting for a reader.
 
-It is run as a file by a plain interpreter, `python -I -S keeper.py CALLER SOCKET COMMAND...`, and
-imports little: it has to be there at once. Standard input and output are its line to the caller,
-who closes it to have the keeper end. The keeper writes "started PID", and once the worker has
-ended, "ended CODE LENGTH", each on a line, and then what was printed last, of that length.
+It runs as a file in a plain interpreter, `python -I -S keeper.py CALLER SOCKET COMMAND...`, and
+imports little, because it has to start quickly. Its standard input and output are a line to the
+caller, who closes it to end the keeper. The keeper writes "started PID", and once the worker has
+ended, "ended CODE LENGTH", each on a line. Then follow the last LENGTH bytes that were printed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import time
 CONTROL = 0
 KEPT_BYTES = 2**16  # of what the worker prints
 PIPE_BYTES = 2**20  # the most that a pipe holds
-ALIVE_MILLISECONDS = 500  # between two looks whether the caller is there
+ALIVE_MILLISECONDS = 500  # between two checks that the caller is alive
 SWEEP_SECONDS = 10.0
 PAUSE_SECONDS = 0.005
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
@@ -63,17 +63,17 @@ class Output:
 
 
 def main() -> None:
-    """Start the worker, and stay until it or the caller is gone."""
+    """Start the worker, and wait until it or the caller is gone."""
     caller, socket = int(sys.argv[1]), int(sys.argv[2])
     signals, alarm = os.pipe()
     for descriptor in (signals, alarm):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, for otherwise none is announced
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler no signal is reported
 
     worker, output = start(sys.argv[3:], socket)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)  # it ends with the caller, and not before
+        signal.signal(ignored, signal.SIG_IGN)  # the keeper ends only after the caller
     adopt_orphans()
     tell(b"started %d\n" % worker)
 
@@ -93,7 +93,7 @@ def start(command: list[str], socket: int) -> tuple[int, Output]:
     if worker == 0:
         try:
             os.setsid()
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a model that asks gets no answer at once
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # input() fails at once, does not wait
             os.dup2(theirs, 1)
             os.dup2(theirs, 2)
             os.set_inheritable(socket, True)
@@ -108,15 +108,16 @@ def start(command: list[str], socket: int) -> tuple[int, Output]:
 
 
 def watch(caller: int, worker: int, output: Output, signals: int) -> int | None:
-    """Wait for the end of the worker, and return its exit status; None: the caller wants an end."""
+    """Wait until the worker ends and return its exit status; None if the caller ends it."""
     poll = select.poll()
     for descriptor in (CONTROL, output.descriptor, signals):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(ALIVE_MILLISECONDS)}
         if output.descriptor in ready and not output.read():
-            poll.unregister(output.descriptor)  # nobody is left who could print
-        # another process may hold the caller's end of the line, after a fork in C for instance
+            poll.unregister(output.descriptor)  # no process is left that could print
+        # after a fork in C another process may hold the caller's end of the line, so check the
+        # parent process as well
         if CONTROL in ready or os.getppid() != caller:
             return None
         if signals in ready:
@@ -163,7 +164,7 @@ def sweep(worker: int) -> None:
 
 
 def descendants() -> list[int]:
-    """Return all processes below this one, as far as the system tells."""
+    """Return all descendants of this process that the system lists."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""A process under a keeper, as its caller holds it: started, looked after, and killed whole."""
+"""A process with a keeper, seen from its caller: start it, watch it, kill it with descendants."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ ENDED = re.compile(rb"ended (-?\d+) (\d+)\n")  # and as many bytes
 
 
 class KeptProcess:
-    """A process, and the keeper that started it and kills it with all that descends from it."""
+    """A process and its keeper, which started it and kills it with all its descendants."""
 
     def __init__(
         self, command: Sequence[str], descriptor: int, environment: Mapping[str, str]
@@ -47,15 +47,15 @@ class KeptProcess:
                 [*keeper, *command],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=theirs.fileno(),  # what an interpreter says that cannot even start
+                stderr=theirs.fileno(),  # for an interpreter that cannot even start
                 pass_fds=[descriptor],
                 env=dict(environment),
-                start_new_session=True,  # an interrupt of the caller is not one of these
+                start_new_session=True,  # an interrupt of the caller must not reach them
             )
 
     @property
     def pid(self) -> int:
-        """The process's id, for which its start is waited for.
+        """The id of the process; waits until the process has started.
 
         Raises:
             MemlabError: it could not be started.
@@ -76,14 +76,14 @@ class KeptProcess:
         return self._keeper.wait() if self._is_silent else None
 
     def wait(self, seconds: float) -> int | None:
-        """Return what `poll` does, after waiting for an end this long."""
+        """Return the same as `poll`, after waiting this long for the end of the process."""
         deadline = time.monotonic() + seconds
         while (code := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
         return code
 
     def said(self) -> str:
-        """Return the last that an ended process printed, or what its keeper did if that failed."""
+        """Return the last output of an ended process, or of its keeper if that failed."""
         heard = self._hear()
         found = ENDED.search(heard) or STARTED.match(heard)
         return heard[found.end() if found else 0 :].decode(errors="replace")
@@ -103,13 +103,13 @@ class KeptProcess:
         self._line.close()
 
     def forget(self) -> None:
-        """In a forked child of the caller: these processes are the parent's."""
+        """Let go of the processes in a forked child of the caller; they belong to the parent."""
         self._line.close()
-        self._keeper.returncode = 0  # no child of this process: nothing to wait for
+        self._keeper.returncode = 0  # not a child of this process, so it cannot be waited for
         self._lock = threading.Lock()
 
     def _is_orphaned(self) -> bool:
-        """Return whether the keeper was killed, and could not see to the rest itself."""
+        """Return whether the keeper was killed before it could kill the worker."""
         return self._keeper.returncode != 0 and STARTED.match(self._hear()) is not None
 
     def _hear(self) -> bytes:
@@ -140,6 +140,6 @@ def interpreter() -> str:
         if os.access(candidate, os.X_OK) and Path(candidate).is_file():
             return candidate
     raise MemlabError(
-        f"sys.executable={sys.executable!r} is no Python that a worker could run in; set it to the "
-        "path of one that has memlab's dependencies, or measure with isolate=False"
+        f"sys.executable={sys.executable!r} is not a Python that a worker could run in; set it to "
+        "the path of one that has memlab's dependencies, or measure with isolate=False"
     )

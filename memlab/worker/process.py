@@ -1,6 +1,6 @@
-"""The worker as its caller holds it: how it is started, fed, killed, and how it ended.
+"""The worker process seen from its caller: start it, send jobs, kill it, find out how it ended.
 
-It does not decide when: that is `isolation.py`.
+`isolation.py` decides when to do these things.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from memlab.worker.serving import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.wire import Channel, Check, Garbage
 
 STARTING, TAKING = "starting", "taking the job"
-ABORTS = ("bad_alloc", "Thread creation failed")  # what native code says as it ends the process
-# these steer an interpreter as it starts, and may have been set for another one since
+ABORTS = ("bad_alloc", "Thread creation failed")  # printed by native code that aborts
+# these control how an interpreter starts, and may have been set for another interpreter
 HIDDEN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 ENDING_SECONDS = 2.0  # for a process to end whose socket is closed
 
 
 class WorkerProcess:
-    """A running worker process, or the shell of one that has ended.
+    """A worker process, running or ended.
 
     Attributes:
-        process: with all that descends from it.
-        channel: to and from it.
-        doing: what it is at, in words.
-        number: of the job that it was given last; messages of another are not heard.
+        process: the process with its descendants.
+        channel: for messages to and from it.
+        doing: what it is doing, in words.
+        number: of the last job that it was given; messages of other jobs are ignored.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class WorkerProcess:
                 "environment": hidden,
             }
             self.process = KeptProcess(
-                # -P: a file of the caller's folder must not stand in for one of Python's own
+                # -P: a file in the caller's folder must not replace one of Python's own modules
                 [interpreter(), "-P", str(Path(start.__file__)), json.dumps(settings)],
                 theirs.fileno(),
                 {k: value for k, value in os.environ.items() if k not in hidden},
@@ -61,12 +61,12 @@ class WorkerProcess:
         self.number = 0
 
     def assign(self, *, is_predicting: bool) -> None:
-        """Say which jobs will come, so that it prepares for them before the first one."""
+        """Tell the worker which kind of jobs will come, so that it can prepare for them."""
         with contextlib.suppress(OSError):  # as in `send`
             self.channel.send(0, pickle.dumps(is_predicting))
 
     def send(self, job: Job, check: Check) -> None:
-        """Hand the job over; `check` is called again and again meanwhile, and may raise."""
+        """Send the job; `check` is called repeatedly meanwhile and may raise."""
         self.number += 1
         self.doing = TAKING
         with contextlib.suppress(OSError):  # a worker that is gone is noticed by the next read
@@ -76,7 +76,7 @@ class WorkerProcess:
         """Return the next message of the job; `check` is called meanwhile, and may raise.
 
         Raises:
-            Ended: the worker has ended, or what it sent is no message.
+            Ended: the worker has ended, or what it sent is not a message.
         """
         while True:
             try:
@@ -85,13 +85,13 @@ class WorkerProcess:
                 raise self._unreadable(error) from None
             except (EOFError, OSError):
                 raise self.ending() from None
-            if number == self.number:  # else of a job that is over: a thread of it still reports
+            if number == self.number:  # a thread of an earlier job may still send messages
                 break
 
         try:
             kind, value = pickle.loads(content)
             if str(kind) not in KINDS or (kind == "progress") != isinstance(value, Progress):
-                raise Garbage(f"{kind!r} is no kind of message")
+                raise Garbage(f"{kind!r} is not a kind of message")
         except Exception as error:  # bytes that mean nothing can raise anything
             raise self._unreadable(error) from error
         if kind == "progress":
@@ -99,11 +99,11 @@ class WorkerProcess:
         return kind, value
 
     def is_ready(self) -> bool:
-        """Return whether it has said that it waits for a job, which nobody has heard yet."""
+        """Return whether the worker has reported that it is ready, in a message not yet read."""
         return self.channel.has_unread()
 
     def is_spent(self) -> bool:
-        """Return whether it has ended, or has said after a job that it serves no other one."""
+        """Return whether the worker has ended, or has reported that it takes no more jobs."""
         return self.has_ended() or (self.doing != STARTING and self.channel.has_unread())
 
     def has_ended(self) -> bool:
@@ -116,7 +116,7 @@ class WorkerProcess:
         self.channel.close()
 
     def forget(self) -> None:
-        """In a forked child of the caller: the worker is the parent's."""
+        """Let go of the worker in a forked child of the caller; it belongs to the parent."""
         self.channel.close()
         self.process.forget()
 
@@ -137,7 +137,8 @@ class WorkerProcess:
         if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return Ended(
                 Outcome.OUT_OF_MEMORY,
-                f"the system killed the worker while {self.doing}: this machine has no memory left",
+                f"the system killed the worker while {self.doing}, because this machine has no "
+                "memory left",
             )
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)
@@ -145,14 +146,14 @@ class WorkerProcess:
             where = f", saying {said.strip().splitlines()[-1]!r}"
         return Ended(
             Outcome.CRASHED,
-            f"the worker {how} while {self.doing}{where}; the notebook is not affected, and the "
-            "next run starts a new worker",
+            f"the worker {how} while {self.doing}{where}; this does not affect the notebook, and "
+            "the next run starts a new worker",
         )
 
     def _unreadable(self, error: Exception) -> Ended:
         return Ended(
             Outcome.CRASHED,
-            f"what came from the worker while {self.doing} cannot be read ({type(error).__name__}: "
+            f"a message of the worker while {self.doing} cannot be read ({type(error).__name__}: "
             f"{error}); does the workload write to file descriptors that it did not open?",
         )
 

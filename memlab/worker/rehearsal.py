@@ -1,8 +1,9 @@
-"""A measurement or a prediction of memlab's own, before a worker runs any code of a person's.
+"""A small measurement or prediction that a worker runs before any code of a person's.
 
-PyTorch sets up much as it is first used, and a prediction registers a device for good; neither is
-to be mistaken for what a person's code changes. A worker does one of the two, never both: autograd
-counts the devices at its first backward, so the device that predictions need has to be there.
+PyTorch initialises much when it is first used, and a prediction registers a device permanently.
+After a rehearsal these changes are not mistaken for changes by a person's code. A worker either
+measures or predicts, never both: autograd counts the devices at its first backward, so the device
+that predictions need must exist by then.
 """
 
 import importlib
@@ -18,7 +19,7 @@ LATE_MODULES = ("cloudpickle", "torch._dynamo", "torch.utils.serialization")
 
 
 def import_late_modules() -> None:
-    """Import what the first step would: nothing that it asks of a device."""
+    """Import the modules that the first step would import; this touches no device."""
     for name in LATE_MODULES:
         importlib.import_module(name)
 
@@ -49,4 +50,4 @@ def rehearse(*, is_predicting: bool) -> None:
 
 
 def _say_nothing(progress: Progress) -> None:
-    """A rehearsal's progress is nobody's."""
+    """Ignore the progress of a rehearsal."""

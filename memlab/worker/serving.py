@@ -1,11 +1,13 @@
-"""What a worker does, once `start.py` has begun it: it serves one job after another.
+"""What a worker does after `start.py` has prepared it: it serves one job after another.
 
-It ends when its socket closes, and is killed with its keeper at the latest. A job is a function of
-memlab with its arguments, a person's own modules among them. Before the next one it asks to be
-replaced if a job has changed anything of this process (`worker_state.py`), so that no job has to
-do with an earlier one; or if one of a person's files has changed since it was imported, so that
-stale code is never measured. It looks for such changes once the result is sent: nobody waits for
-that but a job that comes at once.
+It ends when its socket closes, or at the latest when its keeper is killed. A job is a function of
+memlab with its arguments, which may use a person's own modules. The worker asks to be replaced
+
+- if a job has changed anything of this process (`worker_state.py`), so that no job can affect a
+  later one;
+- if one of a person's files has changed since it was imported, so that old code is never measured.
+
+It looks for changes after it has sent the result, so only a job that follows at once has to wait.
 """
 
 import ctypes
@@ -40,7 +42,7 @@ from memlab.worker.unchanged.worker_state import WorkerState
 from memlab.worker.wire import Channel, Garbage
 
 KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
-LOST_STATUS = 76  # of a worker that cannot answer, because its socket was closed
+LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
@@ -54,13 +56,13 @@ class Job:
         arguments: of that function, pickled by cloudpickle: unpickled only after `path` is set.
         path: the caller's `sys.path`.
         folder: the caller's working folder.
-        own_files: of the caller's own modules, by name.
-        own_values: what is set on those, see `sending/own_values.py`.
-        environment: the caller's variables.
+        own_files: files of the caller's own modules, by module name.
+        own_values: values that are set on these modules, see `sending/own_values.py`.
+        environment: the caller's environment variables.
         threads: the caller's number of threads for one operator.
-        step: what tells the step from others, see `sending/same_step.py`; None if nothing does.
-        guard_bytes: most memory that the job may take before allocations fail; None: a share of
-            what is available.
+        step: a key that identifies the step, see `sending/same_step.py`; None if there is none.
+        guard_bytes: most memory that the job may take before allocations fail; None is a share of
+            the available memory.
     """
 
     function: str
@@ -111,7 +113,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
 
     Args:
         descriptor: of the socket to the caller.
-        standard_library: finds its modules, and is told which the caller has replaced.
+        standard_library: finds Python's own modules; it learns which the caller has replaced.
     """
     log = os.dup(2)  # of its own, for a model may close the other
     faulthandler.enable(log)
@@ -158,12 +160,12 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
 
 
 def beginning(number: int) -> str:
-    """Return the line that parts what a job prints from what was printed before."""
+    """Return the line that separates a job's output from earlier output."""
     return f"\nmemlab begins job {number}\n"
 
 
 def _reporter(channel: Channel, number: int) -> Report:
-    """Return what sends the progress of one job."""
+    """Return a function that sends the progress of one job."""
 
     def report(progress: Progress) -> None:
         _send(channel, number, ("progress", progress))
@@ -172,7 +174,7 @@ def _reporter(channel: Channel, number: int) -> Report:
 
 
 def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
-    """Send a message of a job, as the worker; a fork of it that gets here ends."""
+    """Send a message of a job. A fork of the worker that gets here is ended."""
     try:
         if channel.is_own():
             channel.send(number, _pickled(message))
@@ -192,7 +194,7 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         state.own_values = OwnValues(job.own_values)
         arguments = pickle.loads(job.arguments)
         state.own_values.set_all()
-    except BaseException as error:  # whatever a person's own module raises while it is imported
+    except BaseException as error:  # a person's own module may raise anything on import
         return "unloadable", f"{type(error).__name__}: {error}"
     limit_memory(job.guard_bytes)
     try:
@@ -218,10 +220,10 @@ def _pickled(message: tuple[str, Any]) -> bytes:
 
 
 def limit_memory(guard_bytes: int | None) -> None:
-    """Let allocations fail beyond this much more memory than now, on Linux; elsewhere do nothing.
+    """Make allocations fail beyond this much additional memory, on Linux only.
 
-    The limit is on the process's data, of which resident memory is a part: so the machine stays
-    alive, and a step fails a little before it would have to.
+    The limit is on the process's data, which includes memory that is not resident. So the machine
+    stays responsive, and a step fails a little earlier than it would have to.
     """
     try:
         import resource

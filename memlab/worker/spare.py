@@ -1,8 +1,8 @@
-"""A worker that has run nothing yet and stands ready to take the place of another.
+"""A spare worker that has run nothing yet and can replace another worker at once.
 
-It is started once nothing has run for a moment, so that it costs no run its time: starting takes a
-core for some two seconds. A run that begins meanwhile and is timed stops it until that run is over.
-Just before, workers that have to be replaced are, so that the next run finds a new one prepared.
+Starting a worker keeps a core busy for about two seconds. So the spare is started only after
+nothing has run for a moment. If a timed run begins meanwhile, the spare is paused until that run is
+over. Before a spare is started, workers that take no more jobs are replaced.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Spare:
     """The spare worker of this process, and when it is started.
 
     Attributes:
-        before_start: replaces the workers that have to be; called while nothing runs.
+        before_start: replaces the workers that take no more jobs; called while nothing runs.
         worker: None while there is none.
     """
 

@@ -1,9 +1,10 @@
-"""How a worker begins: `python -P start.py SETTINGS KEEPER`.
+"""How a worker starts: `python -P start.py SETTINGS KEEPER`.
 
-It is run as a file, and takes memlab from the folder above its own: not by a path, on which other
-files of that folder could stand in for Python's own modules, or which a ":" would cut in two.
-SETTINGS is JSON: the caller's `sys.path`, variables of the environment that the interpreter itself
-was not to see, and the descriptor of the socket. KEEPER is the process that has to live on.
+It runs as a file and imports memlab from the folder above its own. It does not use an entry of
+`sys.path` for this: other files in that folder could replace Python's own modules, and a ":" in its
+name would split the entry. SETTINGS is JSON: the caller's `sys.path`, environment variables that
+must not reach the interpreter itself, and the descriptor of the socket. KEEPER is the process id of
+the keeper, with which this process has to end.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ def main() -> None:
     finder = load("memlab.worker.standard_library", "worker", "standard_library.py")
     standard_library = finder.StandardLibrary([f for f in sys.path if f in standard_folders()])
     standard_library.install()
-    # not "": a worker starts in whatever folder its caller is in just then
+    # leave out "", which would mean the folder that the caller happened to be in
     callers = [folder for folder in settings["path"] if os.path.isabs(folder)]
     sys.path[:] = [*callers, *(folder for folder in sys.path if folder not in callers)]
 
@@ -36,7 +37,7 @@ def main() -> None:
 
 
 def standard_folders() -> set[str]:
-    """Return where an interpreter has its standard library, as `sys.path` has it."""
+    """Return the folders of the standard library, as they appear in `sys.path`."""
     library = os.path.dirname(os.__file__)
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     dynamic = os.path.join(library, "lib-dynload")
@@ -56,14 +57,14 @@ def load(name: str, *path: str, search: list[str] | None = None) -> Any:
 
 
 def end_with(keeper: int) -> None:
-    """Have the system kill this process when its keeper ends, whatever it does then; Linux only."""
+    """Make the system kill this process when its keeper ends; Linux only."""
     import ctypes
 
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
         return
-    if os.getppid() != keeper:  # it ended before that
+    if os.getppid() != keeper:  # the keeper ended before the call
         os._exit(0)
 
 

@@ -1,10 +1,10 @@
-"""Messages over a socket: each carries the number of the job that it belongs to.
+"""Messages over a socket. Each carries the number of the job that it belongs to.
 
-A message is a header and as many bytes as that says. Nothing that is read is believed: what does
-not begin as a message does is `Garbage`, and a message is there once all of it is.
+A message is a header and the number of bytes that the header states. Bytes that do not begin with
+memlab's magic number raise `Garbage`. A message is returned only when it is complete.
 
-The worker waits in `receive` and `send`. A caller never does, since it has to be able to stop: its
-socket does not block, and it is asked between any two pieces whether it wants to go on.
+The worker blocks in `receive` and `send`. A caller must be able to stop at any time, so its socket
+does not block, and a check runs between any two pieces.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from os import fstat, getpid  # as they are now: a model may replace them
+from os import fstat, getpid  # imported by name, because a model may replace os.fstat
 
 from memlab.arguments.units import GIB
 
@@ -28,7 +28,7 @@ HasEnded = Callable[[], bool]
 
 
 class Garbage(Exception):
-    """What was read is no message."""
+    """The bytes that were read are not a message."""
 
 
 class Channel:
@@ -99,7 +99,7 @@ class Channel:
         Raises:
             EOFError: nobody is at the other end.
             OSError: the socket is closed.
-            Garbage: what came is no message.
+            Garbage: what came is not a message.
         """
         while True:
             if message := self._message(most_bytes=None):
@@ -111,7 +111,7 @@ class Channel:
 
         Raises:
             EOFError: nobody is at the other end.
-            Garbage: what came is no message, or too large to be one.
+            Garbage: what came is not a message, or too large to be one.
         """
         while True:
             if message := self._message(most_bytes=MOST_BYTES):
@@ -142,7 +142,7 @@ class Channel:
         """Return the first message of what has been read; None if it is not all there."""
         begin = bytes(self.read[: len(MAGIC)])
         if begin != MAGIC[: len(begin)]:
-            raise Garbage(f"{bytes(self.read[:16])!r} is no message of memlab's")
+            raise Garbage(f"{bytes(self.read[:16])!r} is not a message of memlab")
         if len(self.read) < HEADER.size:
             return None
         _, number, length = HEADER.unpack_from(self.read)

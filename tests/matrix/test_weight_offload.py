@@ -403,7 +403,7 @@ def test_a_copy_of_the_model_has_no_weights_and_says_so(possible):
     workload = blocks()
     step = build_step(workload, StepConfig(batch_size=4, **OFFLOADED), CPU)
     copied = copy.deepcopy(step.model)
-    with pytest.raises(RuntimeError, match="is a copy of one whose weights wait"):
+    with pytest.raises(RuntimeError, match="is a copy of a module whose weights are offloaded"):
         workload.compute_loss(copied, workload.make_batch(4))
 
 

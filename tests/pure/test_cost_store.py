@@ -96,7 +96,7 @@ def test_more_operators_than_a_query_takes(tmp_path):
 
 
 def spoil(path: Path) -> None:
-    path.write_bytes(b"this is no database" * 100)
+    path.write_bytes(b"this is not a database" * 100)
 
 
 def test_a_damaged_file_leaves_a_store_in_memory_and_a_sentence(tmp_path):

@@ -218,7 +218,7 @@ def test_a_public_name_has_a_docstring(name):
     value = getattr(memlab, name)
     doc = inspect.getdoc(value) or ""
     assert len(doc.split()) >= 3
-    assert not doc.startswith(f"{name}("), "the signature that dataclass writes is no docstring"
+    assert not doc.startswith(f"{name}("), "the signature that dataclass writes is not a docstring"
 
 
 def test_no_two_classes_have_one_name():

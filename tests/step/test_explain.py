@@ -299,7 +299,7 @@ def test_why_there_is_nothing_to_explain():
 
 @pytest.mark.parametrize("wrong", [None, {"peak": 3}, StepConfig()])
 def test_a_wrong_type_is_refused_by_name(wrong):
-    with pytest.raises(MemlabError, match=r"is no StepResult; pass what memlab\.measure"):
+    with pytest.raises(MemlabError, match=r"is not a StepResult; pass what memlab\.measure"):
         explain(wrong)
 
 

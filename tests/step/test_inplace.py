@@ -76,10 +76,10 @@ UNSAFE = {
     "added to again": (residual, "add.Tensor reads its input again"),
     "saved by its producer": (lambda m, x: m.act(m.first(x).tanh()), "reads its input again"),
     "saved by a norm": (lambda m, x: m.act(y := m.first(x)) * m.norm(y), "reads its input again"),
-    "the batch": (lambda m, x: m.act(x), "no tensor that the model has computed"),
+    "the batch": (lambda m, x: m.act(x), "not a tensor that the model has computed"),
     "a parameter": (lambda m, x: m.act(m.first.weight)[: len(x)], "a leaf that needs a gradient"),
     "a view": (lambda m, x: m.act(m.first(x).view(-1)).view(len(x), -1), "a view"),
-    "once of two": (lambda m, x: m.act(m.first(m.act(x))), "no tensor that the model has"),
+    "once of two": (lambda m, x: m.act(m.first(m.act(x))), "not a tensor that the model has"),
     "not called": (lambda m, x: m.first(x), "not called"),
 }
 
@@ -96,7 +96,7 @@ def test_a_model_without_such_modules_or_compiled_is_refused():
     silu = workload(SAFE["after a linear layer"], nn.SiLU)
     idle = workload(SAFE["after a linear layer"], lambda: nn.Dropout(0.0))
     for made in (silu, idle):
-        with pytest.raises(MemlabError, match="no active module that is one of ReLU"):
+        with pytest.raises(MemlabError, match="it has no active ReLU"):
             build_step(made, StepConfig(inplace=True), "cpu")
     with pytest.raises(MemlabError, match="inplace=False"):
         build_step(silu, StepConfig(inplace=True, compile=True), "cpu")
@@ -133,7 +133,7 @@ def test_a_batch_on_which_the_model_runs_other_operators_is_refused(name):
     for run in (partial(memlab.measure, isolate=False), memlab.predict):
         found = run(made, config, "cpu")
         assert found.outcome is Outcome.UNSUPPORTED, found.message
-        assert "decided on two samples, and on this batch" in found.message
+        assert "tried on two samples, and on this batch" in found.message
         assert f"({first} comes first)" in found.message
         assert found.message.endswith("use inplace=False")
     tried = StepConfig(batch_size=4, accumulation_steps=2, inplace=True)

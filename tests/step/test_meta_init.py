@@ -197,7 +197,7 @@ def test_numbers_that_a_replay_would_not_give_are_refused():
         return nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
 
     for build_model, why in (
-        (reads, "drawn at random"),
+        (reads, "value of a random number"),
         (seeds, "seeds torch"),
         (checks, "allclose"),
     ):

@@ -49,4 +49,4 @@ def test_a_prediction_fails_where_the_step_does(meet, runs):
         workload, config, resolve("cpu"), seed=0, memory_limit=None, report=lambda progress: None
     ).result
     assert found.outcome == outcome
-    assert runs or "two number formats meet" in found.message
+    assert runs or "two number formats are mixed" in found.message

@@ -277,13 +277,13 @@ def test_eight_bits_without_their_library_or_their_kernel(monkeypatch):
     config = StepConfig(optimizer="adamw-8bit")
     with monkeypatch.context() as patch:
         patch.setattr(optimizers, "find_spec", lambda name: None)
-        with pytest.raises(UnsupportedError, match=r"8-bit optimizers need.*memlab\[optimizers\]"):
+        with pytest.raises(UnsupportedError, match=r"adamw-8bit' needs.*memlab\[optimizers\]"):
             build_step(linear(), config, "cpu")
     library = type("bitsandbytes", (), {"__version__": "0.40"})
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", library)
     monkeypatch.setattr(optimizers, "find_spec", lambda name: True)
     monkeypatch.setattr(optimizers, "EIGHT_BIT_KERNEL", "bitsandbytes::none")
-    with pytest.raises(UnsupportedError, match=r"8-bit optimizers need a CUDA card.*0.40"):
+    with pytest.raises(UnsupportedError, match=r"adamw-8bit' needs a CUDA card.*0.40"):
         build_step(linear(), config, "cpu")
 
 

@@ -116,7 +116,7 @@ def test_a_run_is_recalled_while_the_files_it_used_are_the_same(cache, tmp_path)
     run, note = recall("a")
     assert (run.least_seconds, run.median_seconds, run.num_repeats) == (0.1, 0.2, 3)
     assert (run.others_share, run.peak_bytes, note) == (0.01, RESULT.peak_allocated_bytes, None)
-    assert list(run.files) == [str(model)], "memlab's own machinery is no part of a step"
+    assert list(run.files) == [str(model)], "memlab's own machinery is not part of a step"
     assert recall("b") == recall(None) == (None, None)
     model.write_text("WIDTH = 4")
     assert recall("a") == (None, None)

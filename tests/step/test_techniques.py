@@ -233,7 +233,7 @@ def test_an_rnn_is_named():
 
 def test_an_unchanged_plan_is_refused_by_name():
     message = refused(Nested(nn.Linear(16, 16)))
-    assert "left the plan of Nested as it is" in message
+    assert "the plan of Nested is the same as at 1.0" in message
 
 
 def test_a_model_that_the_loss_does_not_call_is_refused():

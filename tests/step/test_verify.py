@@ -74,10 +74,10 @@ def test_planted_wrong_gradients_are_caught_and_named():
 @pytest.mark.parametrize(
     ("workload", "verdict", "word"),
     [
-        (blocks(), "yes", "undivided gradient"),
+        (blocks(), "yes", "gradient of the whole batch"),
         (blocks(norm=True), "no", "0.1 normalises over 4 samples, not 8"),
         (blocks(dropout=0.1), "no", "0.3 draws other random numbers"),
-        (ignored_labels(), "yes", "undivided gradient"),
+        (ignored_labels(), "yes", "gradient of the whole batch"),
         (dataclasses.replace(ignored_labels(), num_loss_terms=None), "no", "num_loss_terms"),
     ],
 )
@@ -228,7 +228,7 @@ def test_pytorchs_wrong_random_numbers_of_a_selective_policy_are_caught():
     assert (report.ok, report.bitwise) == (False, False)
     assert report.max_relative_error > 0.1
     assert "recomputing changes bits" in report.why
-    assert "the model checkpoints itself" in report.why
+    assert "the model's own checkpointing is off in the reference step" in report.why
 
 
 def test_the_same_policy_given_to_memlab_is_right():
@@ -367,7 +367,7 @@ def test_hooks_that_pile_up_are_caught_though_no_gradient_differs(monkeypatch):
     monkeypatch.setattr(module_attributes, "_set_registries", lambda *_: None)
     report = check(workload, checkpointing="blocks")
     assert (report.ok, report.max_relative_error) == (False, 0.0)
-    assert "first of the hooks of 0.linear: _forward_hooks" in report.why
+    assert "first in the hooks of 0.linear: _forward_hooks" in report.why
 
 
 def test_an_optimizer_that_takes_other_steps_is_caught(monkeypatch):
@@ -377,7 +377,7 @@ def test_an_optimizer_that_takes_other_steps_is_caught(monkeypatch):
     monkeypatch.setitem(optimizers.IMPLEMENTATIONS, OptimizerImplementation.FOREACH, options)
     report = check(blocks(), **fields)
     assert (report.ok, report.max_relative_error) == (False, 0.0)
-    assert "the update leaves weights other than the reference step" in report.why
+    assert "after the update the reference step differs in weights" in report.why
 
 
 def test_the_formats_that_a_model_was_built_in_say_what_is_allowed():
@@ -439,7 +439,7 @@ def pairs(out):
             "terms that num_loss_terms counts",
         ),
         (lambda out: out.square().sum(), {}, "not a mean over the samples"),
-        (lambda out: pairs(out).square().mean(), {}, "apart from the rest of its batch"),
+        (lambda out: pairs(out).square().mean(), {}, "depends on the rest of its batch"),
         (lambda out: nn.functional.dropout(out, 0.3).square().mean(), {}, "draws random numbers"),
     ],
     ids=["sum with terms", "sum", "pairs", "dropout"],
@@ -460,7 +460,7 @@ def test_a_model_that_knows_one_format_alone_is_not_guessed_about(monkeypatch, s
     monkeypatch.setattr(full_batch, "TOLERANCE", 0.0)
     report = check(of_nearly_zero(loss), accumulation_steps=4)
     assert report.same_as_full_batch == verdict
-    assert ("only fp64 would show" in report.why) is (verdict == "unknown")
+    assert ("Only fp64 would show" in report.why) is (verdict == "unknown")
 
 
 @pytest.mark.parametrize("keeps", ["a number", "a teacher"])
@@ -492,4 +492,4 @@ def test_a_loss_that_does_not_repeat_is_said_to_be_one():
     report = check(dataclasses.replace(blocks(), compute_loss=compute_loss), checkpointing="blocks")
     assert not report.ok
     assert report.bitwise is None
-    assert "the reference step does not repeat itself" in report.why
+    assert "the reference step itself gives another result" in report.why

@@ -83,5 +83,5 @@ def test_a_function_that_its_name_does_not_find_is_sent_by_value():
 
 def test_what_can_only_be_sent_by_its_name_is_told_with_a_remedy():
     error = "AttributeError: Can't get attribute 'Id' on <module '__main__' (built-in)>"
-    assert "define it in a module that is imported" in isolation._unloadable(error)
+    assert "define it in a module that you import" in isolation._unloadable(error)
     assert isolation._unloadable("KeyError: 3").endswith("KeyError: 3")

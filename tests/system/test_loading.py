@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_with_a_remedy():
         ({"prefetch_factor": 4}, "does nothing with num_workers=0; add num_workers=2"),
         ({"num_workers": 2, "prefetch_factor": 0}, "prefetch_factor=0 is below 1; allowed"),
         ({"non_blocking": True}, "add pin_memory=True"),
-        ({"pin_memory": 1}, "pin_memory=1 is no bool; allowed is True or False"),
+        ({"pin_memory": 1}, "pin_memory=1 is not a bool; allowed is True or False"),
     ):
         with pytest.raises(MemlabError, match=said):
             LoadingConfig(**fields)

@@ -105,7 +105,7 @@ def test_out_of_memory_is_a_result_with_a_sentence(panel):
         ({"batch": 3}, "no control 'batch'"),
         ({"batch_size": 0}, "batch_size=0 is below 1"),
         ({"precision": "fp12"}, "precision='fp12' is unknown"),
-        ({"memory_limit": "abc"}, "memory_limit='abc' is no size"),
+        ({"memory_limit": "abc"}, "memory_limit='abc' is not a size"),
         ({"workload": "nothing"}, "workload='nothing' is not in the panel"),
         ({"device": "cuda:77"}, "is not in this machine"),
         ({"check_gradients": 3}, "check_gradients=3"),
@@ -120,7 +120,7 @@ def test_set_refuses_what_cannot_be_and_changes_nothing(panel, fields, said):
 
 
 def test_a_panel_needs_a_workload():
-    with pytest.raises(MemlabError, match="is no Workload"):
+    with pytest.raises(MemlabError, match="is not a Workload"):
         memlab.panel("gpt-small")
 
 

@@ -379,7 +379,7 @@ def test_a_card_that_is_not_here_cannot_be_run_and_says_why(panel):
 def test_the_memory_of_any_card_can_be_typed(panel):
     panel._view.device.value = choices.OTHER
     panel._view.card.value = "abc"
-    assert "is no card that memlab knows" in find(panel, "memlab-about").value
+    assert "is not a card that memlab knows" in find(panel, "memlab-about").value
     assert panel._view._run_button.disabled
     panel._view.card.value = "12 GiB"
     assert panel._asked.question.device == cards.find("12GiB").name

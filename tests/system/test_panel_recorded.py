@@ -47,7 +47,7 @@ def test_run_plays_back_what_was_recorded(panel):
 
 def test_what_is_not_recorded_leads_to_the_nearest_that_is(panel):
     panel.set(batch_size=9)
-    until(lambda: "nearest run that is: batch_size=8" in panel._view._advice.text.value)
+    until(lambda: "nearest recorded run is batch_size=8" in panel._view._advice.text.value)
     assert panel.run().outcome == "unsupported"
     panel._view._advice.button.click()
     assert panel.config == StepConfig(batch_size=8)
@@ -61,13 +61,13 @@ def test_other_sizes_of_the_workload_are_named(panel):
         until(lambda: "num_layers=1" in other._view._advice.text.value)
     finally:
         other.close()
-    assert "has some" not in advice.recorded_line(StepConfig(), None, "").text
+    assert "memlab.panel(" not in advice.recorded_line(StepConfig(), None, "").text
 
 
 def test_a_setting_without_a_control_is_left_to_code():
     nearest = StepConfig(checkpointing="blocks", checkpoint_modules="every 2")
     line = advice.recorded_line(StepConfig(), nearest, "")
-    assert "memlab.recorded plays back" in line.text
+    assert "which memlab.recorded shows" in line.text
     assert line.remedy is None
 
 

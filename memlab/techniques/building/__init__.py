@@ -1,5 +1,5 @@
-"""Building a model without memory, then making it where it is trained.
+"""Build a model without memory, then create its weights on the device where it is trained.
 
-- `meta_init.py`: the technique. Start here.
-- `deferred.py`: a model's operators, noted on fake tensors and run on a device afterwards.
+- `meta_init.py` is the technique. Start here.
+- `deferred.py` records a constructor's operators on fake tensors and replays them on a device.
 """

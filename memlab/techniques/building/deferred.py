@@ -1,8 +1,8 @@
-"""Building a model without memory: its operators are noted on fake tensors, then run on a device.
+"""Build a model without memory: record its operators on fake tensors, then replay them.
 
-Self-contained, since an exported script holds it as it stands; `meta_init.py` applies it. Left out,
-and refused: constructors that read random values, generators of their own, tensors that are kept
-where a replay does not find them, and classes of parameters that have a constructor.
+This file imports nothing from memlab, because an exported script contains a copy of it.
+`meta_init.py` applies it. Refused: constructors that read random values, random generators of their
+own, tensors in places that a replay cannot find, and parameter classes with their own `__init__`.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ class Notes(TorchDispatchMode):
                 drawn = RANDOM in getattr(operator[0], "tags", [RANDOM])
                 if drawn:
                     raise CannotDefer(
-                        "build_model reads a number that it has drawn at random",
+                        "build_model reads the value of a random number",
                         "draw such numbers with NumPy",
                     )
         with unset_fake_temporarily():
@@ -222,7 +222,7 @@ def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) ->
     for fake in left_over(notes.fakes):
         raise CannotDefer(
             f"build_model keeps a tensor of shape {tuple(fake.shape)} in an object or a function "
-            "that is no module, list, tuple or dict",
+            "that is not a module, list, tuple or dict",
             "hold it by a module (register_buffer)",
         )
     return model
@@ -254,7 +254,7 @@ def noted_build(build_model: Callable[[], nn.Module]) -> tuple[nn.Module, Notes]
         )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise CannotDefer(f"build_model registers a hook on {path}, which a replay would lose")
+            raise CannotDefer(f"build_model registers a hook on {path}, which would be lost")
     return model, notes
 
 

@@ -1,14 +1,14 @@
-"""Initialisation on the meta device: a model is built without memory, then made on its device.
+"""Initialisation on the meta device: a model is built without memory, then created on its device.
 
-While `build_model` runs, its tensors have shapes and no bytes, and every operator on them is noted;
-then the notes are replayed on the device, in the same order from the same seed. So nothing stays
-uninitialised that a plain build initialises (buffers, tied weights and a constructor's own changes
-come out too, which `to_empty` and `reset_parameters` would lose), and on a CPU the values are those
-of a plain build, bit by bit. A card draws other random numbers than a CPU.
+While `build_model` runs, its tensors have shapes but no bytes, and every operator on them is
+recorded. Then the operators are replayed on the device, in the same order and from the same seed.
+So everything that a plain build initialises is initialised: buffers, tied weights and a
+constructor's own changes too, which `to_empty` and `reset_parameters` would lose. On a CPU the
+values equal those of a plain build bit by bit. A card draws other random numbers than a CPU.
 
-The tensors are fake ones, of the meta device but for what they say: where a tensor says "meta",
-torch.nn.init and transformers leave it uninitialised without a word (torch 2.13, transformers 5).
-Left out: a prediction's own tensors, which need no memory as they are.
+The tensors are fake tensors that report the real device. If a tensor reported "meta",
+torch.nn.init and transformers would silently skip its initialisation (torch 2.13, transformers 5).
+Left out: predictions, whose tensors need no memory anyway.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """Return the model, built on the meta device and then made on this one.
+    """Return the model, built without memory and then created on this device.
 
     Raises:
         UnsupportedError: its constructors read or draw numbers in a way that cannot be replayed.
@@ -43,25 +43,25 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
 
 
 def notes(asked: Setup) -> list[str]:
-    """Return what the initial values are, and that a CPU saves nothing."""
+    """Say where the initial values come from, and that nothing is saved on a CPU."""
     if not asked.config.init_on_meta:
         return []
     if asked.device.type == "cpu" or asked.config.offload_parameters:
         return [
-            "init_on_meta saves nothing where the model is in the host's memory in any case; its "
-            "initial values are those of a plain build on a CPU, bit by bit."
+            "init_on_meta saves nothing here, because the model's weights are in host memory "
+            "anyway. The initial values equal those of a plain build on a CPU bit by bit."
         ]
     return [
-        "The initial values are drawn on the card, whose random numbers are others than a CPU's."
+        "The initial values are drawn on the card, which draws other random numbers than a CPU."
     ]
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a person would add to a script."""
+    """Return the lines of a script that build the model."""
     config = asked.config
     if not config.init_on_meta:
         return ScriptLines()
-    # weights that wait in the host's memory are made there
+    # offloaded weights are created in host memory
     where = 'torch.device("cpu")' if config.offload_parameters else "device"
     written = inspect.getsource(deferred)
     return ScriptLines(
@@ -92,7 +92,7 @@ def says(asked: Setup) -> str:
     """Return what it does now."""
     if not asked.config.init_on_meta:
         return ""
-    return "the model is built without memory and then made on the device"
+    return "the model is built without memory, then its weights are created on the device"
 
 
 BUILT_ON_META = Technique(

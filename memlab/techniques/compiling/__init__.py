@@ -1,5 +1,6 @@
-"""torch.compile, and its Memory Budget API.
+"""torch.compile and its Memory Budget API.
 
-- `compilation.py`: compiling a model, with guards. Start here.
-- `partitions.py`: the plans of its partitioner for a budget; `footprint.py`: what each would hold.
+- `compilation.py` compiles a model, with checks. Start here.
+- `partitions.py` chooses between the partitioner's plans for a budget.
+- `footprint.py` counts what each plan would hold.
 """

@@ -1,10 +1,13 @@
-"""torch.compile, and its Memory Budget API with the guards that it lacks.
+"""torch.compile and its Memory Budget API, with checks that PyTorch lacks.
 
-Source: `torch._functorch.config.activation_memory_budget` and the partitioner that reads it, whose
-plans `partitions` judges. A budget below 1 needs the whole model in one graph, and is wrong where
-that graph draws random numbers (pytorch issues 190758 and 190717); both are refused.
-On a CPU the backend is `aot_eager_decomp_partition` (graph and partitioner, no code generation,
-since there may be no C++ compiler); on CUDA it is inductor. Compare budgets within one of them.
+Source: `torch._functorch.config.activation_memory_budget` and the partitioner that reads it;
+`partitions` judges its plans. A budget below 1 needs the whole model in one graph, and gives wrong
+gradients if that graph draws random numbers (pytorch issues 190758 and 190717). memlab refuses
+both.
+
+On a CPU the backend is `aot_eager_decomp_partition`: it traces and partitions the graph but
+generates no code, since there may be no C++ compiler. On CUDA it is inductor. Compare budgets only
+within one backend.
 """
 
 import contextlib
@@ -31,14 +34,14 @@ def is_compiled(config: StepConfig) -> bool:
 
 
 def asked_by(config: StepConfig) -> str:
-    """Return what a config says that has its step compiled, for a sentence that refuses it."""
+    """Return the setting that makes the step compiled, for the sentence of a refusal."""
     if config.compile:
         return "compile=True"
     return f"budget_engine='compile' at memory_budget={config.memory_budget:g}"
 
 
 def without(config: StepConfig) -> dict[str, Any]:
-    """Return the settings of an eager step that is else the same."""
+    """Return the settings that make the step eager."""
     settings: dict[str, Any] = {"compile": False} if config.compile else {}
     return settings | ({"budget_engine": BudgetEngine.EAGER} if _is_planned(config) else {})
 
@@ -54,19 +57,19 @@ def backend(device: torch.device) -> str:
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses a mode: a device for which no code is generated."""
+    """Refuse a compile mode on a device for which no code is generated."""
     config, device = asked.config, asked.device
     mode = config.compile_mode
     if is_compiled(config) and device.type != "cuda" and mode is not CompileMode.DEFAULT:
         yield Refusal(
-            why=f"compile_mode={str(mode)!r} tunes the code that Inductor generates, and memlab's "
-            f"backend on a {device.type} generates none",
+            why=f"compile_mode={str(mode)!r} tunes the code that Inductor generates, and on "
+            f"{device.type} memlab's backend generates no code",
             remedies=({"compile_mode": CompileMode.DEFAULT},),
         )
 
 
 def budget_refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses the choices of a compiled budget that PyTorch does not have here."""
+    """Refuse a solver or an estimator that PyTorch does not have on this machine."""
     config = asked.config
     if not _is_planned(config):
         return
@@ -74,12 +77,12 @@ def budget_refusals(asked: Setup) -> Iterator[Refusal]:
         yield Refusal(
             why="budget_solver='ilp' needs the package scipy, which is not installed",
             remedies=({"budget_solver": BudgetSolver.DP},),
-            otherwise="install it",
+            otherwise="install scipy",
         )
     if config.budget_estimator is BudgetEstimator.PROFILE and asked.device.type != "cuda":
         yield Refusal(
-            why="budget_estimator='profile' times operators with CUDA events, and the device is "
-            f"{asked.device.type}",
+            why="budget_estimator='profile' times operators with CUDA events, which "
+            f"{asked.device.type} does not have",
             remedies=({"budget_estimator": BudgetEstimator.FLOPS},),
         )
 
@@ -87,14 +90,16 @@ def budget_refusals(asked: Setup) -> Iterator[Refusal]:
 def notes(asked: Setup) -> list[str]:
     """Return what a reader of the numbers must know about a compiled step on this device.
 
-    What was decided while it compiled is among it once a step has run.
+    Once a step has run, this includes what was decided while it was compiled.
     """
     config, device = asked.config, asked.device
     if not is_compiled(config):
         return []
     said = []
     if device.type != "cuda":
-        said = [f"torch.compile ran with backend {backend(device)}: no code is generated on a CPU."]
+        said = [
+            f"torch.compile ran with backend {backend(device)}, which generates no code on a CPU."
+        ]
     if _is_planned(config) and _last is not None and _last[1:3] == (config, device):
         for choice in _last[3].choices:
             said += [note for note in choice.notes(str(config.budget_solver)) if note not in said]
@@ -102,10 +107,10 @@ def notes(asked: Setup) -> list[str]:
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a script compiles; dropout with a budget below 1 it must not have.
+    """Return the lines of a script that compile the model.
 
-    The partitioner then takes its own plan for the budget, of which memlab runs no one that peaks
-    above that for a larger budget.
+    In a script the partitioner takes its own plan for the budget, while memlab replaces a plan
+    that may peak higher than one for a larger budget. A script does not check for dropout either.
     """
     config, device = asked.config, asked.device
     if not is_compiled(config):
@@ -157,7 +162,7 @@ def apply(
         model,
         backend=backend(device),
         fullgraph=budget < 1.0,
-        # no mode at all, since a backend other than inductor warns of it
+        # pass no mode by default, since backends other than inductor warn about it
         mode=None if config.compile_mode == "default" else str(config.compile_mode),
     )
     if _last is None or _last[:3] != (workload, config, device):
@@ -182,7 +187,7 @@ def apply(
                 yield
             except torch._dynamo.exc.TorchDynamoException as error:
                 inner = getattr(error, "inner_exception", None)
-                if isinstance(inner, UnsupportedError):  # ours, from inside the partitioner
+                if isinstance(inner, UnsupportedError):  # memlab's own, raised in the partitioner
                     raise inner from None
                 raise UnsupportedError(_graph_break_reason(budget, model, error)) from error
         if not planned_before:
@@ -192,7 +197,7 @@ def apply(
 
 
 def forget() -> None:
-    """Drop all compiled code, since a plan for another budget would be used again in silence."""
+    """Drop all compiled code, because torch would silently reuse a plan for another budget."""
     global _last
     _last = None
     torch._dynamo.reset()
@@ -229,9 +234,9 @@ def _describe(node: torch.fx.Node) -> str:
 
 def _random_reason(budget: float, what: str) -> str:
     return (
-        f"memory_budget={budget:g} with budget_engine='compile' is refused: {what}, and PyTorch "
-        "gives wrong gradients for a budget below 1 then (pytorch issue 190758); set the dropout "
-        "to 0, or use checkpointing='blocks' with memory_budget=1.0"
+        f"memory_budget={budget:g} with budget_engine='compile' is refused: {what}, and then "
+        "PyTorch computes wrong gradients for a budget below 1 (pytorch issue 190758); set the "
+        "dropout to 0, or use checkpointing='blocks' with memory_budget=1.0"
     )
 
 
@@ -239,13 +244,13 @@ def _check_plan(plan: CompiledPlan, budget: float, model: torch.nn.Module) -> No
     name = type(model).__name__
     if not plan.choices:
         raise UnsupportedError(
-            f"memory_budget={budget:g} did nothing: torch.compile planned no backward of {name}; "
+            f"memory_budget={budget:g} did nothing: torch.compile compiled no backward of {name}; "
             "compute_loss must call model(...) itself, and the model needs trainable parameters"
         )
     if not any(choice.changed for choice in plan.choices):
         raise UnsupportedError(
-            f"memory_budget={budget:g} left the plan of {name} as it is at 1.0: there is nothing "
-            "more to recompute within it; use a lower budget, or accumulation_steps"
+            f"memory_budget={budget:g} changed nothing: the plan of {name} is the same as at 1.0; "
+            "use a lower budget, or accumulation_steps"
         )
 
 
@@ -254,8 +259,8 @@ def _graph_break_reason(budget: float, model: torch.nn.Module, error: Exception)
     where = _module_of(model, error)
     return (
         f"memory_budget={budget:g} needs {type(model).__name__} in one graph, and torch.compile "
-        f"breaks it at {where}: {first_line}; use memory_budget=1.0 and "
-        "more accumulation_steps, or checkpointing='blocks' where the model has repeated blocks"
+        f"breaks the graph at {where}: {first_line}; use memory_budget=1.0 and more "
+        "accumulation_steps, or checkpointing='blocks' if the model has repeated blocks"
     )
 
 
@@ -277,13 +282,13 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
 
 PICKED = {
     BudgetSolver.DP: "exactly (dynamic programming)",
-    BudgetSolver.GREEDY: "one by one, dearest first",
-    BudgetSolver.HIRSCHBERG: "exactly in less memory, but may exceed its budget",
+    BudgetSolver.GREEDY: "one by one, most expensive first",
+    BudgetSolver.HIRSCHBERG: "exactly with less memory, but may exceed its budget",
     BudgetSolver.ILP: "by integer programming (scipy)",
 }
 WEIGHED = {
-    BudgetEstimator.FLOPS: "their arithmetic",
-    BudgetEstimator.PROFILE: "their time on this card",
+    BudgetEstimator.FLOPS: "floating-point operations",
+    BudgetEstimator.PROFILE: "time on this card",
 }
 PLANNED = {"budget_engine": BudgetEngine.COMPILE}
 PLANNED_BY = {BudgetEngine.EAGER: "memlab", BudgetEngine.COMPILE: "torch.compile"}
@@ -294,8 +299,8 @@ def says(asked: Setup) -> str:
     if not asked.config.compile:
         return ""
     if asked.device.type == "cpu":
-        return "torch.compile on a CPU plans the graph, no code is generated"
-    return "torch.compile with inductor; the first run compiles"
+        return "torch.compile on a CPU plans the graph but generates no code"
+    return "torch.compile uses inductor; the first run compiles"
 
 
 def budget_says(asked: Setup) -> str:
@@ -304,8 +309,8 @@ def budget_says(asked: Setup) -> str:
     if not _is_planned(config):
         return ""
     return (
-        f"what to save is picked {PICKED[config.budget_solver]}, operators are weighed by "
-        f"{WEIGHED[config.budget_estimator]}"
+        f"the saved tensors are chosen {PICKED[config.budget_solver]}, by the cost of operators "
+        f"in {WEIGHED[config.budget_estimator]}"
     )
 
 
@@ -323,7 +328,7 @@ COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
     keeps=Keeps.ROUNDED,
     examples={"budget, compiled": {"memory_budget": 0.9, "budget_engine": "compile"}},
-    refusals=budget_refusals,  # its lines in a script are those of compiling
+    refusals=budget_refusals,  # `source` of COMPILED writes its lines of a script
     controls=(
         Control(
             field="budget_engine",

@@ -1,10 +1,11 @@
-"""What the forward and backward graph of a compiled model hold, counted without running them.
+"""Count what the forward and backward graphs of a compiled model hold, without running them.
 
-A storage lives from the operator that makes it to the last that reads it or a view of it, which is
-when the code that `torch.fx` writes lets go of it; saved tensors stand from forward to backward.
-What kernels allocate for themselves is not known, but the same call allocates the same, so that two
-plans can be compared by what is live while each of these calls runs. Left out: what a code
-generator fuses away (Inductor, on CUDA), and a model called more than once before its backward.
+A storage lives from the operator that makes it to the last operator that reads it or a view of it,
+because then the code that `torch.fx` generates drops it. Saved tensors live from forward to
+backward. What kernels allocate for themselves is not known. But equal calls allocate equally, so
+two plans can be compared by what is live while each of these calls runs. Left out: tensors that a
+code generator fuses away (Inductor, on CUDA), and a model that is called more than once before its
+backward.
 """
 
 from collections import Counter, defaultdict
@@ -15,9 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 WITH_WORKSPACE = ("convolution", "max_pool", "rnn", "lstm", "gru")
-"""Of operators whose kernels allocate as much as their results, or many times that: in torch 2.13 a
-CPU's convolution up to 60 times (of single small calls), pooling 6 times. Matrix products and
-attention of a GPT and a ViT in fp32 allocate nothing of their own there."""
+"""Parts of the names of operators whose kernels allocate at least as much as their results. On a
+CPU with torch 2.13 a convolution allocates up to 60 times as much (in single small calls), pooling
+6 times. Matrix products and attention of a GPT and a ViT in fp32 allocate nothing of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +26,9 @@ class Footprint:
     """Bytes beyond the inputs of the forward graph (parameters and batch).
 
     Attributes:
-        peak_bytes: at most, in forward or in backward.
-        held_bytes: when forward has ended: its outputs, and what is saved for backward.
-        at_calls: the most that lives while a call with workspace runs, by operator and shapes.
+        peak_bytes: the most that is live, in forward or in backward.
+        held_bytes: live when forward has ended: its outputs, and what is saved for backward.
+        at_calls: the most that is live while a call with workspace runs, by operator and shapes.
     """
 
     peak_bytes: int
@@ -35,19 +36,19 @@ class Footprint:
     at_calls: Mapping[str, int]
 
     def is_within(self, other: "Footprint") -> bool:
-        """Return whether none of the numbers is above the other's.
+        """Return whether every number is at most the other's.
 
-        Then the first peaks no higher, whatever the kernels of its calls allocate.
+        Then this plan peaks no higher, whatever the kernels of its calls allocate.
         """
         calls = all(nbytes <= other.at_calls.get(at, -1) for at, nbytes in self.at_calls.items())
         return calls and self.peak_bytes <= other.peak_bytes and self.held_bytes <= other.held_bytes
 
 
 def footprint(forward: torch.fx.Graph, backward: torch.fx.Graph) -> Footprint:
-    """Return what two graphs with `meta["val"]` hold; the second reads what the first returns."""
+    """Return what two graphs hold, whose nodes have `meta["val"]`; backward reads forward's."""
     inputs = forward.find_nodes(op="placeholder")
     names = {node.name for node in inputs}
-    # what comes from outside stands anyway, all else that backward is given is its own to drop
+    # inputs from outside are held anyway; backward may drop everything else that it is given
     kept = [node for node in backward.find_nodes(op="placeholder") if node.name in names]
     at_calls: dict[str, int] = {}
     forward_peak, held = _peak_and_end(forward, inputs, at_calls)
@@ -58,13 +59,13 @@ def footprint(forward: torch.fx.Graph, backward: torch.fx.Graph) -> Footprint:
 
 
 def _peak_and_end(
-    graph: torch.fx.Graph, standing: Collection[torch.fx.Node], at_calls: dict[str, int]
+    graph: torch.fx.Graph, always_held: Collection[torch.fx.Node], at_calls: dict[str, int]
 ) -> tuple[int, int]:
-    """Return the most bytes that live at once, and at the end, without what stands all along.
+    """Return the most bytes that are live at once and those at the end, without `always_held`.
 
-    What lives during calls with workspace is noted in `at_calls`.
+    What is live during calls with workspace is added to `at_calls`.
     """
-    outside = {key for node in standing for key, _ in _storages(node)}
+    outside = {key for node in always_held for key, _ in _storages(node)}
     dying = _dying(graph)
     holders: Counter[int] = Counter()
     sizes: dict[int, int] = {}
@@ -102,7 +103,7 @@ def _peak_and_end(
 
 
 def _dying(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return by node those that it is the last to read, itself if nobody reads it."""
+    """Return for each node the nodes that it is the last to read; itself if no node reads it."""
     last: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
         last[node] = node
@@ -114,7 +115,7 @@ def _dying(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
 
 
 def _signature(node: torch.fx.Node) -> str:
-    """Return an operator with shapes, strides and formats of what it reads, and its settings."""
+    """Return an operator with the shapes, strides and formats of its inputs, and its settings."""
 
     def text(argument: object) -> str:
         value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
@@ -135,5 +136,5 @@ def _storages(node: torch.fx.Node) -> Iterator[tuple[int, int]]:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """Return a size, of a symbolic one the value that it was traced with."""
+    """Return a size; for a symbolic size the value that it was traced with."""
     return size if isinstance(size, int) else int(size.node.hint or 0)

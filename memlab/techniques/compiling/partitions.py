@@ -1,12 +1,16 @@
-"""The plans that torch.compile's partitioner makes, budget by budget, and the one to take.
+"""Choose between the plans that torch.compile's partitioner makes for different budgets.
 
-Source: `torch/_functorch/partitioners.py`. PyTorch's budget limits what is saved for backward; a
-low one may recompute so much at once that the step peaks higher than at a larger budget (pytorch
-issue 197838). Here a budget is an upper bound. Going down from 1, a plan counts if its footprint is
-within that of the plan that counted before it. Taken is the first of these at or under the budget
-that was asked for, or else the last one above it. So of two budgets the lower never peaks higher.
-Left out: what the plans above peak at for real, so that a plan with convolutions may be passed over
-that would have peaked lower.
+Source: `torch/_functorch/partitioners.py`. PyTorch's budget limits what is saved for backward. A
+low budget may recompute so much at once that the step peaks higher than with a larger budget
+(pytorch issue 197838).
+
+Here a budget is an upper bound, and a lower budget never peaks higher. memlab goes down from budget
+1 in steps and accepts a plan if its footprint is within that of the last accepted plan. It runs the
+first accepted plan at or below the requested budget. If there is none, it runs the last accepted
+plan above it.
+
+Left out: the real peaks of these plans. A plan with convolutions may therefore be skipped although
+its real peak is lower.
 """
 
 import contextlib
@@ -23,10 +27,10 @@ from memlab.arguments.units import format_bytes
 from memlab.techniques.compiling.footprint import Footprint, footprint
 
 BUDGET_STEP = 0.05
-"""As the panel's slider has it. A budget between two steps is planned as the lower one."""
+"""The step of the panel's slider. A budget between two steps is rounded down."""
 
 SOLVER_GRAIN = 1e-4
-"""What PyTorch's solvers round sizes to, as a share of the activations (`S` in knapsack.py)."""
+"""The share of the activations to which PyTorch's solvers round sizes (`S` in knapsack.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +38,10 @@ class Partition:
     """A plan: what the forward graph saves for the backward graph.
 
     Attributes:
-        budget: that the partitioner was given.
+        budget: the budget that the partitioner was given.
         saved: names of the saved nodes.
-        kept_fraction: of what is saved at budget 1, by PyTorch's count.
-        footprint: estimated.
+        kept_fraction: the share of what is saved at budget 1, by PyTorch's count.
+        footprint: an estimate of what the plan holds.
     """
 
     budget: float
@@ -53,7 +57,7 @@ class GraphChoice:
     Attributes:
         plain: the partitioner's plan for budget 1.
         own: its plan for the budget that was asked for.
-        taken: the plan that is run.
+        taken: the plan that runs.
     """
 
     plain: Partition
@@ -62,7 +66,7 @@ class GraphChoice:
 
     @property
     def changed(self) -> bool:
-        """Whether the partitioner plans otherwise than for budget 1."""
+        """Whether the partitioner's plan differs from that for budget 1."""
         return self.own.saved != self.plain.saved
 
     def notes(self, solver: str) -> list[str]:
@@ -70,13 +74,13 @@ class GraphChoice:
         asked, taken = self.own, self.taken
         said = []
         if taken.budget != asked.budget:
-            next_one = "the next at or under it that cannot"
+            which = "the next lower budget whose plan cannot"
             if taken.budget > asked.budget:
-                next_one = "since none at or under it is sure not to"
+                which = "because every plan at or below the budget may"
             said.append(
-                f"PyTorch's own plan for memory_budget={asked.budget:g} may peak higher than that "
-                f"of a larger budget. Run is its plan for {taken.budget:g}, {next_one}: the "
-                f"compiled model holds {format_bytes(taken.footprint.peak_bytes)} at most instead "
+                f"PyTorch's own plan for memory_budget={asked.budget:g} may peak higher than its "
+                f"plan for a larger budget. memlab ran the plan for {taken.budget:g}, {which}: the "
+                f"compiled model holds at most {format_bytes(taken.footprint.peak_bytes)} instead "
                 f"of {format_bytes(asked.footprint.peak_bytes)} (estimated, without what kernels "
                 "allocate for themselves)."
             )
@@ -90,12 +94,12 @@ class GraphChoice:
 
 
 def stepped(budget: float) -> float:
-    """Return the budget that is planned: the next step at or under this one."""
+    """Return the budget rounded down to the next step, which is the one that is planned."""
     return math.floor(budget / BUDGET_STEP + 1e-9) * BUDGET_STEP
 
 
 def take(asked: float, plan_for: Callable[[float], Partition]) -> Partition:
-    """Return the plan to run for a budget; plans are made only as far down as they are needed."""
+    """Return the plan to run for a budget; no plan is made for a lower budget than needed."""
     taken = plan_for(1.0)
     for step in range(round(1 / BUDGET_STEP) - 1, -1, -1):
         plan = plan_for(step * BUDGET_STEP)
@@ -112,16 +116,16 @@ def chosen(
     decided: Callable[[GraphChoice], None],
     check: Callable[[torch.fx.Graph], None],
 ) -> Iterator[None]:
-    """Have every graph that is compiled meanwhile run the plan to take for a budget.
+    """Make every graph that is compiled in this context run memlab's choice of plan.
 
     Args:
         budget: as `stepped` returns it.
-        decided: told of each graph's choice.
-        check: given each joint graph; may raise.
+        decided: called with the choice for each graph.
+        check: called with each joint graph; it may raise an error.
     """
     partitioners = _partitioners()
     choose, extract = partitioners.choose_saved_values_set, partitioners._extract_fwd_bwd_modules
-    node_info: list[Any] = []  # of the graph whose partition is under way
+    node_info: list[Any] = []  # of the graph that is being partitioned
 
     def noted(joint_graph: torch.fx.Graph, info: Any, memory_budget: float = 1) -> Any:
         check(joint_graph)
@@ -145,7 +149,7 @@ def chosen(
 
 
 class _Plans:
-    """The partitioner's plans of one joint graph, each made once."""
+    """The partitioner's plans for one joint graph, each made once."""
 
     def __init__(
         self,
@@ -181,7 +185,7 @@ class _Plans:
         return list(found)
 
     def _footprint(self, nodes: list[torch.fx.Node]) -> Footprint:
-        """Return what the two graphs of a plan hold, ordered as the partitioner orders them."""
+        """Return what the two graphs of a plan hold, in the order in which PyTorch runs them."""
         partitioners = _partitioners()
         symbols = [node for node in nodes if partitioners.is_sym_node(node)]
         tensors = [node for node in nodes if not partitioners.is_sym_node(node)]
@@ -197,13 +201,13 @@ def _saved_bytes(nodes: list[torch.fx.Node]) -> int:
 
 
 def _partitioners() -> Any:
-    """Return PyTorch's module of that name, which takes seconds to import."""
+    """Return PyTorch's module `partitioners`, which takes seconds to import."""
     return importlib.import_module("torch._functorch.partitioners")
 
 
 @contextlib.contextmanager
 def _solved_once() -> Iterator[None]:
-    """Solve each cut and time each operator of a graph once, not once for each budget."""
+    """Cache the cuts and the operator times of a graph, which are the same for every budget."""
     solve, runtime = _partitioners().solve_min_cut, _partitioners().estimate_runtime
     cuts: dict[Any, Any] = {}
 
@@ -220,7 +224,7 @@ def _solved_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Put functions in the place of the partitioner's own, by name."""
+    """Replace functions of the partitioner by name."""
     partitioners = _partitioners()
     before = {name: getattr(partitioners, name) for name in functions}
     for name, function in functions.items():

@@ -1,5 +1,5 @@
-"""A cross entropy whose logits are never whole.
+"""A cross entropy that is computed in chunks, so that all logits are never held at once.
 
-- `chunked_loss.py`: which layer is the head, and what refuses it. Start here.
-- `lazy_logits.py`: a head that waits for its cross entropy.
+- `chunked_loss.py` is the technique: it finds the layer that computes the logits. Start here.
+- `lazy_logits.py` is the layer that computes its logits only inside the cross entropy.
 """

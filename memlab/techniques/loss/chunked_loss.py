@@ -1,10 +1,10 @@
-"""The loss of a classifier in chunks: which linear layer is its head, and what refuses it.
+"""The loss in chunks: find the linear layer that computes the logits (the head), and replace it.
 
-The head is what a transformers model calls its output embeddings, else the last `nn.Linear` of the
-model. It returns `LazyLogits`, whatever computes the loss: the model itself, or the workload. A
-first backward in which no cross entropy was taken of them is refused. See `lazy_logits` for how the
-loss and its gradient are computed. Left out: heads of other kinds (a convolution), logits that are
-capped or otherwise computed with before the loss, and compiled models.
+The head is the output embedding of a transformers model, or otherwise the last `nn.Linear`. It
+returns `LazyLogits`, whether the model or the workload computes the loss. If no cross entropy has
+used them by the first backward, that is an error. `lazy_logits` says how the loss and its gradient
+are computed. Left out: other kinds of heads (a convolution), logits that are capped or changed
+before the loss, and compiled models.
 """
 
 import inspect
@@ -22,18 +22,18 @@ from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Techniqu
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses it: a compiled step."""
+    """Refuse a compiled step."""
     config = asked.config
     if config.loss_chunks > 1 and is_compiled(config):
         yield Refusal(
-            why=f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not implemented: a "
-            "compiled graph does not trace logits without memory",
+            why=f"loss_chunks={config.loss_chunks} with {asked_by(config)} is not implemented: "
+            "torch.compile cannot trace logits that are computed later",
             remedies=(without(config), {"loss_chunks": 1}),
         )
 
 
 def apply(model: nn.Module, num_chunks: int) -> None:
-    """Make the head of a model return logits that are never whole, in place.
+    """Make the head of a model return `LazyLogits`, in place.
 
     Raises:
         UnsupportedError: the model has no linear head.
@@ -48,7 +48,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """Return the linear layer whose output should go into a cross entropy, and its path.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: the model has no linear layer.
     """
     linear = {
         module: path
@@ -57,10 +57,10 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
         if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     }
     for module in model.modules():
-        ask = getattr(module, "get_output_embeddings", None)
-        told = ask() if callable(ask) else None
-        if told in linear:
-            return linear[told], told
+        get_embeddings = getattr(module, "get_output_embeddings", None)
+        embeddings = get_embeddings() if callable(get_embeddings) else None
+        if embeddings in linear:
+            return linear[embeddings], embeddings
     if not linear:
         raise UnsupportedError(
             f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
@@ -71,7 +71,7 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a person would add to a script: the head of their model waits for its loss."""
+    """Return the lines of a script that replace the head."""
     config = asked.config
     if config.loss_chunks == 1:
         return ScriptLines()
@@ -97,15 +97,15 @@ def source(asked: Setup) -> ScriptLines:
 
 
 def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:
-    """Arrange for UnsupportedError in the first backward if no loss was taken in chunks."""
+    """Raise UnsupportedError in the first backward if no loss was computed in chunks."""
 
     def judge(_: torch.Tensor) -> None:
         for hook in hooks:
             hook.remove()
         if not head.was_used:
             raise UnsupportedError(
-                f"loss_chunks={head.num_chunks} does nothing: no cross entropy was taken of "
-                f"what {path} returns, the last nn.Linear of this model; use loss_chunks=1"
+                f"loss_chunks={head.num_chunks} does nothing: the output of {path}, the last "
+                "nn.Linear of this model, was not used in a cross entropy; use loss_chunks=1"
             )
 
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -117,8 +117,8 @@ def says(asked: Setup) -> str:
     if (chunks := asked.config.loss_chunks) == 1:
         return ""
     return (
-        f"the loss is taken of 1/{chunks} of the tokens at a time, so that logits are never whole; "
-        "the head runs once more in backward"
+        f"computes the loss on 1/{chunks} of the tokens at a time and never holds all logits; the "
+        "last layer runs again in backward"
     )
 
 

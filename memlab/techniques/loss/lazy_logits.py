@@ -1,14 +1,16 @@
-"""Logits that are never made whole: a linear head that waits for its cross entropy.
+"""Logits that are computed chunk by chunk, inside the cross entropy.
 
-A language model's logits are its hidden states times the vocabulary, and a plain step holds them
-three times over: themselves, their log-softmax, their gradient. Here the head returns `LazyLogits`,
-a tensor without memory that knows the hidden states it would be made of. Cutting, flattening and
-transposing it cuts the hidden states; `torch.nn.functional.cross_entropy` of it takes the losses of
-a few tokens at a time, and again in backward, where each chunk's logits are made once more and
-their gradient goes on to hidden states and weight at once. The sums are the plain ones in another
-order. Anything else that reads the logits is refused by name, so that none of it is silently wrong.
+The logits of a language model have one number for each token and each word of the vocabulary. A
+plain step holds three tensors of that size: the logits, their log-softmax and their gradient.
 
-This file is plain PyTorch and goes into exported scripts as it stands. Left out: fused kernels,
+Here the last linear layer (the head) returns `LazyLogits`, a tensor without memory that refers to
+the hidden states. Slicing, flattening or transposing it does the same to the hidden states.
+`torch.nn.functional.cross_entropy` then computes the logits and losses of a few tokens at a time.
+Backward computes each chunk's logits again and passes their gradient on to the hidden states and
+the weight at once. The sums are the same as in the plain step, in another order. Any other function
+that reads the logits raises an error that names it, so nothing is silently wrong.
+
+This file is plain PyTorch, and exported scripts contain a copy of it. Left out: fused kernels,
 which would save the second product with the head.
 """
 
@@ -97,8 +99,8 @@ class LazyLogits(torch.Tensor):
                 found = args[0]._cast(func, args[1:], kwargs)
         if found is NotImplemented:
             raise UnsupportedError(
-                f"loss_chunks: the loss reads the logits by {name}, which needs them whole; take "
-                "torch.nn.functional.cross_entropy of what the last nn.Linear returns, or use "
+                f"loss_chunks: {name} needs all logits at once; compute the loss by calling "
+                "torch.nn.functional.cross_entropy on the output of the last nn.Linear, or use "
                 "loss_chunks=1"
             )
         return found
@@ -109,8 +111,8 @@ class LazyLogits(torch.Tensor):
     ) -> Any:
         """Refuse what reaches a kernel."""
         raise UnsupportedError(
-            f"loss_chunks: the model gives its logits to {func}, which needs them whole; take "
-            "torch.nn.functional.cross_entropy of what the last nn.Linear returns, or use "
+            f"loss_chunks: {func} needs all logits at once; compute the loss by calling "
+            "torch.nn.functional.cross_entropy on the output of the last nn.Linear, or use "
             "loss_chunks=1"
         )
 
@@ -190,14 +192,14 @@ def chunked_cross_entropy(
     whole = (weight, size_average, reduce) == (None, None, None)
     if not whole or target.is_floating_point() or logits.ndim - target.ndim != 1:
         raise UnsupportedError(
-            "loss_chunks: cross_entropy with weights of classes, deprecated arguments or targets "
-            "that are no class numbers is not taken in chunks; use loss_chunks=1"
+            "loss_chunks: cross_entropy with class weights, deprecated arguments or targets that "
+            "are not class indices is not implemented in chunks; use loss_chunks=1"
         )
     if logits.class_dim != min(1, logits.ndim - 1):
         raise UnsupportedError(
-            f"loss_chunks: cross_entropy of logits of shape {tuple(logits.shape)} with the classes "
-            f"in dimension {logits.class_dim}; PyTorch reads them in dimension 1: flatten or "
-            "transpose the logits, or use loss_chunks=1"
+            f"loss_chunks: the logits of shape {tuple(logits.shape)} have their classes in "
+            f"dimension {logits.class_dim}, and cross_entropy expects them in dimension 1; flatten "
+            "or transpose the logits, or use loss_chunks=1"
         )
     logits.head.was_used = True
     hidden, linear = logits.hidden.movedim(logits.class_dim, -1), logits.head.linear
@@ -241,8 +243,8 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         if torch.is_grad_enabled():  # a second derivative would be zero without a word
             raise UnsupportedError(
-                "loss_chunks: a gradient of the loss is taken with create_graph=True, and a loss "
-                "in chunks has no second derivative; use loss_chunks=1"
+                "loss_chunks: the loss is differentiated with create_graph=True, and a loss in "
+                "chunks has no second derivative; use loss_chunks=1"
             )
         hidden, weight, bias, target = ctx.saved_tensors
         kind, enabled, dtype = ctx.autocast

@@ -1,6 +1,6 @@
-"""Offloading: what waits in the host's memory.
+"""Offloading: tensors that are kept in host memory until the device needs them.
 
-- `offload.py`: what refuses it, and what it says of itself. Start here.
-- `offloading.py`: activations and the optimizer's state.
-- `weight_offloading.py`: weights; `weight_reads.py`: who reads a weight.
+- `offload.py` has the techniques: their refusals, notes and lines in a script. Start here.
+- `offloading.py` offloads activations and the optimizer's state.
+- `weight_offloading.py` offloads weights; `weight_reads.py` detects who reads a weight.
 """

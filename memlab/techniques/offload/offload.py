@@ -1,7 +1,7 @@
-"""Offloading to the host's memory: what refuses it, and what it says of itself.
+"""Offloading to host memory: the three techniques, with their refusals, notes and script lines.
 
-`offloading.py` does it, and `weight_offloading.py` for parameters. Left out: offloading within a
-compiled graph.
+`offloading.py` implements activations and optimizer state, `weight_offloading.py` parameters. Left
+out: offloading inside a compiled graph.
 """
 
 import inspect
@@ -45,9 +45,9 @@ FIELDS = {
 
 
 def apply(model: nn.Module, config: StepConfig, device: torch.device) -> OffloadedWeights:
-    """Let the model's weights wait in the host's memory and put the rest on the device.
+    """Offload the model's weights to host memory and move everything else to the device.
 
-    The head of a loss in chunks stays: its weight is read when the loss is taken.
+    With a loss in chunks the head's weight stays, because the loss reads it outside of its module.
     """
     stay = chunked_loss.find_head(model)[1].parameters() if config.loss_chunks > 1 else ()
     return OffloadedWeights(model, device, stay)
@@ -56,22 +56,22 @@ def apply(model: nn.Module, config: StepConfig, device: torch.device) -> Offload
 def make_offloader(
     model: nn.Module, config: StepConfig, weights: OffloadedWeights | None
 ) -> Offloader | None:
-    """Return the context that a forward is run in, None if nothing of it is offloaded."""
+    """Return the context of a forward; None if neither activations nor weights are offloaded."""
     if config.offload_activations:
         return Offloader(model, config.offload_fraction, weights)
     return None if weights is None else Offloader(model, 0.0, weights)
 
 
 def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses one of `FIELDS`: a CPU, a compiled step, weights that torchao replaces."""
+    """Refuse one of `FIELDS` on a CPU, in a compiled step, or for weights that torchao replaces."""
     config = asked.config
     if not getattr(config, field):
         return
     stay = {field: False}
     if asked.device.type == "cpu":
         yield Refusal(
-            why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} are in the host's "
-            "memory already",
+            why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} are already in "
+            "host memory",
             remedies=(stay,),
             otherwise="memlab.predict for a card: device='h200'",
         )
@@ -79,8 +79,8 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
         return
     if is_compiled(config):
         yield Refusal(
-            why=f"{field}=True with {asked_by(config)} is not implemented: a compiled graph saves "
-            "for backward by itself",
+            why=f"{field}=True with {asked_by(config)} is not implemented: a compiled graph "
+            "decides itself what it saves for backward",
             remedies=(without(config), stay),
         )
     if field == "offload_parameters" and config.precision is Precision.FP8_MIXED:
@@ -92,25 +92,26 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of an optimizer's state in the host's memory, numbers of steps left out."""
+    """Return the bytes of an optimizer's state in host memory, without the step counters."""
     values = (value for state in optimizer.state.values() for value in state.values())
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0)
     return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cpu")
 
 
 def notes(config: StepConfig, host_bytes: int) -> list[str]:
-    """Return what an offloaded step holds in the host's memory, by its name."""
+    """Return a note on how many bytes an offloaded step holds in host memory."""
     names = [what for field, what in FIELDS.items() if getattr(config, field)]
     if not names:
         return []
-    held = f"{format_bytes(host_bytes)} of {' and '.join(names)} are held in the host's memory"
+    held = f"{format_bytes(host_bytes)} of {' and '.join(names)} are held in host memory"
     if host_bytes:
-        return [f"{held}, beside the allocated bytes of the device."]
-    return [f"{held}: no tensor is as large as {format_bytes(offloading.SMALLEST_BYTES)}."]
+        return [f"{held}, in addition to the allocated bytes of the device."]
+    least = format_bytes(offloading.SMALLEST_BYTES)
+    return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return what a person would add to a script, for all three of `FIELDS`."""
+    """Return the lines of a script for all three of `FIELDS`."""
     config = asked.config
     if not any(getattr(config, field) for field in FIELDS):
         return ScriptLines()
@@ -150,13 +151,14 @@ def says(asked: Setup) -> str:
     names = [what for field, what in FIELDS.items() if getattr(config, field)]
     if not names:
         return ""
-    waiting = " and ".join(names)
+    offloaded = " and ".join(names)
     if config.offload_activations and config.offload_fraction < 1.0:
-        waiting = f"{config.offload_fraction:.0%} of the {waiting}"
-    return f"{waiting} wait in the host's memory, as fast as the bus allows"
+        offloaded = f"{config.offload_fraction:.0%} of the {offloaded}"
+    verb = "is" if names == ["optimizer state"] else "are"
+    return f"{offloaded} {verb} kept in host memory; the copies take time on the bus"
 
 
-def offloaded(field: str) -> Control:
+def offload_control(field: str) -> Control:
     """Return the control of one of `FIELDS`."""
     what = FIELDS[field]
     return switch(field, field.replace("_", " "), f"{what} offloaded", f"{what} not offloaded")
@@ -170,11 +172,11 @@ ACTIVATIONS = Technique(
         "offload activations": {"offload_activations": True},
         "offload half": {"offload_fraction": 0.5, "offload_activations": True},
     },
-    changes_plans=False,  # what waits in the host's memory is no less to recompute
+    changes_plans=False,  # offloading an activation does not change what recomputing it would cost
     refusals=partial(refusals, "offload_activations"),
-    source=source,  # of the others too
+    source=source,  # for the other two techniques as well
     controls=(
-        offloaded("offload_activations"),
+        offload_control("offload_activations"),
         Control(
             field="offload_fraction",
             label="of them",
@@ -184,7 +186,7 @@ ACTIVATIONS = Technique(
             only_with={"offload_activations": True},
         ),
     ),
-    says=says,  # of the others too
+    says=says,  # for the other two techniques as well
 )
 PARAMETERS = Technique(
     fields=("offload_parameters",),
@@ -193,7 +195,7 @@ PARAMETERS = Technique(
     examples={"offload parameters": {"offload_parameters": True}},
     changes_plans=False,
     refusals=partial(refusals, "offload_parameters"),
-    controls=(offloaded("offload_parameters"),),
+    controls=(offload_control("offload_parameters"),),
 )
 OPTIMIZER_STATE = Technique(
     fields=("offload_optimizer",),
@@ -201,5 +203,5 @@ OPTIMIZER_STATE = Technique(
     does="offloading",
     examples={"offload optimizer": {"offload_optimizer": True}},
     refusals=partial(refusals, "offload_optimizer"),
-    controls=(offloaded("offload_optimizer"),),
+    controls=(offload_control("offload_optimizer"),),
 )

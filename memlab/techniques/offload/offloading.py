@@ -1,16 +1,17 @@
-"""What forward saves for backward waits in the host's memory; so does the optimizer's state.
+"""Offload activations saved for backward, and the optimizer's state, to host memory.
 
-Autograd gives each tensor that it saves to a hook, which is the one place where moving it frees
-memory: a copy that the model makes itself (`.cpu()`, later `.cuda()`) leaves the original saved.
-On CUDA the copies run on two streams of their own, from and to pinned memory. A few tensors stay
-until their copy is out, and the next one that backward will ask for is fetched ahead, so that time
-hides behind the kernels where the bus is fast enough. Of a share below 1, what goes is spread over
-the forward, so that its copies have all of it to hide in. Buffers are never moved, and parameters
-by `memlab.techniques.offload.weight_offloading` alone.
+Autograd passes each tensor that it saves to a hook. Only there does moving the tensor free memory:
+if the model itself copied it (`.cpu()`, later `.cuda()`), autograd would still hold the original.
 
-`Offloader` and `offload_state` are plain PyTorch and go into exported scripts as they stand. They
-are written against the documented interfaces of CUDA and **no card has run them yet**. Left out:
-graphs that are kept and run twice at once, models spread over several devices.
+On CUDA the copies run on two streams of their own, from and to pinned memory. A tensor stays on the
+device until its copy is complete, and the next tensor that backward will need is fetched ahead. So
+the copies overlap with kernels and cost no time if the bus is fast enough. With a fraction below 1,
+the offloaded tensors are spread over the whole forward, to give their copies time. Buffers are
+never moved; parameters are moved only by `memlab.techniques.offload.weight_offloading`.
+
+`Offloader` and `offload_state` are plain PyTorch, and exported scripts contain a copy of them. They
+are written against CUDA's documented interfaces, and **no card has run them yet**. Left out: graphs
+that are kept and run twice at once, and models on several devices.
 """
 
 import contextlib
@@ -26,21 +27,21 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-SMALLEST_BYTES = 1 << 18  # 256 KiB: some 10 us on a bus of 25 GB/s, as starting the copy takes
-NUM_WAITING = 2  # tensors that stay on the device while they are copied out
+SMALLEST_BYTES = 1 << 18  # 256 KiB takes 10 us at 25 GB/s, about as long as starting a copy
+NUM_WAITING = 2  # tensors that stay on the device while they are copied to the host
 
 
 class Offloader(saved_tensors_hooks):
-    """A context around a forward: what autograd saves in it goes to the host's memory.
+    """A context around a forward. Tensors that autograd saves in it go to host memory.
 
     Args:
         model: its parameters and buffers are not copied.
-        fraction: of the bytes that go; 0 is none.
-        weights: of the model that wait there already, if any do.
+        fraction: share of the saved bytes that is offloaded; 0 is none.
+        weights: the offloaded weights of the model, if there are any.
 
     Attributes:
-        host_bytes: held in the host's memory now.
-        peak_host_bytes: the most that was.
+        host_bytes: bytes held in host memory now.
+        peak_host_bytes: the most bytes held in host memory so far.
     """
 
     def __init__(self, model: nn.Module, fraction: float = 1.0, weights: Any = None) -> None:
@@ -65,7 +66,7 @@ class Offloader(saved_tensors_hooks):
         super().__enter__()
 
     def __exit__(self, *args: object) -> None:
-        """End a forward; what has not left the device by now stays, since backward begins there."""
+        """End a forward. A tensor still on the device stays: backward needs the last ones first."""
         super().__exit__(*args)
         self._inside.close()
         self._waiting.clear()
@@ -73,7 +74,7 @@ class Offloader(saved_tensors_hooks):
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Around a backward, in which hooks and recomputes may read weights, and save them."""
+        """Return the context of a backward, in which hooks and recomputes may read weights."""
         if self.weights is None:
             yield
             return
@@ -82,13 +83,13 @@ class Offloader(saved_tensors_hooks):
 
     @torch.no_grad()
     def _keep(self, tensor: torch.Tensor) -> Any:
-        """Return what autograd keeps in place of a tensor in backward: weights go, others stay."""
+        """Return what autograd saves for a tensor during backward: only weights are offloaded."""
         weight = self.weights.weight_in(tensor)
         host = None if weight is None else weight.host_view(tensor)
         return tensor if host is None else self._moved(tensor, host, weight.parameter)
 
     def _before_a_write(self) -> None:
-        """Let no tensor be changed before it is out, nor be used again as if it were not."""
+        """Finish all copies before a tensor is changed in place, and forget known tensors."""
         for moved in self._waiting:
             moved.leave()
         self._waiting.clear()
@@ -96,7 +97,7 @@ class Offloader(saved_tensors_hooks):
 
     @torch.no_grad()
     def _send(self, tensor: torch.Tensor) -> Any:
-        """Return what autograd keeps in place of a tensor: where it is, or the tensor itself."""
+        """Return what autograd saves for a tensor: its offloaded copy, or the tensor itself."""
         weight = None if self.weights is None else self.weights.weight_in(tensor)
         if weight is not None:
             host = weight.host_view(tensor)
@@ -122,7 +123,7 @@ class Offloader(saved_tensors_hooks):
         return moved
 
     def _is_its_turn(self, nbytes: int) -> bool:
-        """Return whether the next tensor goes, for the share of all bytes to be the fraction."""
+        """Return whether to offload the next tensor, to keep the share of bytes at `fraction`."""
         self._seen_bytes += nbytes
         goes = self._sent_bytes + nbytes / 2 <= self.fraction * self._seen_bytes
         self._sent_bytes += nbytes * goes
@@ -137,7 +138,7 @@ class Offloader(saved_tensors_hooks):
 
     @torch.no_grad()
     def _fetch(self, saved: Any) -> torch.Tensor:
-        """Return a saved tensor to backward, and fetch the one that was saved before it."""
+        """Return a saved tensor to backward, and begin to fetch the one saved before it."""
         if not isinstance(saved, _Moved):
             assert isinstance(saved, torch.Tensor)
             return saved
@@ -151,26 +152,26 @@ class Offloader(saved_tensors_hooks):
 
 
 class _Writes(TorchFunctionMode):
-    """Tells that a tensor is about to be changed in place; autograd tells its hooks no version."""
+    """Calls a function before a tensor is changed in place, since autograd's hooks are not told."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, before_a_write: Callable[[], None]) -> None:
         super().__init__()
-        self.tell = tell
+        self.before_a_write = before_a_write
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, kwargs or {}
         is_operator = name.startswith("__") and not name.startswith(("__i", "__set"))
         if (name.endswith("_") and not is_operator) or kwargs.get("inplace") or "out" in kwargs:
-            self.tell()
+            self.before_a_write()
         return func(*args, **kwargs)
 
 
 class _Moved:
-    """A tensor in the host's memory, and on the device while it leaves or is about to be used."""
+    """A tensor in host memory; it is on the device too while it is copied or about to be used."""
 
     here: torch.Tensor | None = None
     event: Any = None
-    own_bytes = 0  # of what is in the host's memory for its sake
+    own_bytes = 0  # bytes of host memory that were allocated for it
 
     def __init__(
         self,
@@ -194,13 +195,13 @@ class _Moved:
         owner.peak_host_bytes = max(owner.peak_host_bytes, owner.host_bytes)
 
     def __del__(self) -> None:
-        # the block may be given to another tensor, which must not be written before it was read
+        # its memory may go to another tensor, which must not write before the copy has read it
         self.leave()
         if self.own_bytes:
             self.owner.host_bytes -= self.own_bytes
 
     def leave(self) -> None:
-        """Give the device's memory back, once the copy is out."""
+        """Free the device memory once the copy to the host is complete."""
         if self.here is not None:
             wait_for(self.event, self.device)
         self.here = None
@@ -212,10 +213,10 @@ class _Moved:
             self.event = copy_on(streams_of(self.device)[1], self.here, self.host)
 
     def take(self) -> torch.Tensor:
-        """Return it on the device, for the operator that runs next, and hold it no longer."""
+        """Return the tensor on the device for the next operator, and drop the reference to it."""
         if self.parameter is not None and self.parameter._version != self.version:
             raise RuntimeError(
-                "a weight that backward needs has been modified by an inplace operation since its "
+                "a weight that backward needs has been modified by an inplace operation after its "
                 "forward"
             )
         self.come()
@@ -227,14 +228,14 @@ class _Moved:
 
 @functools.cache
 def streams_of(device: torch.device) -> tuple[Any, Any]:
-    """Return the streams of copies out and in, None and None where there are no streams."""
+    """Return the streams for copies to the host and back; None for a device without streams."""
     if device.type != "cuda":
         return None, None
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 def copy_on(stream: Any, target: torch.Tensor, source: torch.Tensor) -> Any:
-    """Copy, on a stream if there is one; return the event after which it is done."""
+    """Copy, on a stream if there is one; return the event that marks the end of the copy."""
     if stream is None:
         target.copy_(source)
         return None
@@ -245,7 +246,7 @@ def copy_on(stream: Any, target: torch.Tensor, source: torch.Tensor) -> Any:
 
 
 def wait_for(event: Any, device: torch.device) -> None:
-    """Let what is queued on a device from now on run after an event."""
+    """Make all work that is queued on a device from now on wait for an event."""
     if event is not None:
         torch.cuda.current_stream(device).wait_event(event)
 
@@ -259,7 +260,7 @@ def _is_worth_it(tensor: torch.Tensor) -> bool:
 
 
 def offload_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Keep an optimizer's state in the host's memory, but for that of the one it updates."""
+    """Keep an optimizer's state in host memory, except that of the parameter being updated."""
     return update_one_by_one(optimizer, _state_on_the_device)
 
 
@@ -267,9 +268,9 @@ def update_one_by_one(
     optimizer: torch.optim.Optimizer,
     around: Callable[[Any, torch.Tensor], contextlib.AbstractContextManager[None]],
 ) -> torch.optim.Optimizer:
-    """Let an optimizer update each parameter by itself, as it would, inside of a context.
+    """Make an optimizer update one parameter at a time, each inside of a context.
 
-    Its step stays a method, as a schedule asks for.
+    Its `step` stays a method, which learning rate schedules need.
     """
     update = optimizer.step
 
@@ -297,7 +298,7 @@ def update_one_by_one(
 def _state_on_the_device(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor
 ) -> Iterator[None]:
-    """Have the state of one parameter on its device, and in the host's memory again thereafter."""
+    """Move the state of one parameter to its device, and back to host memory afterwards."""
     state = optimizer.state.get(parameter, {})
     _move(state, parameter.device, pinned=False)
     try:
@@ -309,7 +310,7 @@ def _state_on_the_device(
 
 def _move(state: dict[str, Any], device: torch.device, *, pinned: bool) -> None:
     for name, value in state.items():
-        # a number of steps is no state worth moving, and is kept on the host anyway
+        # a step counter is a scalar that optimizers keep on the host anyway
         if isinstance(value, torch.Tensor) and value.dim() > 0:
             moved = torch.empty_like(value, device=device, pin_memory=pinned)
             state[name] = moved.copy_(value)

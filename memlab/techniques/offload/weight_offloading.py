@@ -1,17 +1,23 @@
-"""Weights wait in the host's memory; each is on the device while its module runs.
+"""Offload weights to host memory. Each weight is on the device only while its module runs.
 
-Forward: a module's own weights come when it is called and are gone when it returns. Backward: an
-operator that saved a weight gets a copy, which dies with its use. Update: one weight at a time
-comes, is updated and goes back. The next weight comes while the one before it is used. Gradients
-are on the device; with an optimizer in backward one at a time.
+- Forward: a module's own weights are copied to the device when it is called, and that copy is freed
+  when it returns.
+- Backward: an operator that saved a weight gets a copy, which is freed after its use.
+- Update: one weight at a time is copied to the device, updated and copied back.
 
-A weight that code outside of its module reads is learned by the module at work; where none is, it
-is there until the forward or the backward ends. Small ones stay, as do those that share memory,
-those of an RNN, which cuDNN wants in one block, and those inside of a compiled module. Away, a
-weight is one NaN seen as its shape, which is what code finds that reads it unseen, from C++.
+The next weight is fetched while the current one is used. Gradients are on the device; with an
+optimizer in backward only one at a time.
 
-`OffloadedWeights` is plain PyTorch and goes into exported scripts as it stands, below `offloading`
-and `weight_reads`. **No card has run it yet.** Left out: models over several devices.
+If other code reads a weight, the weight is fetched, and from then on it also comes with the module
+that was running. If no module was running, it stays until the forward or the backward ends. Some
+weights always stay on the device: small ones, those that share memory, those of an RNN (cuDNN wants
+them in one block) and those inside of a compiled module.
+
+While a weight is offloaded, its parameter is a single NaN expanded to the weight's shape. Code that
+reads it in a way that memlab cannot see (from C++) therefore gets NaN, not stale values.
+
+`OffloadedWeights` is plain PyTorch. Exported scripts contain a copy of it, after `offloading` and
+`weight_reads`. **No card has run it yet.** Left out: models on several devices.
 """
 
 import contextlib
@@ -31,15 +37,15 @@ from memlab.techniques.offload.weight_reads import WeightReads
 
 
 class OffloadedWeights:
-    """The weights of a model that wait in the host's memory; puts the rest on the device.
+    """The offloaded weights of a model. Making it moves everything else to the device.
 
     Args:
         model: on the CPU, its weights in the format and layout that they are trained in.
-        device: that it is trained on.
+        device: the device that it is trained on.
         stay: parameters that stay on the device.
 
     Attributes:
-        nbytes: held in the host's memory.
+        nbytes: bytes held in host memory.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class OffloadedWeights:
 
     @contextlib.contextmanager
     def in_forward(self) -> Iterator[None]:
-        """Around a forward and its loss: see who reads a weight that is away."""
+        """Return the context of a forward and its loss, which sees reads of offloaded weights."""
         self._here.clear()
         self._begin_pass()
         try:
@@ -85,7 +91,7 @@ class OffloadedWeights:
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Around a backward: the same, for hooks, recomputes and whatever else runs in it."""
+        """Return the context of a backward, which sees reads by hooks, recomputes and the like."""
         try:
             with WeightReads(self._read):
                 yield
@@ -93,7 +99,7 @@ class OffloadedWeights:
             self._give_back()
 
     def weight_in(self, saved: torch.Tensor) -> "_Weight | None":
-        """Return the weight that a tensor on the device is, or is a view of; None for others."""
+        """Return the weight of which a tensor on the device is a copy or a view, or None."""
         storage = saved.untyped_storage()
         known, weight = self._here.get(storage._cdata, (None, None))
         return weight if known is not None and known() is storage else None
@@ -106,7 +112,7 @@ class OffloadedWeights:
 
     @contextlib.contextmanager
     def on_the_device(self, _: Any, parameter: Any) -> Iterator[None]:
-        """Have a parameter on the device while it is updated; the host keeps what it becomes."""
+        """Hold a parameter on the device while it is updated, then copy it back to the host."""
         weight = self._of.get(parameter)
         if weight is None:
             yield
@@ -118,9 +124,9 @@ class OffloadedWeights:
             weight.leave(is_changed=True)
 
     def restore(self) -> None:
-        """Make the model whole again, on the CPU, for its weights to be saved or read."""
+        """Put all weights back into the model, on the CPU, so that they can be saved or read."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the last update may be on its way
+            torch.cuda.synchronize(self.device)  # the last copy to the host may still be running
         for parameter, weight in self._of.items():
             parameter.data = weight.host
         self._of.clear()
@@ -131,17 +137,17 @@ class OffloadedWeights:
         self.model.cpu()
 
     def _with_weights(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a module's forward, around which its weights are on the device."""
+        """Return a forward that holds the module's weights on the device while it runs."""
         is_method = isinstance(forward, MethodType)
         function: Any = getattr(forward, "__func__", forward)
 
-        @functools.wraps(function)  # libraries ask for the arguments that it takes
+        @functools.wraps(function)  # libraries inspect its signature
         def run(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if own is not module and self._reads.get(module):
                 raise RuntimeError(
-                    f"this {type(own).__name__} is a copy of one whose weights wait in the host's "
-                    "memory, and has none; copy the model before a step is built of it, or use "
-                    "offload_parameters=False"
+                    f"this {type(own).__name__} is a copy of a module whose weights are offloaded, "
+                    "and has no weights of its own; copy the model before a step is built of it, "
+                    "or use offload_parameters=False"
                 )
             here: list[_Weight] = []
             self._running.append((module, here))
@@ -157,20 +163,20 @@ class OffloadedWeights:
                     weight.leave()
 
         run.before = forward  # type: ignore[attr-defined]
-        # a method goes with a copy of the module, as a function would not
+        # copying a module copies a method along with it, which a plain function would not allow
         return MethodType(run, module) if is_method else functools.partial(run, module)
 
     def _fetch_ahead(self, weight: "_Weight") -> None:
-        """Begin to fetch what came after this weight the last time."""
+        """Begin to fetch the weight that followed this one in the last pass."""
         at = len(self._used)
         self._used.append(weight)
         if self._expected[at : at + 1] != [weight]:
-            self._expected = []  # another order than the last time, which tells nothing then
+            self._expected = []  # the order has changed, so the last pass predicts nothing
         for following in self._expected[at + 1 : at + 2]:
             following.come()
 
     def _begin_pass(self) -> None:
-        """Begin a forward or a backward, in turn."""
+        """Begin a forward or a backward; the two alternate."""
         self._give_back()
         self._expected, self._of_next_pass, self._used = self._of_next_pass, self._used, []
         for weight in self._of.values():
@@ -182,7 +188,7 @@ class OffloadedWeights:
         self._borrowed.clear()
 
     def _read(self, parameter: Any, *, may_write: bool) -> None:
-        """Have a weight there that is read from outside of its module."""
+        """Fetch a weight that code outside of its module reads."""
         weight = self._of.get(parameter)
         if weight is None:
             return
@@ -197,14 +203,14 @@ class OffloadedWeights:
         weight.is_changed |= may_write
 
     def is_here(self, weight: "_Weight") -> None:
-        """Remember which memory of the device a weight is in."""
+        """Remember which storage on the device holds a weight."""
         with torch._C.DisableTorchFunction():  # no read of its values
             storage = weight.parameter.untyped_storage()
         self._here[storage._cdata] = weakref.ref(storage), weight
 
 
 class _Weight:
-    """A weight in the host's memory, and on the device while someone uses it or is about to."""
+    """A weight in host memory, with a copy on the device while it is used or about to be used."""
 
     def __init__(
         self, owner: OffloadedWeights, parameter: nn.Parameter, host: torch.Tensor, away: Any
@@ -216,13 +222,13 @@ class _Weight:
         _set(parameter, away)
 
     def host_view(self, saved: torch.Tensor) -> torch.Tensor | None:
-        """Return the same view of it in the host's memory; None if that would be another tensor."""
+        """Return the same view of the weight in host memory; None if no view can be the same."""
         if saved.is_conj() or saved.is_neg() or saved.dtype != self.host.dtype:
             return None
         return self.host.as_strided(saved.shape, saved.stride(), saved.storage_offset())
 
     def come(self) -> None:
-        """Begin to copy it to the device, if it is not there."""
+        """Begin to copy the weight to the device, if it is not there."""
         if self.copy is None:
             device = self.away.device
             with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -231,7 +237,7 @@ class _Weight:
                 self.copy = copy
 
     def enter(self) -> None:
-        """Have it on the device for one user more."""
+        """Add a user; for the first one the weight is copied to the device."""
         if not self.users:
             self.come()
             wait_for(self.event, self.away.device)
@@ -241,7 +247,7 @@ class _Weight:
         self.users += 1
 
     def leave(self, *, is_changed: bool = False) -> None:
-        """Give the device's memory back after the last user, and keep what was changed."""
+        """Remove a user. Changes are copied to the host; after the last user the copy is freed."""
         self.users -= 1
         is_changed = is_changed or (self.is_changed and not self.users)
         if is_changed or self.parameter._version != self.version:
@@ -253,9 +259,9 @@ class _Weight:
             self.copy = None
 
     def forget(self) -> None:
-        """Drop a copy that was fetched ahead and that nobody came for."""
+        """Free a copy that was fetched ahead and not used."""
         if self.copy is not None and not self.users:
-            wait_for(self.event, self.away.device)  # its memory may be given to another tensor now
+            wait_for(self.event, self.away.device)  # its memory may go to another tensor
             self.copy = None
 
 
@@ -267,7 +273,7 @@ def _set(parameter: nn.Parameter, data: torch.Tensor | None) -> None:
 def _moved_to_the_host(
     model: nn.Module, device: torch.device, stay: set[int], closed: set[nn.Module]
 ) -> tuple[list[tuple[nn.Module, str, int]], dict[int, torch.Tensor]]:
-    """Return where the weights are that are moved, each with a key, and by it their values."""
+    """Return the places of offloaded weights, each with a key, and their values by that key."""
     found = {id(parameter) for parameter in _movable(model, stay, closed)}
     places = [
         (module, name, id(parameter))
@@ -280,15 +286,17 @@ def _moved_to_the_host(
     for module, name, key in places:
         parameter = module._parameters[name]
         if key not in hosts and parameter is not None:
-            # dense, as the copies on the device will be
+            # dense, like the copies on the device
             host = torch.empty_like(parameter.data, device="cpu", pin_memory=is_pinned)
             hosts[key] = host.copy_(parameter.data)
-            parameter.data = parameter.data.new_empty(0)  # one after another, not all twice
+            parameter.data = parameter.data.new_empty(
+                0
+            )  # free each, so that only one is held twice
     return places, hosts
 
 
 def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters that are worth moving and can be moved by themselves."""
+    """Return the parameters that are large enough and can be moved one by one."""
     for module in model.modules():
         if module in closed or isinstance(module, nn.RNNBase):
             stay = stay | {id(parameter) for parameter in module.parameters()}
@@ -306,7 +314,7 @@ def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[n
 
 
 def _compiled_parts(model: nn.Module) -> set[nn.Module]:
-    """Return the modules that TorchScript or torch.compile calls by itself."""
+    """Return the modules that TorchScript or torch.compile calls directly."""
     return {
         part
         for module in model.modules()

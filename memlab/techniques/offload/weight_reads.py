@@ -1,9 +1,9 @@
-"""Who reads a parameter: a mode that is told of every function of torch, in backward too.
+"""Detect reads of parameters: a mode that sees every function of torch, in backward too.
 
-PyTorch takes a mode away inside of the function that it is told of, and so for the whole of a
-backward; here the engine is asked by itself, and the mode stays. `WeightReads` is plain PyTorch and
-goes into exported scripts as it stands. Left out: what reads a parameter from C++ without a
-function of torch, and hooks in a backward that `torch.autograd.grad` runs.
+PyTorch switches a mode off while the mode handles a function, and so for the whole of
+`Tensor.backward`. Here the autograd engine is called directly, and the mode stays on.
+`WeightReads` is plain PyTorch, and exported scripts contain a copy of it. Left out: C++ code that
+reads a parameter without a function of torch, and hooks in a backward of `torch.autograd.grad`.
 """
 
 import itertools
@@ -19,18 +19,18 @@ QUESTIONS = {
     "is_cuda", "is_sparse", "is_meta", "is_quantized", "is_mkldnn", "nbytes", "size", "dim",
     "numel", "nelement", "stride", "is_floating_point", "is_complex", "__hash__", "_version",
 }  # fmt: skip
-"""Attributes and methods that ask nothing of a weight's values."""
+"""Attributes and methods that do not read a weight's values."""
 
 
 class WeightReads(TorchFunctionMode):
-    """Tells of every parameter whose values a function of torch is about to read.
+    """Calls `on_read` for every parameter whose values a function of torch is about to read.
 
-    `.data` may be written, of which no counter of versions tells.
+    A read of `.data` counts as a possible write, because a write through it changes no version.
     """
 
-    def __init__(self, tell: Callable[..., None]) -> None:
+    def __init__(self, on_read: Callable[..., None]) -> None:
         super().__init__()
-        self.tell = tell
+        self.on_read = on_read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_attribute = func.__name__ in ("__get__", "__set__")
@@ -39,9 +39,9 @@ class WeightReads(TorchFunctionMode):
             for given in (*args, *(kwargs or {}).values()):
                 for part in given if isinstance(given, list | tuple) else (given,):
                     if isinstance(part, nn.Parameter):
-                        self.tell(part, may_write=name == "data")
+                        self.on_read(part, may_write=name == "data")
         if func in (torch.Tensor.backward, torch.autograd.backward):
-            with self:  # a mode is off inside of what it is told of
+            with self:  # a mode is off while it handles a function
                 return _backward(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -54,7 +54,7 @@ def _backward(
     inputs: Any = None,
     **others: Any,
 ) -> None:
-    """Do what `torch.autograd.backward` does, by its engine, of which no mode is told."""
+    """Do what `torch.autograd.backward` does, by calling the engine, which bypasses modes."""
     gradients = others.get("gradient", others.get("grad_tensors", gradients))
     tensors, gradients, inputs = (
         () if given is None else (given,) if isinstance(given, torch.Tensor) else tuple(given)

@@ -1,6 +1,6 @@
-"""Optimizers, and what takes their place or their weights.
+"""Optimizers, and changes to how they update.
 
-- `optimizers.py`: optimizers by name. To add one, start here.
-- `optimizer_in_backward.py`: each gradient is used and freed in backward.
-- `master_weights.py`, `stochastic_rounding.py`: bf16 weights whose small updates are not lost.
+- `optimizers.py` makes optimizers by name. To add one, start here.
+- `optimizer_in_backward.py` updates each parameter, and frees its gradient, during backward.
+- `master_weights.py` and `stochastic_rounding.py` keep small updates of bf16 weights.
 """

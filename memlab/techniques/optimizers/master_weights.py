@@ -1,8 +1,9 @@
 """bf16 weights in the model, fp32 master weights in the optimizer: small updates are not lost.
 
-Known from Megatron's and DeepSpeed's bf16 training. The masters begin as the bf16 weights and are
-part of the optimizer state: 4 bytes a parameter. Gradients are bf16; fp32 copies of them live as
-long as an update. Left out: fp32 accumulation of gradients over micro-batches.
+Megatron and DeepSpeed train in bf16 this way. The master weights start as copies of the bf16
+weights and are part of the optimizer state: 4 bytes for each parameter. Gradients are bf16; an
+update makes fp32 copies of them and frees these when it ends. Left out: accumulating the gradients
+of micro-batches in fp32.
 """
 
 from types import MethodType
@@ -14,7 +15,7 @@ from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_master_weights(optimizer: Any) -> Any:
-    """Let an optimizer of bf16 weights update fp32 masters, of which the weights are copies."""
+    """Make an optimizer update fp32 master weights and then copy them into the bf16 weights."""
     update = optimizer.step
 
     def step(self: Any, closure: Any = None) -> None:
@@ -42,7 +43,7 @@ def given_master_weights(optimizer: Any) -> Any:
             for group, weights in every:
                 group["params"] = weights
 
-    optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
+    optimizer.step = MethodType(step, optimizer)  # learning rate schedules need a method
     return optimizer
 
 

@@ -1,9 +1,9 @@
-"""The optimizer inside of backward: each gradient is used and freed as soon as it is there.
+"""The optimizer inside of backward: each gradient is used and freed as soon as it is computed.
 
 Source: the PyTorch tutorial "How to save memory by fusing the optimizer step into the backward
-pass": a hook on each parameter after its gradient was accumulated, and an optimizer of its own.
-A shared parameter is updated once, after all its uses. Left out: what needs all gradients at once,
-such as clipping by their norm.
+pass". Each parameter has an optimizer of its own, which a hook calls once the parameter's gradient
+has been accumulated. A shared parameter is updated once, after all its uses. Left out: everything
+that needs all gradients at once, such as clipping by their norm.
 """
 
 import weakref
@@ -38,7 +38,7 @@ def update_in_backward(optimizer, make_one):
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses it: what needs the gradients after backward."""
+    """Refuse settings that need the gradients after backward."""
     config = asked.config
     if not config.optimizer_in_backward:
         return
@@ -46,29 +46,28 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     if config.accumulation_steps > 1:
         yield Refusal(
             why=f"optimizer_in_backward=True with accumulation_steps={config.accumulation_steps}: "
-            "each backward would update the weights, so that the micro-batches were separate "
-            "updates",
+            "the backward of each micro-batch would update the weights",
             remedies=({"accumulation_steps": 1}, after),
         )
     if config.precision is Precision.FP16_MIXED:
         yield Refusal(
-            why="optimizer_in_backward=True with precision='fp16-mixed': a loss scaler must see "
-            "every gradient before it lets any weight be updated, and bf16-mixed needs none",
+            why="optimizer_in_backward=True with precision='fp16-mixed': the loss scaler must see "
+            "all gradients before any weight is updated, and bf16-mixed needs no loss scaler",
             remedies=({"precision": Precision.BF16_MIXED}, after),
         )
 
 
 class InBackward(torch.optim.Optimizer):
-    """Updates each parameter in a hook of backward; a schedule sets the rate of all of them.
+    """Updates each parameter in a hook of backward.
 
     Args:
-        parameters: trainable, each once.
-        make_one: makes the optimizer of one of them.
-        learning_rate: of all, until a schedule sets another.
+        parameters: the trainable parameters, each once.
+        make_one: makes the optimizer of one parameter.
+        learning_rate: of all parameters, until a schedule sets another.
 
     Attributes:
-        of_each: the optimizers that update, in the order of the parameters.
-        tell: called with the phase that begins, around each update.
+        of_each: the optimizers of the single parameters, in the order of the parameters.
+        on_phase: called around each update with the phase that begins.
     """
 
     def __init__(
@@ -78,17 +77,17 @@ class InBackward(torch.optim.Optimizer):
         learning_rate: float,
     ) -> None:
         super().__init__(parameters, {"lr": learning_rate})
-        self.tell: Callable[[Phase], None] = lambda phase: None
+        self.on_phase: Callable[[Phase], None] = lambda phase: None
         self._updated: set[int] = set()
         self.of_each = [make_one([parameter]) for parameter in parameters]
-        myself = weakref.ref(self)  # no garbage collector sees what a hook holds of its tensor
+        myself = weakref.ref(self)  # the garbage collector cannot see a cycle through a hook
         for parameter, own in zip(parameters, self.of_each, strict=True):
             own.state = self.state
             hook = partial(_update, myself, weakref.ref(own))
             parameter.register_post_accumulate_grad_hook(hook)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """End an update: backward has done it already."""
+        """End an update. Backward has already made it."""
         self._updated.clear()
 
     def update(self, own: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
@@ -99,18 +98,19 @@ class InBackward(torch.optim.Optimizer):
         """
         if id(parameter) in self._updated:
             raise UnsupportedError(
-                f"optimizer_in_backward=True: a parameter of shape {tuple(parameter.shape)} has "
-                "its gradient in two parts, as a model gives it that runs backward inside backward "
+                f"optimizer_in_backward=True: a parameter of shape {tuple(parameter.shape)} gets "
+                "its gradient in two parts, as in a model that runs backward inside backward "
                 "(checkpoint with use_reentrant=True); use optimizer_in_backward=False"
             )
         self._updated.add(id(parameter))
-        self.tell(Phase.OPTIMIZER)
+        self.on_phase(Phase.OPTIMIZER)
         own.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         own.step()
-        # a fused kernel tells nobody, and a backward that still needs the weight must fail
+        # a fused kernel does not raise the version, and a backward that still needs the old
+        # weight must fail
         torch.autograd.graph.increment_version(parameter)
         parameter.grad = None
-        self.tell(Phase.BACKWARD)
+        self.on_phase(Phase.BACKWARD)
 
 
 def _update(
@@ -127,14 +127,14 @@ def source(made: str, learning_rate: float) -> ScriptLines:
     """Return the hooks of a script.
 
     Args:
-        made: the expression of an optimizer over `own`.
-        learning_rate: of all, until a schedule sets another.
+        made: the expression that makes an optimizer of the parameters `own`.
+        learning_rate: of all parameters, until a schedule sets another.
     """
     return ScriptLines(
         imports=("import weakref",),
         functions=(HOOKS,),
         optimizer=(
-            "# holds the learning rate of all; its own step finds no gradients",
+            "# it holds the learning rate for all; its own step finds no gradients",
             f"optimizer = torch.optim.SGD(parameters, lr={learning_rate})",
             f"update_in_backward(optimizer, lambda own: {made})",
         ),
@@ -144,14 +144,14 @@ def source(made: str, learning_rate: float) -> ScriptLines:
 def says(asked: Setup) -> str:
     """Return what it does now."""
     is_on = asked.config.optimizer_in_backward
-    return "each gradient is freed as soon as it was used" if is_on else ""
+    return "each gradient is used and freed during backward" if is_on else ""
 
 
 IN_BACKWARD = Technique(
     fields=("optimizer_in_backward",),
     keeps=Keeps.ROUNDED,
     examples={"in backward": {"optimizer_in_backward": True}},
-    refusals=refusals,  # its lines in a script are the optimizer's
+    refusals=refusals,  # `optimizers.source` writes its lines of a script
     controls=(
         switch(
             "optimizer_in_backward",

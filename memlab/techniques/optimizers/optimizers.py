@@ -1,8 +1,8 @@
-"""Optimizers by name, with PyTorch's own defaults, and which of their implementations runs.
+"""Optimizers by name, with PyTorch's own defaults, and the choice of their implementation.
 
-8-bit states are bitsandbytes': blocks of 256 values share a scale, parameters of fewer than 4096
-values keep fp32. Left out: GaLore and other low-rank projections, which neither torch nor torchao
-has and whose own package, galore-torch, had its last release in 2024.
+8-bit states are those of bitsandbytes: blocks of 256 values share a scale, and parameters with
+fewer than 4096 values keep fp32 states. Left out: GaLore and other low-rank projections. Neither
+torch nor torchao has them, and their own package, galore-torch, had its last release in 2024.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ from memlab.techniques.source import UPDATE, ScriptLines, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
-"""PyTorch's defaults of AdamW and of Adafactor, whose rate is a share of each weight's size."""
+"""PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
 
 MOMENTUM = 0.9
-SCHEDULE_STEPS = 1000  # length of the cosine; memory and time of a step do not depend on it
+SCHEDULE_STEPS = 1000  # length of the cosine; it changes neither memory nor time of a step
 IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {
     OptimizerImplementation.DEFAULT: {},
     OptimizerImplementation.FOREACH: {"foreach": True},
@@ -40,14 +40,13 @@ EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses an optimizer: a package that is not here, or has no kernel for a CPU."""
+    """Refuse an 8-bit optimizer whose package is not installed or has no kernel for a CPU."""
     if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
         return
     instead: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
     if find_spec("bitsandbytes") is None:
         yield Refusal(
-            why="optimizer='adamw-8bit': 8-bit optimizers need bitsandbytes, which is not "
-            "installed",
+            why="optimizer='adamw-8bit' needs bitsandbytes, which is not installed",
             remedies=(instead,),
             otherwise="pip install 'memlab[optimizers]'",
         )
@@ -59,15 +58,15 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     )
     if asked.device.type == "cpu" and not has_kernel:
         yield Refusal(
-            why="optimizer='adamw-8bit': 8-bit optimizers need a CUDA card with bitsandbytes "
-            f"{bitsandbytes.__version__}, which has no kernel for a CPU",
+            why="optimizer='adamw-8bit' needs a CUDA card, because bitsandbytes "
+            f"{bitsandbytes.__version__} has no kernel for a CPU",
             remedies=(instead,),
-            otherwise="install 0.50 or newer",
+            otherwise="install bitsandbytes 0.50 or newer",
         )
 
 
 def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses an implementation: optimizers or number formats that it lacks."""
+    """Refuse an implementation that does not exist for this optimizer or number format."""
     config, chosen = asked.config, asked.config.optimizer_implementation
     said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
     if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[chosen]:
@@ -83,14 +82,14 @@ def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
 
 
 def _of_fused_sgd(config: StepConfig, device: torch.device, what: str) -> Iterator[Refusal]:
-    """Yield what refuses the fused SGD: weights of 16 bits on a CPU."""
+    """Refuse fused SGD for weights of 16 bits on a CPU."""
     is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
     is_sgd = config.optimizer in (Optimizer.SGD, Optimizer.SGD_MOMENTUM)
     if is_fused and is_sgd and device.type == "cpu":
         yield Refusal(
             why="optimizer_implementation='fused' with optimizer="
-            f"{str(config.optimizer)!r} and {what} on a CPU: torch's fused kernel leaves most "
-            "weights as they were (torch 2.13)",
+            f"{str(config.optimizer)!r} and {what} on a CPU: torch's fused kernel does not update "
+            "most of the weights (torch 2.13)",
             remedies=NOT_FUSED,
         )
 
@@ -102,11 +101,11 @@ def make(
 
     Args:
         model: on its device.
-        config: says which.
-        weights: of the model that wait in the host's memory, if they do.
+        config: says which optimizer.
+        weights: the offloaded weights of the model, if there are any.
 
     Raises:
-        UnsupportedError: it does not update weights of these formats rightly.
+        UnsupportedError: the optimizer does not update weights of this number format correctly.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
@@ -125,7 +124,7 @@ def make(
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return the lines that make the optimizer, and its schedule."""
+    """Return the lines of a script that make the optimizer and its schedule."""
     config = asked.config
     name, options = _name_and_options(config)
     is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
@@ -166,7 +165,7 @@ def states_of(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of the optimizer state with the path of its parameter.
 
-    Of a sparse one, such as a momentum of sparse gradients, the two tensors that it holds.
+    A sparse state, such as a momentum of sparse gradients, yields its two inner tensors.
     """
     weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
     each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
@@ -182,7 +181,7 @@ def states_of(
 
 
 def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
-    """Return what makes an optimizer over some parameters."""
+    """Return a function that makes an optimizer of some parameters."""
     name, options = _name_and_options(config)
     module: Any = torch.optim
     if config.optimizer is Optimizer.ADAMW_8BIT:
@@ -204,7 +203,7 @@ def _offloaded(
     config: StepConfig,
     weights: OffloadedWeights | None,
 ) -> Callable[..., torch.optim.Optimizer]:
-    """Return what makes an optimizer to which state and weights come one after another."""
+    """Return a function that makes an optimizer for offloaded state and weights."""
 
     def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = make_one(parameters)
@@ -218,7 +217,7 @@ def _offloaded(
 
 
 def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
-    """Let all 8-bit optimizers use the maps of the first: 2 KiB, which each would have anew."""
+    """Share the quantization maps (2 KiB) between 8-bit optimizers of single parameters."""
     maps: dict[str, torch.Tensor] = {}
 
     def make_sharing(parameters: list[torch.nn.Parameter]) -> Any:
@@ -245,24 +244,25 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
         options["momentum"] = MOMENTUM
     options |= IMPLEMENTATIONS[config.optimizer_implementation]
     if config.optimizer is Optimizer.ADAFACTOR:
-        options.pop("fused", None)  # it knows no such argument
+        options.pop("fused", None)  # Adafactor has no such argument
     return names[config.optimizer], options
 
 
 STATES = {
     Optimizer.SGD: "no state",
-    Optimizer.SGD_MOMENTUM: "one state a weight, cosine schedule",
-    Optimizer.ADAM: "two states a weight",
-    Optimizer.ADAMW: "two states a weight",
-    Optimizer.ADAFACTOR: "a row and a column of state for each matrix",
-    Optimizer.ADAMW_8BIT: "two states of one byte a weight (bitsandbytes)",
+    Optimizer.SGD_MOMENTUM: "one state per weight, cosine schedule",
+    Optimizer.ADAM: "two states per weight",
+    Optimizer.ADAMW: "two states per weight",
+    Optimizer.ADAFACTOR: "one row and one column of state per matrix",
+    Optimizer.ADAMW_8BIT: "two states of one byte per weight (bitsandbytes)",
 }
 TEMPORARIES = {
     OptimizerImplementation.DEFAULT: "",
-    OptimizerImplementation.FOREACH: "all parameters at once, temporaries as large as the weights",
-    OptimizerImplementation.FUSED: "one kernel, no temporaries",
-    OptimizerImplementation.SINGLE_TENSOR: "one parameter after another, the least of temporaries "
-    "without a fused kernel",
+    OptimizerImplementation.FOREACH: "updates all parameters at once, with temporaries as large as "
+    "the weights",
+    OptimizerImplementation.FUSED: "one fused kernel, no temporaries",
+    OptimizerImplementation.SINGLE_TENSOR: "updates one parameter after another, with temporaries "
+    "as large as one parameter",
 }
 
 OPTIMIZER = Technique(
@@ -281,7 +281,7 @@ IMPLEMENTATION = Technique(
     fields=("optimizer_implementation",),
     keeps=Keeps.ROUNDED,
     examples={"fused": {"optimizer_implementation": "fused"}},
-    refusals=implementation_refusals,  # its lines in a script are the optimizer's
+    refusals=implementation_refusals,  # `source` of OPTIMIZER writes its lines of a script
     controls=(
         Control(
             field="optimizer_implementation",

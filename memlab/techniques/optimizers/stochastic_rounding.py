@@ -1,10 +1,10 @@
-"""bf16 weights alone, updated in fp32 and rounded up or down at random: small updates count.
+"""bf16 weights that are updated in fp32 and rounded up or down at random: small updates count.
 
-An update of a tenth of the distance to the next bf16 number moves a weight there once in ten times,
-so that its mean is exact (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
-One parameter at a time has an fp32 copy, with its gradient and the random bits: 13 bytes for each
-of its values. The optimizer state is fp32. Left out: fp32 accumulation of gradients over
-micro-batches.
+If an update is a tenth of the distance to the next bf16 number, the weight moves to that number
+once in ten updates, so its mean is exact (Gupta et al. 2015, "Deep Learning with Limited Numerical
+Precision"). Only one parameter at a time has an fp32 copy. With its gradient and the random bits
+that takes 13 bytes for each of its values. The optimizer state is fp32. Left out: accumulating the
+gradients of micro-batches in fp32.
 """
 
 from types import MethodType
@@ -16,7 +16,7 @@ from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_stochastic_rounding(optimizer: Any) -> Any:
-    """Let an optimizer of one group of bf16 weights update fp32 copies, one after another."""
+    """Make an optimizer (one group) update fp32 copies of its bf16 weights, one after another."""
     update = optimizer.step
 
     def step(self: Any, closure: Any = None) -> None:
@@ -38,17 +38,17 @@ def given_stochastic_rounding(optimizer: Any) -> Any:
         finally:
             group["params"] = weights
 
-    optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
+    optimizer.step = MethodType(step, optimizer)  # learning rate schedules need a method
     return optimizer
 
 
 def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
-    """Write fp32 values as bf16, up or down with the chance of how near each lies."""
-    if out.is_complex():  # kept as it is, in full
+    """Write fp32 values as bf16, rounded up or down; the nearer number is the likelier."""
+    if out.is_complex():  # complex weights are not rounded
         out.detach().copy_(exact)
         return
     bits = torch.randint_like(exact, 1 << 16, dtype=torch.int32)
-    bits.mul_(exact == exact)  # CUDA's NaN, 0x7fffffff, would go on to be a zero
+    bits.mul_(exact == exact)  # adding bits to CUDA's NaN, 0x7fffffff, would make it a zero
     bits.add_(exact.view(torch.int32)).bitwise_and_(-1 << 16)  # bf16 is the upper half of fp32
     out.detach().copy_(bits.view(torch.float32))
 

@@ -1,12 +1,13 @@
-"""Recomputing: activations that are dropped in forward and computed again in backward.
+"""Recomputing: activations are dropped in forward and computed again in backward.
 
-- `checkpointing.py`: which modules of a model, and what refuses it. Start here.
-- `blocks.py`: the repeated blocks of a model; `policies.py`: what a module keeps all the same.
-- `recompute.py`: one checkpointed module; `keeping.py` keeps some outputs.
-- `state.py`: what its forward begins with, put back for the recompute. `module_attributes.py`,
-  `noted_places.py` and `watched.py` (tensors) are parts of it; `changes.py` is what one forward
-  tells the next. `reachable.py` finds the places that a forward may write to, `places.py` reads and
-  writes one; `without_graphs.py` keeps what is noted small.
-- `model_cache.py`: caches of keys and values, which do not go with it.
-- `checkpointing_source.py`: the same as plain PyTorch.
+- `checkpointing.py` checkpoints modules of a model, by config or by plan. Start here.
+- `blocks.py` finds the repeated blocks of a model. `policies.py` decides which outputs a
+  checkpointed module keeps.
+- `recompute.py` checkpoints one module. `keeping.py` keeps outputs.
+- `state.py` records everything that its recompute must start from: `module_attributes.py`,
+  `noted_places.py` and `watched.py` (tensors) each record a part of it, and `changes.py` tells
+  the next forward what changed in this one. `reachable.py` finds the places that a forward may
+  write to, `places.py` reads and writes one, `without_graphs.py` keeps the record small.
+- `model_cache.py` switches off caches of keys and values, which cannot be combined with recompute.
+- `checkpointing_source.py` is the same in plain PyTorch, for exported scripts.
 """

@@ -1,4 +1,4 @@
-"""Which modules of a model are checkpointed: its repeated blocks, or those that a text names."""
+"""Select the modules to checkpoint: the repeated blocks of a model, or modules by name."""
 
 import difflib
 import fnmatch
@@ -18,10 +18,10 @@ EVERY = re.compile(r"every 0*([1-9]\d*)")
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the repeated blocks of a model by path; empty if it has none.
 
-    Blocks are the children of one class in any `ModuleList` or `Sequential`; in a model without
-    such children, modules with children of their own whose class it uses more than once. Of all
-    such classes the one that holds most of the parameters is taken, of equals the one with most
-    blocks.
+    Blocks are the children of one class in any `ModuleList` or `Sequential`. In a model without
+    such children they are modules whose class appears more than once and that have children of
+    their own. Of several such classes the one with the most parameters is chosen, and of equals
+    the one with the most blocks.
     """
     groups: dict[type, dict[str, nn.Module]] = defaultdict(dict)
     found: set[nn.Module] = set()  # two containers may hold the same block
@@ -39,19 +39,19 @@ def select(model: nn.Module, which: str) -> dict[str, nn.Module]:
 
     Args:
         model: as built.
-        which: "auto", the repeated blocks; "every 3", the first of each three of them; the name of
-            a class; or a pattern of paths, as `fnmatch` reads it: "encoder.layers.*".
+        which: "auto" for the repeated blocks, "every 3" for the first of every three blocks, the
+            name of a class, or a pattern of paths as `fnmatch` reads it: "encoder.layers.*".
 
     Raises:
-        UnsupportedError: no module is meant; the message says what there is.
+        UnsupportedError: no module matches; the message says which there are.
     """
     every = EVERY.fullmatch(which)
     if which == AUTO or every:
         blocks = find_blocks(model)
         if not blocks:
             raise UnsupportedError(
-                f"checkpointing='blocks' found no repeated blocks in {type(model).__name__}; name "
-                "modules by checkpoint_modules (a class or a pattern of paths), or use "
+                f"checkpointing='blocks' found no repeated blocks in {type(model).__name__}; "
+                "select modules with checkpoint_modules (a class or a pattern of paths), or use "
                 "accumulation_steps to save activations"
             )
         step = int(every[1]) if every else 1
@@ -63,7 +63,10 @@ def select(model: nn.Module, which: str) -> dict[str, nn.Module]:
 
 
 def find_named(model: nn.Module, which: str) -> dict[str, nn.Module]:
-    """Return modules by path, none inside another: of this class, else those a pattern means."""
+    """Return the modules of this class, or else those that match the pattern, by path.
+
+    A module inside of another selected module is left out.
+    """
     modules = {path: module for path, module in model.named_modules() if path}
     named = {path: m for path, m in modules.items() if type(m).__name__ == which}
     found = named or {p: m for p, m in modules.items() if fnmatch.fnmatchcase(p, which)}
@@ -77,7 +80,7 @@ def _nothing_meant(model: nn.Module, which: str) -> str:
     near = difflib.get_close_matches(which, [*classes, *modules], n=1, cutoff=0.5)
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return (
-        f"checkpoint_modules={which!r} means no module of {type(model).__name__}: {suggestion}"
+        f"checkpoint_modules={which!r} matches no module of {type(model).__name__}: {suggestion}"
         "allowed are 'auto', 'every 2', a class "
         f"({', '.join(sorted(classes)[:4]) or 'it has none with children'}) or a pattern of paths "
         f"('{next(iter(modules), '')}')"
@@ -85,7 +88,7 @@ def _nothing_meant(model: nn.Module, which: str) -> str:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Return whether it has children, and a forward of its own."""
+    """Return whether a module has children and a forward of its own."""
     has_children = next(module.children(), None) is not None
     return has_children and not isinstance(module, nn.ModuleList | nn.ModuleDict)
 

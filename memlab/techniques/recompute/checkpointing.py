@@ -1,7 +1,7 @@
-"""Activation checkpointing: which modules of a model, what they keep, and what refuses it.
+"""Activation checkpointing: which modules of a model are checkpointed, and what they keep.
 
-Modules are named by a config or by a plan; `recompute.py` runs one of them again.
-Left out: models that checkpoint themselves, which are refused rather than checkpointed twice.
+A config or a plan names the modules; `recompute.py` checkpoints each of them. Left out: models that
+checkpoint themselves, which are refused rather than checkpointed twice.
 """
 
 import functools
@@ -26,20 +26,20 @@ FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of 
 
 
 def budget_refusals(asked: Setup) -> Iterator[Refusal]:
-    """Yield what refuses a budget of the eager engine: another way to choose what is recomputed."""
+    """Refuse a budget of the eager engine together with another choice of what to recompute."""
     config = asked.config
     if not config.is_planned:
         return
     said = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
     if config.compile:
         yield Refusal(
-            why=f"{said} plans eager steps, and compile=True was asked for",
+            why=f"{said} plans eager steps only, and compile=True is set",
             remedies=({"budget_engine": BudgetEngine.COMPILE}, {"compile": False}),
         )
     if config.checkpointing is not Checkpointing.NONE:
         yield Refusal(
-            why=f"{said} chooses itself what to recompute, and checkpointing="
-            f"{str(config.checkpointing)!r} was asked for",
+            why=f"{said} chooses itself what to recompute, and "
+            f"checkpointing={str(config.checkpointing)!r} is set",
             remedies=({"checkpointing": Checkpointing.NONE}, {"memory_budget": 1.0}),
         )
 
@@ -48,9 +48,9 @@ def check_plan(config: StepConfig, plan: Plan | None) -> None:
     """Raise UnsupportedError for a budget of the eager engine without a plan."""
     if config.is_planned and plan is None:
         raise UnsupportedError(
-            f"memory_budget={config.memory_budget:g} with budget_engine='eager' needs a plan, "
-            "which memlab.measure, predict and verify make and build_step does not; for a step of "
-            "your own use checkpointing='blocks', or budget_engine='compile'"
+            f"memory_budget={config.memory_budget:g} with budget_engine='eager' needs a plan. "
+            "memlab.measure, predict and verify make one, build_step does not; for a step of your "
+            "own use checkpointing='blocks', or budget_engine='compile'"
         )
 
 
@@ -59,20 +59,21 @@ def apply(model: nn.Module, config: StepConfig, *, compiled: bool) -> None:
 
     Args:
         model: as built; nothing in it may be checkpointed already.
-        config: says which modules and what they keep.
-        compiled: whether `torch.compile` will trace the model. Its graph updates running statistics
-            once by itself, and it does not trace a context function.
+        config: says which modules are checkpointed and what they keep.
+        compiled: whether `torch.compile` will trace the model. If so, PyTorch's own checkpoint is
+            used: a compiled graph updates running statistics only once, and torch.compile cannot
+            trace a context function.
 
     Raises:
-        UnsupportedError: no module is meant, or the model checkpoints itself.
-        ConfigError: the policy names what does not exist.
+        UnsupportedError: no module matches, or the model checkpoints itself.
+        ConfigError: the policy names an operator that does not exist.
     """
     modules = blocks.select(model, config.checkpoint_modules)
     keeps = policies.keeps(config.checkpoint_policy)
     if compiled and keeps is not None:
         raise UnsupportedError(
-            f"checkpoint_policy={config.checkpoint_policy!r} with torch.compile is not built; use "
-            "compile=False, or memory_budget with budget_engine='compile'"
+            f"checkpoint_policy={config.checkpoint_policy!r} with torch.compile is not "
+            "implemented; use compile=False, or memory_budget with budget_engine='compile'"
         )
     _check(model)
     tally = _Tally(config)
@@ -99,19 +100,19 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
 
 
 def notes(asked: Setup) -> list[str]:
-    """Return what a plan does, and whether it is within its budget."""
+    """Return a note about what a plan does and whether it is within its budget."""
     config, plan = asked.config, asked.plan
     if plan is None:
         return []
     said = (
-        f"{len(plan.regions)} modules are recomputed; {plan.share:.0%} of the plain step's "
-        "activations are held, as predicted."
+        f"{len(plan.regions)} modules are recomputed; by prediction {plan.share:.0%} of the plain "
+        "step's activations are held."
     )
     if plan.share <= config.memory_budget:
         return [said]
     return [
-        f"{said} That is the least this model can hold: memory_budget={config.memory_budget:g} is "
-        "below it."
+        f"{said} This is the least that this model can hold, and more than "
+        f"memory_budget={config.memory_budget:g} allows."
     ]
 
 
@@ -120,18 +121,19 @@ def _by_instance(instances: frozenset[Instance], func: OpOverload, number: int, 
 
 
 def _as_planned(region: Region, _: str, kept: Iterable[Key], __: Iterable[OpOverload]) -> None:
-    """Raise UnsupportedError unless a forward has kept what its plan says."""
+    """Raise UnsupportedError unless a forward has kept all outputs that its plan names."""
     missing = region.keep - {(str(func), number) for func, number in kept}
     if missing:
         name, number = min(missing)
         raise UnsupportedError(
-            f"{region.path} was planned to keep the output of {name} (number {number}) and does "
-            "not run it: its operators differ from call to call; use checkpointing='blocks'"
+            f"the plan keeps the output of {name} (number {number}) in {region.path}, which did "
+            "not run it: the operators of this module differ from call to call; use "
+            "checkpointing='blocks'"
         )
 
 
 class _Tally:
-    """What the modules of a model do in its first forward, which is told to whoever asked."""
+    """Collects what the checkpointed modules of a model do in its first forward."""
 
     def __init__(self, config: StepConfig) -> None:
         self.config = config
@@ -145,9 +147,10 @@ class _Tally:
         self.seen.update(seen)
 
     def judge_after_a_forward_of(self, model: nn.Module, paths: list[str]) -> None:
-        """Arrange for UnsupportedError in the first backward if nothing is recomputed or kept.
+        """Make the first backward raise UnsupportedError if nothing is recomputed or kept.
 
-        A gradient of a parameter tells that the forward is over, however the loss calls the model.
+        The first gradient of a parameter shows that the forward is over, however the loss calls
+        the model.
         """
 
         def judge(_: torch.Tensor) -> None:
@@ -155,8 +158,8 @@ class _Tally:
                 hook.remove()
             if not self.was_called:
                 raise UnsupportedError(
-                    f"checkpoint_modules={self.config.checkpoint_modules!r} means {paths[0]}, "
-                    "whose forward this model does not call, so that nothing is recomputed; name "
+                    f"checkpoint_modules={self.config.checkpoint_modules!r} selects {paths[0]}, "
+                    "but this model does not call its forward, so nothing is recomputed; select "
                     "a module around it, or use checkpointing='none'"
                 )
             keeps_nothing = self.config.checkpoint_policy == "recompute-all"
@@ -178,16 +181,16 @@ def _check(model: nn.Module) -> None:
         if flag:
             named = path or type(module).__name__
             raise UnsupportedError(
-                f"{named} checkpoints itself already ({flag}); build the model without it, or use "
-                "checkpointing='none' and memory_budget=1.0"
+                f"{named} already checkpoints itself ({flag}); build the model without this, or "
+                "use checkpointing='none' and memory_budget=1.0"
             )
 
 
 KEPT = {
     "recompute-all": "only its input",
-    "keep-matmuls": "its input and what matrix products return",
-    "keep-attention": "its input and what attention returns",
-    "recompute-pointwise": "all but what pointwise operators and norms return",
+    "keep-matmuls": "its input and the outputs of matrix products",
+    "keep-attention": "its input and the outputs of attention",
+    "recompute-pointwise": "everything except the outputs of pointwise operators and norms",
 }
 
 
@@ -196,8 +199,8 @@ def says(asked: Setup) -> str:
     config = asked.config
     if config.checkpointing is Checkpointing.NONE:
         return ""
-    kept = KEPT.get(str(config.checkpoint_policy), "what its policy says")
-    return f"each repeated block keeps {kept}; the rest runs again"
+    kept = KEPT.get(str(config.checkpoint_policy), "what its policy chooses")
+    return f"each repeated block keeps {kept}; the rest is recomputed"
 
 
 CHECKPOINTING = Technique(
@@ -226,9 +229,9 @@ BUDGET = Technique(
     keeps=Keeps.BITS,
     does="recomputing",
     examples={"budget": {"memory_budget": 0.5}},
-    changes_plans=False,  # a plan of every budget is made at once
+    changes_plans=False,  # the plans of all budgets are made at once
     refusals=budget_refusals,
-    notes=notes,  # its lines in a script are those of checkpointing
+    notes=notes,  # `source` of CHECKPOINTING writes its lines of a script
     controls=(
         Control(field="memory_budget", label="Memory budget", named=lambda v: f"budget {v:g}"),
     ),

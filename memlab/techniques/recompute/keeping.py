@@ -1,9 +1,12 @@
-"""Dispatch modes that keep outputs of a forward, and give them back in its recompute.
+"""Dispatch modes that keep outputs of a forward, and return them in its recompute.
 
-Outputs are known by operator and by its number in one call, so that a forward and its recompute
-must run the same operators. That is checked by how many ran before each kept one, but for casts,
-which autocast remembers from one module to the next, views, which hooks make of what a recompute is
-given, and copies, by which weights come to the device. Left out: what to keep, which a policy says.
+An output is identified by its operator and a number: the third `aten.mm` of a call, for instance.
+So a forward and its recompute must run the same operators. To check this, memlab compares how many
+operators ran before each kept one. Three kinds are not counted, because their number may differ:
+casts, which autocast caches from one module to the next; views, which hooks make of a recompute's
+inputs; and copies, which bring offloaded weights to the device.
+
+Left out: the choice of what to keep, which `policies.py` makes.
 """
 
 from collections import defaultdict
@@ -18,16 +21,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlab.techniques.recompute import policies
 from memlab.techniques.recompute.policies import Keeps
 
-NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
+NO_OPERATORS = ("prim", "profiler")  # namespaces of attribute reads and of annotations
 CAST = torch.ops.aten._to_copy.default
 MOVES = frozenset((torch.ops.aten.copy_.default, torch.ops.aten.empty_like.default))
-"""By which a weight comes to the device, once more or less often than in the forward."""
+"""Operators that bring an offloaded weight to the device."""
 
 Key = tuple[OpOverload, int]
 
 
 class Keep(TorchDispatchMode):
-    """Keeps outputs of a forward, each with how many operators ran before it."""
+    """Keeps outputs of a forward, each with the number of operators that ran before it."""
 
     def __init__(self, keeps: Keeps, kept: dict[Key, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,7 +38,7 @@ class Keep(TorchDispatchMode):
         self.counts: dict[OpOverload, int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; keep its output if that is asked for and possible."""
+        """Run the operator; keep its output if the policy says so and it can be kept."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func.namespace in NO_OPERATORS or func in MOVES:
@@ -54,11 +57,11 @@ class Keep(TorchDispatchMode):
 
 
 class Reuse(TorchDispatchMode):
-    """Gives kept outputs back in a recompute; what was changed in place since then runs again.
+    """Returns kept outputs in a recompute. An output that was changed in place is recomputed.
 
     Args:
-        kept: by `Keep`.
-        refuse: raises for what the recompute does otherwise than the forward.
+        kept: the outputs that `Keep` kept.
+        refuse: raises an error when the recompute differs from the forward.
     """
 
     def __init__(self, kept: dict[Key, Any], refuse: Callable[[str], None]) -> None:
@@ -67,26 +70,26 @@ class Reuse(TorchDispatchMode):
         self.counts: dict[OpOverload, int] = defaultdict(int)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what was kept, else run the operator."""
+        """Return the kept output if there is one; otherwise run the operator."""
         if func.namespace not in NO_OPERATORS and func not in MOVES:
             number = self.counts[func]
             self.counts[func] += 1
             self.position += is_counted(func)
             position, found = self.kept.pop((func, number), (self.position, None))
             if position != self.position:
-                self.refuse(f"runs other operators before {func} than before")
+                self.refuse(f"runs other operators before {func} than the first time")
             if found is not None and all(kept.is_unchanged for kept in _kept_in(found)):
                 return pytree.tree_map_only(_KeptOutputs, lambda kept: kept.tensor, found)
         return func(*args, **(kwargs or {}))
 
 
 def is_counted(func: OpOverload) -> bool:
-    """Return whether an operator must be the same in a forward that is run again."""
+    """Return whether a recompute must run this operator exactly as often as its forward."""
     return func is not CAST and func not in MOVES and not func.is_view
 
 
 class _KeptOutputs:
-    """A kept tensor, outside of any graph, and the version of its contents."""
+    """A kept tensor, detached from its graph, and the version of its contents."""
 
     __slots__ = ("tensor", "version")
 
@@ -99,7 +102,7 @@ class _KeptOutputs:
 
 
 def _kept(tensor: torch.Tensor) -> _KeptOutputs:
-    # below autograd a detached tensor counts its versions apart, unless this key is let through
+    # below autograd a detached tensor gets a version counter of its own unless this key is enabled
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return _KeptOutputs(tensor.detach())
 

@@ -1,9 +1,9 @@
-"""Caches of keys and values that a model fills while it trains: switched off where that is asked.
+"""Switch off the cache of keys and values that a model fills while it trains.
 
-Decoders of transformers make one in each forward unless their config says `use_cache=False`. It is
-of no use in training; the plain step keeps it all the same, as a person wrote it. A recompute would
-fill it once more, so that it is refused with `OFF` for a remedy. Left out: caches that a model's
-own code makes whatever its config says.
+Decoders of transformers fill such a cache in each forward unless their config says
+`use_cache=False`. It is of no use in training, but the plain step leaves the model as it was built.
+A recompute would fill the cache a second time, so it is refused with `OFF` as the remedy. Left out:
+caches that a model's own code makes regardless of its config.
 """
 
 import copy
@@ -14,12 +14,12 @@ from memlab.techniques.source import ScriptLines, text_of
 from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 OFF = "model_cache=False"
-"""The argument that switches a cache off: the panel offers it where a refusal has these words."""
+"""The setting that switches the cache off. The panel offers it if a refusal has these words."""
 
 
 def switch_caches_off(model: torch.nn.Module) -> None:
-    """Let every config of the model and of its parts say use_cache=False, in copies of them."""
-    copies: dict[int, object] = {}  # the configs of parts are often those within the model's
+    """Set use_cache=False in copies of the configs of the model and of its parts."""
+    copies: dict[int, object] = {}  # a part often shares its config with the model
     for module in model.modules():
         config = vars(module).get("config")
         if config is not None:
@@ -30,7 +30,7 @@ def switch_caches_off(model: torch.nn.Module) -> None:
 
 
 def source(asked: Setup) -> ScriptLines:
-    """Return the function of a script, and its call."""
+    """Return the lines of a script that switch caches off."""
     if asked.config.model_cache:
         return ScriptLines()
     return ScriptLines(
@@ -42,7 +42,7 @@ def source(asked: Setup) -> ScriptLines:
 
 def says(asked: Setup) -> str:
     """Return what it does now."""
-    return "" if asked.config.model_cache else "the model fills no cache of keys and values"
+    return "" if asked.config.model_cache else "the model's cache of keys and values is off"
 
 
 MODEL_CACHE = Technique(

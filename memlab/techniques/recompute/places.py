@@ -1,8 +1,9 @@
-"""Places in Python that a forward may write to: what each holds is read, compared and put back.
+"""Places in Python that a forward may write to: read, compare and restore what they hold.
 
-A place is read one level deep: its contents are compared by identity, plain values by value. What
-moves on by being used and has no way back (iterators), and what belongs to one thread, is read as
-well, so that a change of it can be refused by name.
+A place is, for instance, a list, the attributes of an object or the variable of a closure. It is
+read one level deep. Its contents are compared by identity, and plain values by value. Iterators
+cannot be restored, since they only move forward, and neither can data of one thread. These are read
+too, so that a change can be refused by name.
 """
 
 import _ctypes
@@ -29,19 +30,19 @@ ATOMS = frozenset(
 ) | {torch.dtype, torch.device, torch.Size, types.BuiltinFunctionType}
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 BYTES: tuple[Any, ...] = (bytearray, array.array, _ctypes._SimpleCData.__base__)
-MISSING = object()  # in place of the value of a name that a namespace lacks
-LARGE_BYTES = MIB  # an array of this size takes as long to read as a small block to run
+MISSING = object()  # stands for the value of a name that a namespace does not have
+LARGE_BYTES = MIB  # reading an array of this size takes as long as running a small block
 OF_A_THREAD = "which belongs to its thread"
-MOVES_ON = "which only moves on and cannot be put back; keep a number or a list in its place"
+MOVES_ON = "which cannot be moved back; use a number or a list instead"
 
 
 class PythonPlace:
-    """Something whose contents can be read and, unless it is `fixed`, put back.
+    """Something whose contents can be read and, unless `fixed` says why not, restored.
 
     Attributes:
         holder: a container, a class, the cell of a closure, an object with slots, a generator.
-        where: how the walk came to it.
-        fixed: why its contents cannot be put back; "" if they can.
+        where: the path by which it was found, for messages.
+        fixed: why its contents cannot be restored; "" if they can.
     """
 
     __slots__ = ("fixed", "holder", "where")
@@ -89,7 +90,7 @@ class Items(PythonPlace):
 
 
 class OfClass(PythonPlace):
-    """The attributes of a class, but for those of Python itself."""
+    """The attributes of a class, except those that Python itself sets."""
 
     __slots__ = ()
 
@@ -115,7 +116,7 @@ class OfClass(PythonPlace):
 
 
 class NamesPlace(PythonPlace):
-    """Some names of a namespace, or of an object with slots."""
+    """Some names of a namespace or of an object with slots."""
 
     __slots__ = ("names",)
 
@@ -235,7 +236,7 @@ class GeneratorPlace(PythonPlace):
 
 
 class Advances(PythonPlace):
-    """An iterator of Python itself: how far it has come can be read, and not put back."""
+    """A built-in iterator, whose position can be read but not restored."""
 
     __slots__ = ()
 
@@ -243,10 +244,10 @@ class Advances(PythonPlace):
         super().__init__(holder, where, MOVES_ON)
 
     def read(self) -> tuple[Any, ...]:
-        """Return what it would be pickled as.
+        """Return the parts of its pickle, which contain its position.
 
         Raises:
-            TypeError: it cannot say how far it has come, as a generator.
+            TypeError: its position cannot be read, as that of a generator.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of itertools from Python 3.12
@@ -260,16 +261,17 @@ def _parts(reduced: Any) -> Iterator[Any]:
         elif isinstance(part, tuple):
             yield from _parts(part)
         else:
-            yield len(part) if isinstance(part, list) else part  # of what is left, a new list
+            # pickling makes a new list of what is left, so its length is compared
+            yield len(part) if isinstance(part, list) else part
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator of Python itself: a generator, a count, a zip."""
+    """Return whether a value is a built-in iterator: a generator, a count, a zip."""
     return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
 
 
 def place_of(holder: Any, where: str) -> PythonPlace | None:
-    """Return the place that a value itself is; None if it is none."""
+    """Return a value as a place; None if it is not one."""
     if isinstance(holder, dict):
         return Items(holder, where)
     if isinstance(holder, list | set | deque):
@@ -282,14 +284,14 @@ def place_of(holder: Any, where: str) -> PythonPlace | None:
 
 
 def is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Return whether a place holds what it held: the same objects, or equal plain values."""
+    """Return whether a place has not changed: it holds the same objects or equal plain values."""
     return len(before) == len(after) and (
         all(map(operator.is_, before, after)) or all(map(_is_same_value, before, after))
     )
 
 
 def are_same(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> bool:
-    """Return whether many places hold the very same objects, quickly."""
+    """Return whether many places hold the same objects; a fast check before `is_same`."""
     return list(map(len, before)) == list(map(len, after)) and all(
         map(operator.is_, itertools.chain(*before), itertools.chain(*after))
     )
@@ -302,7 +304,7 @@ def _is_same_value(before: Any, after: Any) -> bool:
 
 
 def contents_of(cell: types.CellType) -> tuple[Any, ...]:
-    """Return the value of a variable of a closure, if it has one yet."""
+    """Return the value of a closure's variable in a tuple, which is empty if it has none yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:

@@ -1,9 +1,12 @@
 """What a checkpointed module keeps: presets, operators by name, or a person's own policy function.
 
-Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. Never kept,
-whoever asks: views; what an operator writes in place; operators that draw random numbers, since one
-that is kept shifts the stream of all that are drawn again, and the gradients are wrong; and casts,
-since autocast caches those of weights, and a forward and its recompute do not run the same ones.
+Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. Whatever the
+policy says, the following outputs are never kept:
+
+- views, and tensors that an operator writes in place;
+- random outputs: if one were kept, the recompute would draw fewer numbers than the forward, all
+  later draws would differ, and the gradients would be wrong;
+- casts: autocast caches those of weights, so a forward and its recompute run different ones.
 """
 
 import copyreg
@@ -21,7 +24,7 @@ from memlab.config import PRESET_POLICIES, Policy
 from memlab.errors import ConfigError, UnsupportedError
 
 Keeps = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
-"""Whether to keep an output: the overload, its number in this call, args, kwargs, output."""
+"""Returns whether to keep an output, from the overload, its number, args, kwargs and output."""
 
 SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -39,7 +42,7 @@ CHEAP = NORMS | frozenset(
 
 
 def operators(path: str) -> Any:
-    """Return what is at a path below `torch.ops`: "aten", "aten.mm", "aten.mm.default"."""
+    """Return the object at a path below `torch.ops`: "aten", "aten.mm", "aten.mm.default"."""
     return functools.reduce(getattr, filter(None, path.split(".")), torch.ops)
 
 
@@ -48,13 +51,13 @@ def _sent_by_name(value: Any) -> tuple[Callable[[str], Any], tuple[str]]:
     return operators, (value.name if isinstance(value, _OpNamespace) else path,)
 
 
-# a person's policy function names operators, and no pickler can send those to a worker by itself
+# a person's policy function refers to operators, which cannot be pickled for a worker otherwise
 for kind in (type(torch.ops), _OpNamespace, OpOverloadPacket, OpOverload):
     copyreg.pickle(kind, _sent_by_name)
 
 
 def keeps(policy: Policy) -> Keeps | None:
-    """Return what decides in a forward, None where everything is recomputed.
+    """Return the function that decides what to keep; None if everything is recomputed.
 
     Raises:
         ConfigError: an operator of that name does not exist.
@@ -73,7 +76,7 @@ def can_be_kept(func: OpOverload, values: dict[str, Any]) -> bool:
 
     Args:
         func: the operator.
-        values: of its arguments by name, as far as they are given.
+        values: the arguments that the call passes, by name.
     """
     schema = func._schema
     aliases = any(value.alias_info is not None for value in schema.returns)
@@ -86,7 +89,8 @@ def draws(func: OpOverload, values: dict[str, Any]) -> bool:
     """Return whether an operator draws random numbers in this call."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    for name in ("dropout_p", "dropout"):  # attention and RNNs without dropout draw nothing
+    # attention and RNNs draw random numbers only with dropout
+    for name in ("dropout_p", "dropout"):
         if name in (argument.name for argument in func._schema.arguments):
             return bool(values.get(name, 0.0))
     return True
@@ -99,22 +103,23 @@ def values_of(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 
 def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
-    """Return why a policy kept nothing of these operators, a sentence with the remedy."""
+    """Return a sentence that says why a policy kept no output of these operators, and a remedy."""
     context = SelectiveCheckpointContext(is_recompute=False)
     for func in seen:
         if not callable(policy):
             break
         try:
             answer = policy(context, func.overloadpacket)
-        except Exception:  # one that reads its arguments tells nothing here
+        except Exception:  # a policy that reads its arguments cannot be asked without them
             continue
         if answer is True or answer in SAVE:
             return (
-                f"checkpoint_policy keeps nothing: it compares operators with {func.overloadpacket}"
-                f", and is called with overloads; compare with torch.ops.{func}"
+                "checkpoint_policy keeps nothing: it compares operators with "
+                f"{func.overloadpacket}, but is called with overloads; compare with "
+                f"torch.ops.{func}"
             )
     ran = ", ".join(sorted(str(func) for func in seen if can_be_kept(func, {}))[:8])
-    said = f"checkpoint_policy {_name(policy)} keeps nothing in the checkpointed modules, which run"
+    said = f"checkpoint_policy {_name(policy)} keeps nothing in the checkpointed modules. They run"
     if not ran:
         return f"{said} no operator whose output can be kept; use 'recompute-all'"
     return f"{said} {ran}; name some of these, or use 'recompute-all'"
@@ -164,8 +169,8 @@ def _by_function(
             return answer in SAVE
         raise UnsupportedError(
             f"checkpoint_policy {_name(policy)} returned {answer} for {func}: without "
-            "torch.compile PyTorch recomputes in silence where it is told to offload; return "
-            "MUST_SAVE or MUST_RECOMPUTE"
+            "torch.compile, PyTorch silently recomputes instead of offloading; return MUST_SAVE or "
+            "MUST_RECOMPUTE"
         )
     said = repr(answer) if isinstance(answer, str | float | int | None) else type(answer).__name__
     raise UnsupportedError(
@@ -176,7 +181,7 @@ def _by_function(
 
 
 def overloads(names: str) -> frozenset[OpOverload]:
-    """Return the overloads that a list of names means: "aten.mm, addmm, aten.bmm.default"."""
+    """Return the overloads for a list of names: "aten.mm, addmm, aten.bmm.default"."""
     found: list[OpOverload] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         namespace, _, rest = name.partition(".") if "." in name else ("aten", "", name)
@@ -200,10 +205,10 @@ def overloads(names: str) -> frozenset[OpOverload]:
 
 
 def _packet(namespace: str, name: str) -> Any:
-    """Return what torch has under a name of an operator, None if it has nothing."""
+    """Return torch's operator of this name; None if there is none."""
     try:
         return getattr(getattr(torch.ops, namespace), name, None)
-    except (RuntimeError, TypeError, ValueError):  # a text that no operator could be called
+    except (RuntimeError, TypeError, ValueError):  # the text cannot be the name of an operator
         return None
 
 

@@ -1,14 +1,14 @@
-"""What a module's forward can reach in Python beside its inputs, so that a recompute can undo it.
+"""Find every place in Python that a module's forward can write to, so that it can be restored.
 
-A forward may write to more than tensors: it registers hooks, fills a cache that an attribute holds,
-counts in a global or in a class, appends to a list that a hook was given. `Reachable` walks from a
-module to every such place, by attributes, items of containers, closures, default arguments, and
-those names of classes and globals that the code which is reached uses. It notes what each place
-holds, and afterwards says which places hold something else and puts back what they held.
+A forward may write to more than tensors. It may register hooks, fill a cache in an attribute, count
+in a global or in a class, or append to a list that a hook holds. A recompute would do all this a
+second time. `Reachable` walks from a module to every such place: through attributes, items of
+containers, closures, default arguments, and those names of classes and globals that the reached
+code uses. `state.py` reads the places before and after a forward, and restores those that changed.
 
-Left out: what Python cannot look into (C extensions, files), and what torch, memlab and the
-standard library keep for themselves, but for its containers and weak references. A walk takes
-milliseconds for a block; the places that it found are read in microseconds.
+Left out: what Python cannot inspect (C extensions, files), and objects of torch, memlab and the
+standard library, except its containers and weak references. A walk takes milliseconds for a block;
+reading the places that it found takes microseconds.
 """
 
 import collections
@@ -43,7 +43,7 @@ from memlab.techniques.recompute.places import (
     place_of,
 )
 
-MOST_PLACES = 20_000  # a walk ends there: what a forward reaches is rarely more than a thousand
+MOST_PLACES = 20_000  # a walk stops there; a forward rarely reaches more than a thousand places
 FOREIGN = (sys.stdlib_module_names | {"torch", "memlab", "numpy"}) - {"__main__"}
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 HOLDERS = (
@@ -55,7 +55,7 @@ HOLDERS = (
     weakref.WeakValueDictionary,
     weakref.WeakSet,
 )
-"""Of the standard library, and yet looked into."""
+"""Classes of the standard library that the walk looks into."""
 CALLED = frozenset(
     (
         "forward",
@@ -81,20 +81,21 @@ OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 
 
 class Reachable:
-    """The places that a walk from these roots finds, and the tensors.
+    """The places and the tensors that a walk from these roots finds.
 
     Args:
-        roots: what to begin with, each with how to name it.
-        inside: modules whose own attributes are noted by someone else; what they hold is walked.
+        roots: the objects to start from, each with a name for messages.
+        inside: modules whose own attributes the caller watches itself; only what these attributes
+            hold is walked.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], inside: Iterable[nn.Module] = ()) -> None:
         self.places: list[PythonPlace] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
-        self.unreadable: list[str] = []  # iterators that do not say how far they have come
+        self.unreadable: list[str] = []  # iterators whose position cannot be read
         self.names = set(CALLED)  # used by the code that was reached
         self._inside = {id(part) for part in inside}
-        self._seen: dict[int, Any] = {}  # holds what it has seen, so that no number comes twice
+        self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
         self._waiting: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         self._ahead: list[tuple[str, Any]] = list(roots)
 
@@ -107,7 +108,7 @@ class Reachable:
         self._seen.clear()
 
     def _look_into(self, where: str, value: Any) -> None:
-        """Note a value if it is a place, and go on with what it holds."""
+        """Add a value if it is a place, and queue what it holds."""
         if isinstance(value, torch.Tensor):
             self._look_into_tensor(where, value)
         elif isinstance(value, dict):
@@ -151,14 +152,14 @@ class Reachable:
             if place is not None and place.fixed:
                 place.read()
         except TypeError:
-            if getattr(value, "gi_frame", value) is not None:  # else it has ended
+            if getattr(value, "gi_frame", value) is not None:  # a generator that has not ended
                 self.unreadable.append(f"{where}, a {type(value).__name__}")
         else:
             self.places += [place] if place is not None else []
 
     def _look_into_tensor(self, where: str, tensor: torch.Tensor) -> None:
         self.tensors.append((where, tensor))
-        if isinstance(tensor, nn.Parameter):  # hooks pile up on it, and libraries write notes on it
+        if isinstance(tensor, nn.Parameter):  # forwards add hooks to it, libraries add attributes
             attributes = {"_backward_hooks", "_post_accumulate_grad_hooks", *vars(tensor)}
             self.places.append(NamesPlace(tensor, where, tuple(attributes)))
             hooks = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
@@ -190,7 +191,7 @@ class Reachable:
     def _look_into_names(
         self, namespace: dict[str, Any], used: frozenset[str], stored: frozenset[str], of: str
     ) -> None:
-        """Note the names that code stores, and go on with the values of those that it uses."""
+        """Add the names that code stores, and queue the values of those that it uses."""
         for name in used & namespace.keys():
             value = namespace[name]
             if not isinstance(value, types.ModuleType):
@@ -263,14 +264,14 @@ def _is_foreign(module_name: Any) -> bool:
 
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that code uses, functions within it too."""
+    """Return the names of globals and attributes that code uses, with those of inner functions."""
     inner = [_names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 @functools.cache
 def _stored_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names that code sets or deletes, of globals, modules and other objects."""
+    """Return the names of globals and attributes that code sets or deletes."""
     inner = [_stored_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     stores = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR")
     own = (step.argval for step in dis.get_instructions(code) if step.opname in stores)

@@ -1,14 +1,19 @@
-"""One checkpointed module: it keeps its inputs and what it is told to, and runs again in backward.
+"""Checkpoint one module: it keeps its inputs and chosen outputs, and runs again in backward.
 
-By a wrapped forward: the module's source, paths, state dict and hooks stay as they are. What its
-forward saves for backward is dropped by hooks of autograd (`saved_tensors_hooks`), and filled in by
-a recompute when backward first asks for it; that ends with the last tensor that is needed. Its
-inputs are saved by autograd, so that a module around it, checkpointed too, drops them in turn.
-`memlab.techniques.recompute.state` notes all that a recompute must begin with.
+The module's forward is wrapped; its source, paths, state dict and hooks stay as they are.
 
-The method is that of `torch.utils.checkpoint`, non-reentrant; memlab has its own since a call of
-that costs half a millisecond of Python more (`host` of benchmarks/recompute_checks.py), keeps 5 kB
-of random numbers that nobody drew, and holds all the inputs of a module by reference.
+- In forward, hooks of autograd (`saved_tensors_hooks`) drop every tensor that it saves for
+  backward.
+- When backward asks for the first of these tensors, the module runs again and fills them all in.
+  This recompute stops after the last tensor that is needed.
+- Its inputs are saved by autograd, so a checkpointed module around it drops them in turn.
+
+`memlab.techniques.recompute.state` records everything that a recompute must start from.
+
+The method is that of the non-reentrant `torch.utils.checkpoint`. memlab has its own implementation,
+because PyTorch's takes half a millisecond more Python time per call (`host` of
+benchmarks/recompute_checks.py), keeps 5 kB of random number state even if nothing draws, and holds
+all inputs of a module by reference.
 """
 
 import contextlib
@@ -34,18 +39,18 @@ from memlab.techniques.recompute.policies import Keeps
 from memlab.techniques.recompute.state import State
 
 REFUSED_HOOKS = "don't yet support saved tensor hooks"  # torch/_functorch/vmap.py
-Told = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
-"""Told of a forward: the module's path, what was kept, which operators ran."""
+AfterForward = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
+"""Called with the module's path, the keys of kept outputs and the operators that ran."""
 
 
-def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
+def wrap(path: str, module: nn.Module, keeps: Keeps | None, after_forward: AfterForward) -> None:
     """Checkpoint one module, in place.
 
     Args:
         path: of the module in its model, for messages.
         module: its forward is replaced on the instance.
-        keeps: what to keep beside the inputs; None is nothing.
-        told: called after each forward that ran under autograd.
+        keeps: decides which outputs to keep besides the inputs; None keeps none.
+        after_forward: called after each forward that ran under autograd.
 
     Raises:
         UnsupportedError: a recompute cannot draw the random numbers of its forward.
@@ -54,15 +59,16 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
         if isinstance(part, nn.RNNBase) and part.dropout > 0 and _is_on_an_accelerator(part):
             raise UnsupportedError(
                 f"{path} cannot be recomputed: cuDNN draws the dropout={part.dropout:g} between "
-                f"the layers of its {type(part).__name__} from a state of its own, which nothing "
-                "rewinds; set that dropout to 0, or leave the module out by checkpoint_modules"
+                f"the layers of its {type(part).__name__} from a random state of its own, which "
+                "cannot be restored; set that dropout to 0, or leave the module out by "
+                "checkpoint_modules"
             )
-    region = _RecomputedRegion(path, module, keeps, told)
+    region = _RecomputedRegion(path, module, keeps, after_forward)
     method: Any = getattr(region.forward, "__func__", None)
 
-    @functools.wraps(method or region.forward)  # libraries ask for the arguments that it takes
+    @functools.wraps(method or region.forward)  # libraries inspect its signature
     def forward(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if own is not module:  # a copy, with which a method goes: it keeps all it saves
+        if own is not module:  # a copy of the module, which copied this method: no recompute
             return method(own, *args, **kwargs)
         if not torch.is_grad_enabled():
             return region.forward(*args, **kwargs)
@@ -77,17 +83,17 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
 
 
 def recomputed(model: nn.Module) -> dict[str, bool]:
-    """Return for the path of each checkpointed module whether it keeps outputs of operators."""
+    """Return the checkpointed modules by path, and whether each keeps outputs of operators."""
     own = ((path, getattr(part.forward, "keeps", None)) for path, part in model.named_modules())
     return {path: keeps for path, keeps in own if keeps is not None}
 
 
 @contextlib.contextmanager
 def of_a_model_off() -> Iterator[list[int]]:
-    """Run what a model checkpoints by itself, through torch, without checkpointing.
+    """Switch torch's own checkpointing off, for models that checkpoint themselves.
 
     Yields:
-        A list that grows by one with each call that was run so.
+        A list that grows by one with each call that ran without checkpointing.
     """
     torch_checkpoint: Any = torch.utils.checkpoint
     calls: list[int] = []
@@ -114,31 +120,33 @@ def of_a_model_off() -> Iterator[list[int]]:
 
 
 class _RecomputedRegion:
-    """A checkpointed module, and what there is to know of it from one call to the next."""
+    """A checkpointed module, and what is remembered from one call to the next."""
 
-    def __init__(self, path: str, module: nn.Module, keeps: Keeps | None, told: Told) -> None:
-        self.path, self.keeps, self.told = path, keeps, told
+    def __init__(
+        self, path: str, module: nn.Module, keeps: Keeps | None, after_forward: AfterForward
+    ) -> None:
+        self.path, self.keeps, self.after_forward = path, keeps, after_forward
         self.forward: Callable[..., Any] = module.forward
         self.changes = Changes(path, module)
-        # RReLU saves its noise before its kernel fills it: stopping there would leave it empty
+        # RReLU saves its noise before its kernel fills it, so stopping there would leave it empty
         self.stops_early = not any(isinstance(part, nn.RReLU) for part in module.modules())
 
     def refuse(self, what: str) -> None:
-        """Raise UnsupportedError for what a recompute does otherwise than its forward."""
+        """Raise UnsupportedError because a recompute did something else than its forward."""
         raise UnsupportedError(
-            f"{self.path} cannot be recomputed: running again, it {what}; what it does "
-            "depends on something that is not part of it: leave it out by checkpoint_modules"
+            f"{self.path} cannot be recomputed: running again, it {what}, so it depends on "
+            "something outside of the module; leave it out by checkpoint_modules"
         )
 
     def refuse_transform(self, why: str) -> None:
-        """Raise UnsupportedError for a transform of torch.func, where autograd takes no hooks."""
+        """Raise UnsupportedError for a transform of torch.func, which allows no autograd hooks."""
         raise UnsupportedError(
             f"{self.path} cannot be recomputed: it {why}; leave it out by checkpoint_modules"
         )
 
 
 class _Dropped:
-    """What autograd holds in place of a tensor; the tensor is here from recompute to its use."""
+    """What autograd saves instead of a tensor. The recompute fills in the tensor until its use."""
 
     __slots__ = ("__weakref__", "call", "kind", "tensor", "version")
 
@@ -149,7 +157,7 @@ class _Dropped:
 
 
 class _ForwardCall:
-    """One call of a region: its arguments, what it began with, and what it keeps."""
+    """One call of a region: its arguments, the state that it started from, and what it keeps."""
 
     def __init__(self, region: _RecomputedRegion, args: Any, kwargs: Any) -> None:
         self.region, self.kept = region, dict[Key, Any]()
@@ -162,13 +170,13 @@ class _ForwardCall:
         self.others = [
             None if saved else leaf for leaf, saved in zip(leaves, is_saved, strict=True)
         ]
-        # each once: a module may ask whether its query is its key, and the recompute asks again
+        # save each tensor once: a module may ask whether its query is its key, as will a recompute
         distinct = {id(leaf): leaf for leaf, saved in zip(leaves, is_saved, strict=True) if saved}
         number = {key: at for at, key in enumerate(distinct)}
         self.saved_at = [(at, number[id(leaves[at])]) for at, saved in enumerate(is_saved) if saved]
-        anchor = torch.empty(0, requires_grad=True)  # or autograd would save nothing
+        anchor = torch.empty(0, requires_grad=True)  # without it autograd would save nothing
         save: Any = _Save.apply
-        self.inputs: Any = save(anchor, *distinct.values())  # whose node lives as long as it does
+        self.inputs: Any = save(anchor, *distinct.values())  # its node holds the saved inputs
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -184,8 +192,8 @@ class _ForwardCall:
             except RuntimeError as error:
                 if REFUSED_HOOKS in str(error):
                     region.refuse_transform(
-                        "calls grad, vjp, jacrev or hessian of torch.func, inside of which PyTorch "
-                        "lets no tensors be dropped"
+                        "calls grad, vjp, jacrev or hessian of torch.func, inside of which "
+                        "PyTorch cannot drop saved tensors"
                     )
                 raise
         if inspect.isgenerator(out):
@@ -193,8 +201,8 @@ class _ForwardCall:
                 f"{region.path} cannot be recomputed: its forward is a generator, whose operators "
                 "run after it has returned; leave it out by checkpoint_modules"
             )
-        self._check_inputs("changes an input of its own in place")
-        region.told(region.path, self.kept, keep.counts if keep else ())
+        self._check_inputs("changes an input of this module in place")
+        region.after_forward(region.path, self.kept, keep.counts if keep else ())
         return out
 
     def _drop(self, tensor: torch.Tensor) -> _Dropped:
@@ -210,17 +218,17 @@ class _ForwardCall:
         if tensor is None or _version(tensor) != dropped.version:
             raise UnsupportedError(
                 f"{dropped.call.region.path} cannot be recomputed: running again, it "
-                f"{'saves less for backward' if tensor is None else 'changes what it has saved'} "
-                "than before; leave it out by checkpoint_modules"
+                f"{'saves fewer tensors' if tensor is None else 'changes a tensor that it saved'} "
+                "for backward; leave it out by checkpoint_modules"
             )
         return tensor
 
     def _run_again(self) -> None:
-        """Run a recompute; a graph that is kept may ask for more than one."""
-        self._check_inputs("changes an input of it in place, after its forward")
+        """Run a recompute. A graph that is retained may need more than one."""
+        self._check_inputs("changes an input of this module in place after its forward")
         region, leaves = self.region, list(self.others)
         given = self.inputs.grad_fn.saved_tensors
-        # a hook that the module sets on an input would else act on the gradient once more
+        # detached, or a hook that the module sets on an input would change the gradient twice
         inputs = [t.detach().requires_grad_(t.requires_grad) for t in given]
         for at, number in self.saved_at:
             leaves[at] = inputs[number]
@@ -238,16 +246,16 @@ class _ForwardCall:
             ):
                 run(region.forward, *args, **kwargs)
         finally:
-            self.kept.clear()  # what an early stop left over
+            self.kept.clear()  # an early stop may leave some outputs unused
 
     def _check_inputs(self, what: str) -> None:
-        """Raise UnsupportedError if a tensor that the call was given is not as it was."""
+        """Raise UnsupportedError if an input of the call has been changed."""
         for reference, version in self.versions:
             tensor = reference()
             if tensor is not None and _version(tensor) != version:
                 raise UnsupportedError(
                     f"{self.region.path} cannot be recomputed: the model {what}; leave it out by "
-                    "checkpoint_modules, or make that operator one that is not in place"
+                    "checkpoint_modules, or use an operator that is not in place"
                 )
 
 
@@ -261,27 +269,29 @@ class _Save(torch.autograd.Function):
 
 
 class _HasAll(BaseException):
-    """Ends a recompute; no model that catches exceptions is to catch it."""
+    """Ends a recompute. It is a BaseException, so that models do not catch it by accident."""
 
 
 class _Filling:
-    """Gives the tensors that a recompute saves to those who hold their place."""
+    """Fills the tensors that a recompute saves into the `_Dropped` of its forward, in order."""
 
     def __init__(self, call: _ForwardCall) -> None:
         self.call, self.count = call, 0
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Take the next tensor."""
+        """Fill in the next tensor."""
         every = self.call.dropped
         if self.count == len(every):
-            self.call.region.refuse("saves more for backward than before")
-        # outside of the recompute's graph, which a tensor that it saves would else hold for ever
+            self.call.region.refuse("saves more tensors for backward than the first time")
+        # detached, or a saved tensor would hold the graph of the recompute that holds it
         tensor = tensor.detach() if tensor.requires_grad else tensor
         dropped = every[self.count]()
         self.count += 1
         if dropped is not None:
             if dropped.kind != _kind(tensor):
-                self.call.region.refuse("saves tensors of another shape or format than before")
+                self.call.region.refuse(
+                    "saves tensors of another shape or format than the first time"
+                )
             dropped.tensor, dropped.version = tensor, _version(tensor)
         if self.call.region.stops_early and self.count == len(every):
             raise _HasAll
@@ -300,7 +310,7 @@ def _tensors(given: Any, region: _RecomputedRegion) -> Iterator[torch.Tensor]:
     """Yield the tensors in arguments of any structure.
 
     Raises:
-        UnsupportedError: one is a cache, which the forward and its recompute would both extend.
+        UnsupportedError: an argument is a cache, which forward and recompute would both extend.
     """
     for leaf in pytree.tree_leaves(given, is_leaf=_is_cache):
         if isinstance(leaf, torch.Tensor):
@@ -309,8 +319,8 @@ def _tensors(given: Any, region: _RecomputedRegion) -> Iterator[torch.Tensor]:
             yield from _tensors([getattr(leaf, field.name) for field in fields(leaf)], region)
         elif _is_cache(leaf):
             raise UnsupportedError(
-                f"{region.path} is given a {type(leaf).__name__}, which a recompute would change "
-                f"once more; use {OFF}, which sets use_cache=False in the model's config"
+                f"an argument of {region.path} is a {type(leaf).__name__}, which a recompute would "
+                f"change a second time; use {OFF}, which sets use_cache=False in the model's config"
             )
 
 

@@ -1,9 +1,11 @@
-"""Tensors that a forward may change in place: which of them it does, and what they held before.
+"""Tensors that a forward may change in place: detect the changes and restore the old values.
 
-Buffers, and tensors that other objects hold, are put back; a parameter or a tensor attribute of the
-module that changes is refused. A change moves a tensor's version, but for kernels of norms and
-writes through `.data` or NumPy. So values are compared when a tensor is first seen, and in each
-forward of a module whose code uses names through which such writes go.
+Changed buffers, and changed tensors in other objects, are restored. A changed parameter or tensor
+attribute of the module is refused.
+
+A change normally raises a tensor's version, but kernels of norms and writes through `.data` or
+NumPy do not. Therefore values are compared too: when a tensor is first seen, and in every forward
+of a module whose code uses names that allow such writes.
 """
 
 import contextlib
@@ -34,7 +36,7 @@ WRITES_UNSEEN = frozenset(
         "set_",
     )
 )
-"""Names in code that may write to a tensor without moving its version."""
+"""Names in code that may write to a tensor without raising its version."""
 OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,12 +46,12 @@ class Watched:
 
     Attributes:
         what: the tensor, in words.
-        tensor: itself.
+        tensor: the tensor itself.
         is_fixed: whether a change is refused.
-        is_statistic: whether a kernel changes it that does not say so.
+        is_statistic: whether it is a running statistic, whose kernel does not raise its version.
         before: a copy of its values; None if it is not expected to change.
-        version: before the forward.
-        sum: of its bytes before the forward; None if that is not compared.
+        version: its version before the forward.
+        sum: checksum of its bytes before the forward; None if that is not compared.
     """
 
     what: str
@@ -75,19 +77,19 @@ class SeenTensors:
         parts: list[nn.Module],
         names: Collection[str],
     ) -> None:
-        """Take what a walk has reached: tensors, and names that code uses."""
+        """Remember the tensors and the names in code that a walk has reached."""
         own = {id(tensor) for _, tensor, *_ in _own(parts)}
         self.others = [(w, weakref.ref(tensor)) for w, tensor in reached if id(tensor) not in own]
         self.writes_unseen = not WRITES_UNSEEN.isdisjoint(names)
         self._changes = {key: held for key, held in self._changes.items() if held[0]() is not None}
 
     def of(self, tensor: torch.Tensor) -> tuple[bool, bool] | None:
-        """Return whether forwards change it, and do so unseen; None if it is new."""
+        """Return whether forwards change a tensor, and whether silently; None if it is new."""
         reference, changes, is_silent = self._changes.get(id(tensor), (None, False, False))
         return (changes, is_silent) if reference is not None and reference() is tensor else None
 
     def judge(self, watched: list[Watched]) -> list[Watched]:
-        """Return those that a forward has changed, and remember which."""
+        """Return the tensors that a forward has changed, and remember them."""
         changed = []
         for one in watched:
             before = self.of(one.tensor)
@@ -108,12 +110,12 @@ class SeenTensors:
 
 
 def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) -> list[Watched]:
-    """Note the tensors that the forward of these modules may change.
+    """Record the tensors that the forward of these modules may change.
 
     Args:
-        seen: what is known of them.
+        seen: what is known about them from earlier forwards.
         parts: the modules.
-        inputs: ids of tensors that the forward is given, which are watched elsewhere.
+        inputs: ids of the forward's inputs, which are watched elsewhere.
     """
     watched = [Watched(*held) for held in _own(parts)]
     for where, reference in seen.others:
@@ -131,7 +133,7 @@ def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) ->
 
 
 def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:
-    """Yield the tensors of modules themselves: in words, whether fixed, whether a statistic."""
+    """Yield the modules' own tensors: in words, the tensor, `is_fixed`, `is_statistic`."""
     for part in parts:
         for parameter in part._parameters.values():
             if parameter is not None:
@@ -148,7 +150,7 @@ def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return what moves with each change in place; inference tensors have none."""
+    """Return the number that each change in place raises; 0 for an inference tensor."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -195,7 +197,7 @@ def _given_values(tensor: torch.Tensor, values: torch.Tensor) -> Callable[[], No
 
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor these values in its own memory, and leave its version as it is."""
+    """Write values into a tensor's own memory without raising its version."""
     if tensor.layout != torch.strided or tensor.is_nested:
         tensor.data.copy_(values)
         return
@@ -204,7 +206,7 @@ def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def has_own_memory(tensor: torch.Tensor) -> bool:
-    """Return whether no view, array or other tensor looks into a tensor's memory."""
+    """Return whether no view, array or other tensor shares a tensor's memory."""
     if tensor.layout != torch.strided or tensor.is_nested:
         return False
     return _num_holders(tensor) <= HOLDERS_OF_ONE
@@ -214,15 +216,15 @@ def _num_holders(tensor: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-HOLDERS_OF_ONE = _num_holders(torch.empty(1))  # the tensor, and what asks
+HOLDERS_OF_ONE = _num_holders(torch.empty(1))  # the tensor and the storage object that asks
 
 
 def sum_of_bytes(tensor: torch.Tensor) -> int | None:
-    """Return a checksum of a tensor's values and place; None if it has none of its own."""
+    """Return a checksum of a tensor's values and address; None if it has no values of its own."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_nested or tensor.is_quantized or not _has_values(tensor):
         return None
-    if 0 in tensor.stride():  # one number seen as many, as a weight is that waits elsewhere
+    if 0 in tensor.stride():  # expanded from fewer numbers, like an offloaded weight
         return None
     with _disable_current_modes(), torch.no_grad():
         flat = tensor.data

@@ -1,7 +1,7 @@
-"""Is a worker still as it was before its jobs? If not, it serves no other workload.
+"""Check whether a job has changed the worker. If it has, the worker takes no more jobs.
 
-- `worker_state.py`: the question itself, asked after each job. Start here.
-- `fingerprint.py`: what modules hold; `parts.py`: what functions and classes are made of;
-  `process_state.py`: what the process is set to.
-- `usual_changes.py`: what libraries change in themselves and mean nothing by it.
+- `worker_state.py` makes the check after each job. Start here.
+- `fingerprint.py` compares what modules hold, `parts.py` what functions and classes are made of,
+  and `process_state.py` the settings of the process.
+- `usual_changes.py` lists the harmless changes that libraries make to themselves.
 """

@@ -1,20 +1,24 @@
-"""What the modules of this process hold, noted so that a change of it is found.
+"""Record what the modules of this process hold, so that a change is found.
 
-Noted are the attributes of modules; the attributes of their classes; what their functions and
-classes are made of (`parts.py`); the entries of their containers (a registry, a list of hooks);
-and the attributes of objects at module level (a logger, a config). A thing is unchanged if the same
-objects stand in the same places. Some ten thousand places are compared in about 20 ms, and as many
-functions and classes in about 30.
+A place is something that holds other objects. The recorded places are
 
-Not seen: what C code keeps for itself (`process_state.py` asks for that), objects that only other
+- modules and their classes, with their attributes;
+- containers at module level (a registry, a list of hooks), with their entries;
+- objects at module level (a logger, a config), with their attributes.
+
+`parts.py` records what functions and classes are made of. A place is unchanged if it holds the same
+objects. Comparing ten thousand places takes about 20 ms, and as many functions and classes 30 ms.
+
+Not seen: the state of C code (`process_state.py` asks for some of it), objects that only other
 objects hold, and the caches of `functools` in libraries.
 
-Libraries change as they are used, and as they import more of themselves. Accepted are therefore
+Libraries change when they are used and when they import more of themselves. These changes are
+accepted:
 
-- while a library is imported: what it changes in its own package, and what it adds elsewhere
-- at any time: the caches named here; a module's attribute that is added and that a library defines
-  (imports that come late); and further entries in dicts and sets of libraries that are imported by
-  a job, since these are mostly caches
+- while a library is imported, changes in its own package and additions elsewhere;
+- at any time, changes in the caches listed in `usual_changes.py`, new attributes of modules that a
+  library defines (late imports), and new entries in dicts and sets of libraries that a job has
+  imported, since these are mostly caches.
 """
 
 import functools
@@ -40,11 +44,11 @@ from memlab.worker.unchanged.usual_changes import (
 PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), tuple, frozenset})
 FUNCTION = types.FunctionType
 LRU_CACHE = functools._lru_cache_wrapper
-UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, and what looks
-ENVIRONMENT = vars(os.environ).get("_data")  # which the module posix holds too
-TOGETHER = 64  # places that are compared at once
+UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, and this module
+ENVIRONMENT = vars(os.environ).get("_data")  # the module posix holds it too
+TOGETHER = 64  # number of places that are compared at once
 MISSING = object()
-Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changed: in places, and parts
+Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changes in places and in parts
 
 
 class ModulePlace:
@@ -64,11 +68,11 @@ class ModulePlace:
         self.note()
 
     def note(self) -> None:
-        """Take what is held now as what belongs there."""
+        """Record the present contents as unchanged."""
         self.keys, self.held = tuple(self.read_keys()), tuple(self.read_values())
 
     def accept(self, refused: list[tuple[Any, Any, Any]]) -> None:
-        """Take what is held now as what belongs there, all but these differences."""
+        """Record the present contents as unchanged, except for these differences."""
         self.note()
         if not refused:
             return
@@ -90,7 +94,7 @@ class ModulePlace:
         return len(held) == len(self.held) and all(map(operator.is_, held, self.held))
 
     def differences(self) -> list[tuple[Any, Any, Any]]:
-        """Return (key, old, new) of all that differs, with `MISSING` for what is not there."""
+        """Return (key, old, new) of every difference; a value that does not exist is `MISSING`."""
         keys, held = tuple(self.read_keys()), tuple(self.read_values())
         if self.kind in ("list", "set"):
             old_ids, new_ids = set(map(id, self.held)), set(map(id, held))
@@ -104,7 +108,7 @@ class ModulePlace:
 
 
 def _readers(kind: str, holder: Any) -> tuple[Callable[[], Iterable[Any]], ...]:
-    """Return what reads keys and values, past whatever a subclass has made of it."""
+    """Return functions that read keys and values, and bypass methods that a subclass overrides."""
     if kind in ("list", "set"):
         read = functools.partial(list.copy if kind == "list" else set.copy, holder)
         return tuple, read
@@ -118,12 +122,12 @@ def _readers(kind: str, holder: Any) -> tuple[Callable[[], Iterable[Any]], ...]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Return whether these are equal numbers or texts: those have no identity."""
+    """Return whether these are equal numbers or texts, which may be equal but not identical."""
     return type(a) is type(b) and type(a) in PLAIN - {tuple, frozenset} and bool(a == b)
 
 
 class Fingerprint:
-    """All places of the modules that were noted."""
+    """All places of the recorded modules."""
 
     def __init__(self) -> None:
         self.modules: dict[str, Any] = {}
@@ -133,13 +137,13 @@ class Fingerprint:
         self._own_packages: set[str] = set()
 
     def note_new_modules(self, is_own: Callable[[str], bool]) -> None:
-        """Note every imported module that is not noted yet, a person's own apart."""
+        """Record every imported module that is new, except a person's own."""
         for name, module in sys.modules.copy().items():
             if name not in self.modules and name not in UNSEEN and not is_own(name):
                 self.note(name, module)
 
     def note(self, name: str, module: Any, *, is_own: bool = False) -> None:
-        """Note a module and what it holds; of a person's own nothing at all may change."""
+        """Record a module and what it holds. In a person's own module no change is accepted."""
         package = name.partition(".")[0]
         self.modules[name] = module
         if is_own:
@@ -147,13 +151,13 @@ class Fingerprint:
         self._walk(name, package, module)
 
     def begin(self) -> None:
-        """Take everything as it is for what a worker holds before its first job."""
+        """Record the present state as that of a worker before its first job."""
         self._base_packages = frozenset(name.partition(".")[0] for name in self.modules)
         self._look(lambda *_: True)
         self._parts.begin()
 
     def changes(self) -> list[str]:
-        """Return the names of all that is not as it was, and not what libraries usually do."""
+        """Return the names of everything that has changed, without usual changes of libraries."""
         found = [
             f"sys.modules[{name!r}]"
             for name, module in self.modules.items()
@@ -164,12 +168,12 @@ class Fingerprint:
         return list(dict.fromkeys(found))
 
     def before_import(self) -> Before:
-        """Return what is changed before a library is imported: by a person, or for the moment."""
+        """Return the changes that exist before a library is imported."""
         found = self._look(self._is_usual)
         return {(id(place), key, id(new)) for place, key, new in found}, self._parts.changed()
 
     def after_import(self, packages: Collection[str], before: Before) -> None:
-        """Accept what the import of these packages, just ended, explains.
+        """Accept the changes that the import of these packages explains.
 
         Args:
             packages: all whose modules were imported.
@@ -190,7 +194,7 @@ class Fingerprint:
         for name, module in list(self.modules.items()):
             now = sys.modules.get(name)
             if now is not None and now is not module and name.partition(".")[0] in packages:
-                self.note(name, now)  # some put an object in the place of their module
+                self.note(name, now)  # some libraries replace their module by an object
 
     def _look(
         self, accepts: Callable[[ModulePlace, Any, Any, Any], bool]
@@ -205,7 +209,7 @@ class Fingerprint:
         return found
 
     def _changed_places(self) -> list[ModulePlace]:
-        """Return the places that are not the same: many at a time, which takes a fifth as long."""
+        """Return the changed places. Comparing many at once takes a fifth of the time."""
         places = list(self._places.values())
         changed: list[ModulePlace] = []
         for begin in range(0, len(places), TOGETHER):
@@ -230,10 +234,10 @@ class Fingerprint:
         if old is MISSING:
             return self._is_usual_addition(place, key, new)
         if new is MISSING and package_of(old) == "memlab":
-            return True  # seen in the middle of a prediction, which has taken it away again
+            return True  # recorded in the middle of a prediction, which has removed it since
         is_private = isinstance(key, str) and key.startswith("_")
         if old is None and is_private and package_of(new) == place.package:
-            return True  # made when it is first needed
+            return True  # created when it was first needed
         return is_wrapped_by_torch(old, new)
 
     def _is_usual_addition(self, place: ModulePlace, key: Any, new: Any) -> bool:
@@ -249,7 +253,7 @@ class Fingerprint:
         return place.kind in ("dict", "set") and is_late
 
     def _walk(self, name: str, package: str, holder: Any) -> None:
-        """Note an object and the classes, functions and containers in it."""
+        """Record an object and the classes, functions and containers in it."""
         kind = _kind(holder)
         if kind is None or id(holder) in self._places:
             return
@@ -265,9 +269,9 @@ class Fingerprint:
             kind = type(value)
             if kind in PLAIN or key in IGNORED_NAMES or value is sys.modules:
                 continue
-            if value is os.environ or value is ENVIRONMENT:  # a job comes with its own
+            if value is os.environ or value is ENVIRONMENT:  # each job brings its own environment
                 continue
-            if kind.__module__ == "torch._ops":  # operators look themselves up when they are used
+            if kind.__module__ == "torch._ops":  # operators cache themselves when they are used
                 continue
             if kind in (staticmethod, classmethod):
                 value = value.__func__
@@ -297,7 +301,7 @@ def _is_changed_once(name: str) -> bool:
 
 
 def _kind(holder: Any) -> str | None:
-    """Return the kind of place that an object is; None: it holds nothing that is compared."""
+    """Return the kind of place that an object is; None if it holds nothing to compare."""
     kind = type(holder)
     for base, name in ((type, "class"), (dict, "dict"), (list, "list"), (set, "set")):
         if issubclass(kind, base):

@@ -1,8 +1,8 @@
-"""`Parts`: what functions, classes and objects are made of that stands in no `__dict__`, noted.
+"""`Parts`: record the parts of functions, classes and objects that are in no `__dict__`.
 
-That is a function's code, defaults and closure; what the cells of a closure hold; what is
+These are a function's code, defaults and closure; what the cells of a closure hold; what is
 registered with a `functools.singledispatch` function; the bases of a class, and what is registered
-with an abstract one; and the class of an object.
+with an abstract class; and the class of an object.
 """
 
 import _abc  # type: ignore[import-not-found]
@@ -13,13 +13,13 @@ from typing import Any
 
 Reader = Callable[[Any], Any]
 CODE = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-BASES: Reader = type.__dict__["__bases__"].__get__  # past whatever a metaclass has made of it
+BASES: Reader = type.__dict__["__bases__"].__get__  # bypasses what a metaclass overrides
 CONTENTS = operator.attrgetter("cell_contents")
 EMPTY = object()
 
 
 class Parts:
-    """What was noted of functions, classes and objects, and whether it is still so."""
+    """The recorded parts of functions, classes and objects."""
 
     def __init__(self) -> None:
         self.code = _Column(CODE, operator.eq)
@@ -30,7 +30,7 @@ class Parts:
         self.classes = _Column(type, operator.is_)
 
     def note_function(self, function: types.FunctionType) -> bool:
-        """Note a function; return whether it is new."""
+        """Record a function; return whether it is new."""
         name = f"{function.__module__}.{function.__qualname__}"
         if not self.code.note(function, name):
             return False
@@ -44,7 +44,7 @@ class Parts:
         return True
 
     def note_object(self, holder: Any, name: str) -> None:
-        """Note an object, a module or a class."""
+        """Record an object, a module or a class."""
         self.classes.note(holder, f"{name}.__class__")
         if isinstance(holder, type):
             self.bases.note(holder, f"{name}.__bases__")
@@ -52,28 +52,28 @@ class Parts:
                 self.registered.note(holder, f"{name}.register")
 
     def begin(self) -> None:
-        """Take everything as it is for what belongs there."""
+        """Record the present state as unchanged."""
         for column in self._columns():
             column.accept(range(len(column.things)))
 
     def changes(self) -> list[str]:
-        """Return the names of what is not as it was."""
+        """Return the names of everything that has changed."""
         return [column.names[index] for column in self._columns() for index in column.changed()]
 
     def changed(self) -> set[tuple[int, int]]:
-        """Return what is not as it was, for `accept`."""
+        """Return what has changed, in the form that `accept` takes."""
         columns = enumerate(self._columns())
         return {(number, index) for number, column in columns for index in column.changed()}
 
     def accept(self, refused: Collection[tuple[int, int]], not_of: Collection[str]) -> None:
-        """Take what the import of a library has changed for what belongs there.
+        """Accept the changes that the import of a library has made.
 
         Args:
-            refused: what had been changed before.
-            not_of: packages in which nothing may change.
+            refused: changes that existed before the import.
+            not_of: packages in which no change is accepted.
         """
         for number, column in enumerate(self._columns()):
-            if column is self.code:  # no library that is known replaces the code of another
+            if column is self.code:  # no known library replaces the code of another
                 continue
             column.accept(
                 index
@@ -111,7 +111,7 @@ class _Column:
             self.values[index] = self.read(self.things[index])
 
     def changed(self) -> list[int]:
-        """Return the indexes of what is not as it was; most of the time goes into C loops."""
+        """Return the indexes of changed things. `map` keeps the loop in C, which is faster."""
         now = list(map(self.read, self.things))
         if all(map(self.is_same, self.values, now)):
             return []
@@ -127,7 +127,7 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return whether these are equal numbers or texts, which have no identity."""
+    """Return whether these are the same object, or equal numbers or texts."""
     if old is new:
         return True
     return type(old) is type(new) and type(old) in (str, bytes, int, float) and bool(old == new)

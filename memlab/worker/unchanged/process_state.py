@@ -1,8 +1,8 @@
-"""What a process is set to: torch's switches, Python's and the system's, as values to compare.
+"""The settings of a process: torch's switches, Python's and the system's, as values to compare.
 
-A job that leaves one of them turned would change every later one. They are asked for through
-functions that were looked up as this file was imported, so that a job that replaces one of those
-is not believed. A switch that this torch or this system does not have is left out.
+A job that leaves one of them changed would affect every later job. The settings are read through
+functions that were looked up when this file was imported, so a job cannot hide a change by
+replacing such a function. A switch that this torch or this system does not have is left out.
 """
 
 import _thread
@@ -69,13 +69,12 @@ PRECISION_OF = [
     for backend in ("generic", "cuda", "mkldnn")
     for operator in ("all", "conv", "matmul", "rnn")
 ]
-# not of Python's own library: a pool of threads that a compiler keeps, a progress bar's
+# child processes that libraries keep: a compiler's pool, a tracker of resources
 QUIET_CHILDREN = ("torch/_inductor", "torch._inductor", "resource_tracker")
 TIMERS = [getattr(signal, name) for name in dir(signal) if name.startswith("ITIMER_")]
-# what the system keeps of a process: who is ended when memory is short, how late it may be woken,
-# and timers of its own
+# files of /proc/self: the priority when memory runs out, the slack of timers, the process's timers
 OF_THE_SYSTEM = ("oom_score_adj", "timerslack_ns", "timers")
-ENDING_SECONDS = 0.1  # that a thread may take to be counted out
+ENDING_SECONDS = 0.1  # how long an ended thread may still be counted
 SMALLEST, HALF_ULP = 5e-324, 2.0**-53
 
 
@@ -84,7 +83,7 @@ def _named(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Callabl
 
 
 def _questions() -> dict[str, Callable[[], Any]]:
-    """Return what asks for each switch, by the name of the switch."""
+    """Return a function that reads each switch, by the name of the switch."""
     autograd, functorch = torch._C._autograd, torch._C._functorch
     asked = {
         **_named(torch, "torch.", TORCH),
@@ -140,7 +139,7 @@ def _numpy(errors: Any, call: Any, printing: Any) -> Any:
 
 
 def _decimal(get: Any) -> Any:
-    """Return the settings of the context, without the flags that any division raises."""
+    """Return the settings of the decimal context, without flags, which any division may set."""
     context = get()
     return context.prec, context.rounding, context.Emin, context.Emax, dict(context.traps)
 
@@ -206,7 +205,7 @@ def _streams(fstat: Any = os.fstat) -> Any:
 
 
 def _threads(enumerate_threads: Any = threading.enumerate) -> Any:
-    """Return Python's threads, without those that an installed package runs for itself."""
+    """Return Python's threads, without those that installed packages run."""
     return {t.ident for t in enumerate_threads() if not _is_packages_own(t)}
 
 
@@ -216,9 +215,9 @@ def _raw_threads(
     sleep: Any = time.sleep,
     clock: Any = time.monotonic,
 ) -> int:
-    """Return how many threads were begun through `_thread`, which `threading` knows nothing of.
+    """Return the number of threads that were started through `_thread`, not `threading`.
 
-    Those of C libraries, such as OpenMP's, are not among them.
+    Threads of C libraries, such as OpenMP's, are not counted.
     """
     until = clock() + ENDING_SECONDS
     while True:
@@ -226,7 +225,7 @@ def _raw_threads(
         found: int = count() + 1 - len(known)  # it leaves out the main thread
         if found <= 0 or clock() > until:
             return max(found, 0)
-        sleep(ENDING_SECONDS / 10)  # one that has just ended is counted for a moment
+        sleep(ENDING_SECONDS / 10)  # a thread that has just ended is still counted for a moment
 
 
 def _is_packages_own(thread: threading.Thread) -> bool:
@@ -285,7 +284,7 @@ def _cuda() -> Any:
 
 
 _QUESTIONS = _questions()
-# what the import of a library may change for good: no later job depends on it
+# settings that importing a library may change permanently, because no later job depends on them
 OF_IMPORTS = frozenset({"environ", "threads"})
 
 
@@ -297,12 +296,12 @@ def process_state() -> dict[str, Any]:
 def _answer(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except Exception as error:  # some refuse while settings contradict each other
+    except Exception as error:  # some functions raise while settings contradict each other
         return f"{type(error).__name__}: {error}"
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the switches that are not as they were."""
+    """Return the names of the switches that have changed."""
     return [name for name, value in before.items() if not _same(value, after[name])]
 
 
@@ -314,7 +313,7 @@ def _same(before: Any, after: Any) -> bool:
 
 
 def kept_tensor_bytes() -> int:
-    """Return the bytes of the tensors that were made since `gc.freeze` and are still there."""
+    """Return the bytes of the tensors that were made since `gc.freeze` and still exist."""
     storages = {}
     for found in gc.get_objects():
         if type(found) in (torch.Tensor, torch.nn.Parameter) and found.device.type != "meta":

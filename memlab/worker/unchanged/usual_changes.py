@@ -1,4 +1,4 @@
-"""What libraries change in their own modules as they are used, and mean nothing by it."""
+"""Harmless changes that libraries make to their own modules when they are used."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 from memlab.sending.sources import is_library
 
-# what Python sets by itself as a module or a class is used
+# attributes that Python itself sets when a module or a class is used
 IGNORED_NAMES = frozenset(
     {
         "__annotations__",
@@ -19,7 +19,7 @@ IGNORED_NAMES = frozenset(
         "__warningregistry__",
     }
 )
-# data, never functions or classes, that earlier runs leave here: no later run depends on it
+# places where runs leave data (never functions or classes) on which no later run depends
 CACHES = (
     # of Python
     "_ctypes._", "_frozen_importlib", "_weakrefset.", "abc.", "ctypes._", "encodings._cache",
@@ -42,12 +42,12 @@ CACHES = (
     "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
 )  # fmt: skip
 SET_BY_JOBS = frozenset({"sys.path"})
-# whose code wraps functions of others: the compiler, and every class of optimizers at its first use
+# files whose code wraps functions: the compiler, and every optimizer class at its first use
 WRAPPERS = (
     os.path.join(os.sep, "torch", "_dynamo", ""),
     os.path.join(os.sep, "torch", "optim", "optimizer.py"),
 )
-# what is changed for good by its first use; no bytes and no bits of a step depend on it
+# places that their first use changes permanently; no bytes and no bits of a step depend on them
 CHANGED_ONCE = (
     "networkx.", "torch.compiler._cache.",
     "torch.fx.graph_module._forward_from_src",
@@ -70,13 +70,13 @@ def is_definition(value: Any) -> bool:
 
 
 def is_cache(name: str) -> bool:
-    """Return whether a name is one that libraries fill as they are used, and mean nothing by it."""
+    """Return whether a name is that of a cache, which libraries fill when they are used."""
     is_setting = ".config." in name
     return (name.startswith(CACHES) or name in SET_BY_JOBS) and not is_setting
 
 
 def is_wrapped_by_torch(old: Any, new: Any) -> bool:
-    """Return whether torch itself has wrapped a function: it calls the very one that was there."""
+    """Return whether torch itself has wrapped a function, so that `new` calls `old`."""
     if not _is_wrapper(new):
         return False
     cells = [cell.cell_contents for cell in new.__closure__ or ()]

@@ -1,9 +1,9 @@
-"""Whether a worker is still as it was before its jobs: what `serving.py` asks after each of them.
+"""Check whether a worker has changed since before its jobs. `serving.py` asks after each job.
 
-`fingerprint.py` looks at the modules, `process_state.py` at the switches. This file says what is
-looked at when. Libraries are looked at before and after each of their imports, so that what their
-import does is told from what a person's code did before; a person's own modules as soon as they
-are imported, so that whatever a run does to them is found.
+`fingerprint.py` compares the modules, `process_state.py` the switches. This file decides when. It
+compares before and after each import of a library, to distinguish the effects of the import from
+earlier changes by a person's code. A person's own modules are recorded as soon as they are
+imported, so that every change by a run is found.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from memlab.worker.unchanged.process_state import (
     process_state,
 )
 
-MOST_KEPT_BYTES = 16 * MIB  # of tensors that stand after a run: tables that a library keeps
+MOST_KEPT_BYTES = 16 * MIB  # of tensors left after a run, such as tables that a library keeps
 
 
 class WorkerState:
-    """What this process was like when it began to serve.
+    """The state of this process when it began to serve.
 
     Attributes:
-        found: the names of what is no longer so.
-        own_values: what the job under way sets on a person's modules.
+        found: the names of everything that has changed since.
+        own_values: the values that the current job sets on a person's modules.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -43,11 +43,11 @@ class WorkerState:
         self.state: dict[str, Any] = {}
         self.found: list[str] = []
         self.is_watching = False
-        self._importing: list[bool] = []  # for each import under way: is the module a person's own
-        self._packages: set[str] = set()  # of libraries, by the outermost import under way
+        self._importing: list[bool] = []  # for each open import: is the module a person's own
+        self._packages: set[str] = set()  # of libraries, in the outermost open import
 
     def watch_imports(self) -> None:
-        """Look at modules as they are imported, from now on."""
+        """From now on, look at modules when they are imported."""
         execute = SourceFileLoader.exec_module
         state = self
 
@@ -60,30 +60,30 @@ class WorkerState:
         SourceFileLoader.exec_module = exec_module  # type: ignore[assignment,method-assign]
 
     def note_modules(self) -> None:
-        """Look at what is imported already, ahead of the first job."""
-        gc.disable()  # what is noted stays: nothing to be found in it
+        """Record the modules that are imported before the first job."""
+        gc.disable()  # recording makes many objects that stay, so collecting would be wasted time
         self.fingerprint.note_new_modules(is_own_module)
         gc.enable()
 
     def begin(self) -> None:
-        """Take this process as it is for one that has run nothing."""
+        """Record the present state of this process as unchanged."""
         self.note_modules()
         self.fingerprint.begin()
-        process_state()  # the first call makes what is made once
+        process_state()  # the first call may itself initialise something
         self.state = process_state()
         self.is_watching = True
 
     def expect(self) -> None:
-        """Take the switches as they are, just before a person's code is run."""
+        """Record the switches just before a person's code runs."""
         self.state = process_state()
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything is no longer so."""
+        """Whether anything has changed."""
         return bool(self.found)
 
     def look(self) -> None:
-        """Look for what a job has changed and left so."""
+        """Look for changes that a job has left behind."""
         self.is_watching = False
         try:
             self.own_values.put_back()
@@ -94,7 +94,7 @@ class WorkerState:
         self.is_watching = True
 
     def look_at_kept_tensors(self) -> None:
-        """Look for tensors that stand once a job is gone: a cache of a library or of a person."""
+        """Look for tensors that are left after a job, as in a cache of a library or a person."""
         if kept_tensor_bytes() > MOST_KEPT_BYTES:
             self.found.append("tensors are kept")
 

@@ -67,7 +67,7 @@ def test_a_card_that_is_not_here_is_predicted_and_not_run(page, panel):
     wait_for(lambda: badge(panel).startswith("✔ fits"))
     wait_for(lambda: button(panel, "Run").is_disabled())
     wait_for(lambda: "is not in this machine" in panel.locator("[role=status]").inner_text())
-    panel.get_by_label("On", exact=True).select_option("another card, by its memory")
+    panel.get_by_label("On", exact=True).select_option("another card, by memory size")
     panel.get_by_label("Memory", exact=True).fill("12 GiB")
     wait_for(lambda: "predicted for 12GiB" in costs(panel))
     panel.get_by_label("On", exact=True).select_option("this machine: cpu")

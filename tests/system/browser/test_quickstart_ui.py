@@ -123,14 +123,14 @@ def test_wrong_settings_say_so_at_the_control_and_the_remedy_is_a_click(page, pa
     wait_for(lambda: button(panel, "Run").is_enabled())
 
     panel.get_by_label("Limit").fill("abc")
-    wait_for(lambda: "memory_limit='abc' is no size" in panel.inner_text())
+    wait_for(lambda: "memory_limit='abc' is not a size" in panel.inner_text())
     wait_for(lambda: button(panel, "Run").is_disabled())
     panel.get_by_label("Limit").fill("")
 
     for label, typed, said in (
         ("Batch size", "0", "batch_size=0 is below 1"),
         ("Memory budget", "1.5", "memory_budget=1.5 is outside"),
-        ("Memory budget", "much", "memory_budget='much' is no number"),
+        ("Memory budget", "much", "memory_budget='much' is not a number"),
     ):
         panel.get_by_label(label, exact=True).fill(typed)
         wait_for(lambda said=said: said in panel.inner_text())

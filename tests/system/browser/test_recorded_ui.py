@@ -20,7 +20,7 @@ def test_a_recorded_run_is_played_back_and_named_so(page, lab):
     wait_for(lambda: "recorded elsewhere" in panel.locator("[role=status]").inner_text())
     advice = panel.locator(".memlab-advice")
     panel.get_by_label("Batch size", exact=True).fill("7")
-    wait_for(lambda: "not recorded; the nearest run that is: batch_size=" in advice.inner_text())
+    wait_for(lambda: "not recorded; the nearest recorded run is batch_size=" in advice.inner_text())
     button(panel, "go there").click()
     wait_for(lambda: "not recorded" not in advice.inner_text())
     result = press_run(panel)
