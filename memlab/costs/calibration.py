@@ -11,7 +11,6 @@ given).
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from memlab.arguments.units import format_bytes
 from memlab.costs.cost_store import Store
@@ -79,20 +78,15 @@ def calibrate(
         missing += _to_take_again(known)
     # what was too large when less memory was free
     missing += [s for s in known if known[s].extrapolated and _plan(s, max_bytes) == [(s, 1.0)]]
-    plans = {signature: _plan(signature, max_bytes) for signature in missing}
-    parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
-    watch = LoadWatch()
-    with as_in_training():
-        ran = run_alone(parts, timed, on_progress)
-    conditions: dict[str, Any] = {"others_share": watch.others_share(), "taken_at": time.time()}
+
     result = Calibration()
-    for signature, plan in plans.items():
-        outcome = _outcome(signature, plan, ran, max_bytes)
+    plans = {signature: _plan(signature, max_bytes) for signature in missing}
+    for signature, outcome in _carried_out(plans, timed, max_bytes, on_progress).items():
         if isinstance(outcome, OperatorCost):
-            outcome = replace(outcome, **conditions)
             known[signature] = _better(outcome, known.get(signature))
         else:
             result.reasons[signature] = outcome
+
     if store is not None:
         store.drop(s for s in odd if not _has_same_outputs(odd[s], known.get(s)))
         store.write({signature: known[signature] for signature in missing if signature in known})
@@ -146,6 +140,28 @@ def _plan(signature: Signature, max_bytes: int) -> list[tuple[Signature, float]]
     two = len(parts) == len(SHARES) and parts[0][0] != parts[1][0]
     fits = two and bytes_and_operations(parts[0][0])[0] <= max_bytes
     return parts if fits else []
+
+
+def _carried_out(
+    plans: Mapping[Signature, list[tuple[Signature, float]]],
+    timed: bool,
+    max_bytes: int,
+    report: Callable[[float], None] | None,
+) -> dict[Signature, OperatorCost | str]:
+    """Run what is planned; return what each operator costs, or why that is not known."""
+    parts = list(dict.fromkeys(part for plan in plans.values() for part, _ in plan))
+    watch = LoadWatch()
+    with as_in_training():
+        ran = run_alone(parts, timed, report)
+    others_share, now = watch.others_share(), time.time()
+
+    found: dict[Signature, OperatorCost | str] = {}
+    for signature, plan in plans.items():
+        outcome = _outcome(signature, plan, ran, max_bytes)
+        if isinstance(outcome, OperatorCost):
+            outcome = replace(outcome, others_share=others_share, taken_at=now)
+        found[signature] = outcome
+    return found
 
 
 def _too_large(signature: Signature, max_bytes: int) -> str:

@@ -56,14 +56,25 @@ def overhead_seconds(
     is_any_due = any(is_due(cost) for cost in known.values())
     if is_known and not (is_any_due and is_quiet()):
         return {phase: cost.seconds for phase, cost in found.items() if cost and cost.seconds}
+
     watch = LoadWatch()
+    seconds = _measured()
+    if store is not None:
+        taken = replace(NOTHING, others_share=watch.others_share(), taken_at=time.time())
+        store.write({OVERHEADS[p]: replace(taken, seconds=s) for p, s in seconds.items()})
+    return seconds
+
+
+def _measured() -> dict[Phase, float]:
+    """Return the overhead of each phase, from steps of a tiny model that run now."""
     with torch.random.fork_rng(devices=[]):
         model = torch.nn.Sequential(*(_Tiny() for _ in range(TINY_LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.ones(TINY, TINY, TINY)
-    seconds = {}
     evict = cache_filler()
     times = [_phase_times(model, optimizer, batch, evict) for _ in range(TINY_STEPS)]
+
+    seconds = {}
     for phase in OVERHEADS:
         signatures = _operators_of(phase, model, optimizer, batch)
         kernels = Counter(signature for signature, has_kernel in signatures if has_kernel)
@@ -73,9 +84,6 @@ def overhead_seconds(
             alone = sum(min(times_of(prepare(s), unused)) * n for s, n in kernels.items())
         besides = min(each[phase] for each in times) - alone
         seconds[phase] = min(max(besides / len(signatures), LEAST_OVERHEAD), MOST_OVERHEAD)
-    if store is not None:
-        taken = replace(NOTHING, others_share=watch.others_share(), taken_at=time.time())
-        store.write({OVERHEADS[p]: replace(taken, seconds=s) for p, s in seconds.items()})
     return seconds
 
 
