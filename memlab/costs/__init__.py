@@ -1,9 +1,9 @@
-"""Costs: what the operators of a recording allocate beside their outputs, and how long they take.
+"""Costs: the memory that operators allocate in addition to their outputs, and their time.
 
-- `targets.py`: which of the rules below serve a CPU and which a card. Start here.
-- On this CPU operators are run alone, once: `calibration.py`; their costs are kept on disk by
-  `cost_store.py`, and held against measured steps by `measured_runs.py` and `doubt.py`.
-- On a card: `cuda_kernels.py` and `cudnn_workspace.py` for memory, `roofline.py` for time. To add a
-  rule for a CUDA kernel, start with `cuda_kernels.py`.
-- `host.py`: the time that Python takes.
+- `targets.py` decides which of the files below are used for a CPU and for a card. Start here.
+- For a CPU, `calibration.py` runs each operator once, alone. `cost_store.py` caches the costs on
+  disk; `measured_runs.py` and `doubt.py` compare them with measured steps.
+- For a card, `cuda_kernels.py` and `cudnn_workspace.py` have rules for memory, and `roofline.py`
+  for time. To add a rule for a CUDA kernel, start with `cuda_kernels.py`.
+- `host.py` estimates the time that Python takes.
 """

@@ -1,4 +1,4 @@
-"""Which costs of operators a measured run speaks against, and what their replacement has shown."""
+"""Find the costs of operators that a measured run contradicts, and delete those that were wrong."""
 
 import time
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from memlab.operators.signatures import Signature
 
 Costs = Mapping[Signature, OperatorCost]
 
-# a load lasts for minutes: what else was learned then is as doubtful as what was shown to be wrong
+# load on a machine lasts for minutes, so costs from the same time are probably wrong as well
 NEAR_SECONDS = 600.0
 
 
 def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]:
-    """Return the costs that were taken before a date, or that do not say when; none without one.
+    """Return the costs that were taken before a date, or that have no date; none if it is None.
 
-    A date in the future says nothing: the clock was wrong then, or is now.
+    A cost with a date in the future counts as one without a date, since a clock was wrong.
     """
     if before is None:
         return {}
@@ -29,13 +29,13 @@ def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]
 
 
 def forget_others(store: Store, old: Costs, new: Costs, before: float) -> None:
-    """Delete what was learned at about the same time as costs that have shown to be wrong.
+    """Delete costs that were taken at about the same time as costs that were shown to be wrong.
 
     Args:
-        store: that holds the new costs already.
-        old: costs that were doubted.
-        new: what the same operators cost now.
-        before: the date that they were doubted by; what was learned later stays.
+        store: already holds the new costs.
+        old: the doubted costs.
+        new: the costs of the same operators now.
+        before: the date before which costs were doubted; later ones are kept.
     """
     wrong = {
         cost.taken_at or 0.0
@@ -46,7 +46,7 @@ def forget_others(store: Store, old: Costs, new: Costs, before: float) -> None:
 
 
 def _is_wrong(old: OperatorCost, new: OperatorCost) -> bool:
-    """Return whether a time was far off, as far as one of now can tell: noise only adds to it."""
+    """Return whether a time was far off. Noise only adds, so a faster time is always right."""
     if old.seconds is None or new.seconds is None:
         return False
     if old.seconds > STEADY * new.seconds:
