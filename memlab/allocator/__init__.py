@@ -1,6 +1,6 @@
-"""CUDA's caching allocator, replayed: a story of allocations in, reserved bytes out.
+"""Replay CUDA's caching allocator: allocations and frees come in, reserved bytes go out.
 
-- `replay.py`: the allocator itself, request by request.
-- `pools.py`: its two kinds of pool: segments of a fixed size, and segments that grow by pages.
-- `hygiene.py`: stories that show what habits of a program do to reserved memory.
+- `replay.py` is the allocator itself, request by request. Start here.
+- `pools.py` has its two kinds of pool: fixed segments, and segments that grow by pages.
+- `hygiene.py` shows what the habits of a program do to reserved memory.
 """

@@ -1,8 +1,8 @@
-"""What a program's habits do to reserved memory: a story of allocations through the replay.
+"""Show what a program's habits do to reserved memory, by replaying a story of allocations.
 
-A story is a list of lines such as "a = 12 MiB", "del a" and "empty_cache()". What comes out is
-predicted for a CUDA card with PyTorch's caching allocator; none need be there. Left out: what
-`allocator.py` leaves out.
+A story is a list of lines such as "a = 12 MiB", "del a" and "empty_cache()". The result is a
+prediction for any CUDA card with PyTorch's caching allocator; no card is needed. Left out: the same
+as in `replay.py`.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class Moment:
 
     Attributes:
         line: of the story.
-        allocated_bytes: in blocks that are in use.
-        reserved_bytes: in segments that are held.
-        releasable_bytes: of the reserved, what `empty_cache()` would give back now.
-        non_releasable_bytes: free, but in a segment with a block in use: no request that is larger
-            than its hole can have it, and `empty_cache()` cannot give it back.
+        allocated_bytes: bytes of blocks in use.
+        reserved_bytes: bytes of all segments.
+        releasable_bytes: reserved bytes that `empty_cache()` would release now.
+        non_releasable_bytes: free bytes in segments that also have a block in use. They cannot
+            serve a request larger than their hole, and `empty_cache()` cannot release them.
     """
 
     line: str
@@ -45,7 +45,7 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
         settings: of the allocator; None is PyTorch's defaults.
 
     Raises:
-        ConfigError: a line is none of these, or a name is taken twice or freed while it is not.
+        ConfigError: a line is none of these, or a name is allocated twice or freed while it is not.
 
     >>> from memlab.arguments.units import MIB
     >>> [m.reserved_bytes // MIB for m in follow(["a = 30 MiB", "del a", "empty_cache()"])]
@@ -83,7 +83,7 @@ def _event(line: str, numbers: dict[str, int]) -> tuple[int, int]:
     freed = line.removeprefix("del ").strip()
     if not line.startswith("del ") or freed not in numbers:
         raise ConfigError(
-            f"{line!r} is not a line of a story; allowed is 'a = 12 MiB', then 'del a', and "
+            f"{line!r} is not a line of a story; allowed are 'a = 12 MiB', then 'del a', and "
             f"{EMPTY_CACHE!r}"
         )
     return numbers[freed], -1

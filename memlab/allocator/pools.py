@@ -1,6 +1,17 @@
 """The two kinds of pool in PyTorch's CUDA caching allocator: free blocks, segments, pages.
 
-Sizes and addresses count blocks of 512 B. What `allocator.py` leaves out is left out here.
+A pool holds segments of device memory and cuts requests from their free blocks. Here one segment of
+20 MiB serves requests of 8 and 4 MiB, and the first of them is freed again:
+
+    grow      |.................... 20 MiB free ...................|
+    take 8    |######## 8 ########|........... 12 free ............|
+    take 4    |######## 8 ########|#### 4 ####|...... 8 free ......|
+    give 8    |...... 8 free .....|#### 4 ####|...... 8 free ......|
+
+The free blocks are not neighbours, so a request of 9 MiB now needs a new segment, although 16 MiB
+are free. `flush` (`empty_cache()`) releases only segments without a block in use, so not this one.
+
+Sizes and addresses count blocks of 512 B. Left out: the same as in `replay.py`.
 """
 
 from bisect import bisect_left, insort
@@ -10,24 +21,24 @@ from memlab.arguments.units import MIB
 # From c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc,
 # large_segment_size, kRoundLarge; all but the first in blocks.
 BLOCK_BYTES = 512
-SMALL_REQUEST = MIB // BLOCK_BYTES  # the largest that the small pool serves
+SMALL_REQUEST = MIB // BLOCK_BYTES  # the largest request that the small pool serves
 SMALL_SEGMENT = 2 * MIB // BLOCK_BYTES
-LARGE_REQUEST = 10 * MIB // BLOCK_BYTES  # from here on a segment is as large as its request
+LARGE_REQUEST = 10 * MIB // BLOCK_BYTES  # a request of this size or more gets its own segment
 LARGE_SEGMENT = 20 * MIB // BLOCK_BYTES
 SEGMENT_GRANULE = 2 * MIB // BLOCK_BYTES
 
-# A free block is one int, its size above its address: their order is then that of the best fit, and
-# bisect compares ints.
+# A free block is stored as one int, with its size in the upper bits and its address in the lower.
+# So their order is the order of best fit, and bisect compares plain ints.
 ADDRESS_BITS = 48
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 UNLIMITED = 1 << 40
 
 
 class SegmentPool:
-    """A pool with segments that are allocated and freed as a whole (cudaMalloc, cudaFree).
+    """A pool whose segments are allocated and freed as a whole (cudaMalloc, cudaFree).
 
     Attributes:
-        reserved: blocks of 512 B in all its segments.
+        reserved: number of 512 B blocks in all its segments.
     """
 
     __slots__ = ("_bottom", "_end", "_free", "_segments", "_size", "_smallest_rest", "reserved")
@@ -40,10 +51,10 @@ class SegmentPool:
         self._size: dict[int, int] = {}  # start of a free block -> its size
         self._end: dict[int, int] = {}  # end of a free block -> its start
         self._segments: dict[int, int] = {}  # start -> size
-        self._bottom = 1 << ADDRESS_BITS - 1  # of all segments so far
+        self._bottom = 1 << ADDRESS_BITS - 1  # the lowest address of all segments so far
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Return start and size of a block in the smallest free one that fits; None: none does."""
+        """Cut a block from the smallest free block that fits; return start and size, or None."""
         index = bisect_left(self._free, size << ADDRESS_BITS)
         return self._cut(index, size) if index < len(self._free) else None
 
@@ -61,7 +72,7 @@ class SegmentPool:
         return start, size
 
     def give(self, start: int, size: int) -> None:
-        """Add a free block, joined with its free neighbours."""
+        """Add a free block and join it with free neighbours."""
         free = self._free
         after = self._size.pop(start + size, 0)
         if after:
@@ -82,7 +93,7 @@ class SegmentPool:
         del self._end[start + self._size.pop(start)]
 
     def grow(self, size: int, room: int) -> bool:
-        """Allocate a segment for a block of this size; False if it would need more than `room`."""
+        """Allocate a segment for a block of this size; False if it needs more than `room`."""
         if size <= SMALL_REQUEST:
             whole = SMALL_SEGMENT
         elif size < LARGE_REQUEST:
@@ -91,7 +102,7 @@ class SegmentPool:
             whole = round_up(size, SEGMENT_GRANULE)
         if whole > room:
             return False
-        self._bottom -= whole + 1  # the gap keeps blocks of two segments from being neighbours
+        self._bottom -= whole + 1  # the gap prevents joining blocks of two segments
         start = self._bottom
         self._segments[start] = whole
         self.reserved += whole
@@ -99,7 +110,7 @@ class SegmentPool:
         return True
 
     def flush(self) -> None:
-        """Free every segment that no block is in."""
+        """Free every segment without a block in use."""
         for key in list(self._free):
             start = key & ADDRESS_MASK
             if self._segments.get(start) == key >> ADDRESS_BITS:
@@ -108,9 +119,9 @@ class SegmentPool:
 
 
 class ExpandablePool(SegmentPool):
-    """A pool of one segment without end, of which whole pages are mapped and unmapped.
+    """A pool of one endless segment, of which whole pages are mapped and unmapped.
 
-    PyTorch's ends after 9/8 of the device's memory, whereupon it begins another.
+    PyTorch's segment ends after 9/8 of the device's memory, and then PyTorch begins another one.
     """
 
     __slots__ = ("_page", "_unmapped")
@@ -122,10 +133,10 @@ class ExpandablePool(SegmentPool):
         self._unmapped = {0: UNLIMITED}  # start -> end of a range without memory, ascending
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Return start and size of a block in the best fitting free one; None: none fits.
+        """Cut a block from the free block that fits best; return start and size, or None.
 
-        A free block before a range without memory counts with that range, so that others are
-        preferred to it.
+        A free block before an unmapped range counts as large as both together, so other blocks
+        are preferred.
         """
         index, last = bisect_left(self._free, size << ADDRESS_BITS), len(self._free) - 1
         if index > last:
@@ -142,7 +153,7 @@ class ExpandablePool(SegmentPool):
     def grow(self, size: int, room: int) -> bool:
         """Map pages at the lowest address where the block then fits; False if `room` runs out.
 
-        Pages that were mapped before it ran out stay mapped, as in PyTorch.
+        Pages that were mapped until then stay mapped, as in PyTorch.
         """
         start = next(start for start in self._starts() if self._can_hold(start, size))
         have = self._size.get(start, 0)
@@ -158,7 +169,7 @@ class ExpandablePool(SegmentPool):
         return True
 
     def _starts(self) -> list[int]:
-        """Return where each range without memory begins, or the free block just before it."""
+        """Return the start of each unmapped range, or of the free block just before it."""
         return [self._end.get(gap, gap) for gap in self._unmapped]
 
     def _can_hold(self, start: int, size: int) -> bool:
@@ -181,7 +192,7 @@ class ExpandablePool(SegmentPool):
         self.give(start, pages)
 
     def flush(self) -> None:
-        """Unmap every page that no block is in."""
+        """Unmap every page without a block in use."""
         for key in list(self._free):
             start = key & ADDRESS_MASK
             end = start + (key >> ADDRESS_BITS)
@@ -204,7 +215,7 @@ def round_up(size: int, granule: int) -> int:
 
 
 def _joined(ranges: dict[int, int]) -> dict[int, int]:
-    """Return the ranges (start -> end) in ascending order, with those that touch made one."""
+    """Return the ranges (start -> end) in ascending order; ranges that touch are joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges.items()):
         if joined and joined[-1][1] == start:

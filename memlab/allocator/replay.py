@@ -1,16 +1,21 @@
 """A replay of PyTorch's CUDA caching allocator: allocations and frees in, reserved bytes out.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` as read in sources from torch 2.6 on and
-in the headers of 2.11 and 2.13; with default settings they are one set of rules. Counted are the
-bytes that `torch.cuda.memory_reserved` and `torch.cuda.memory_allocated` would show.
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp`, read in sources from torch 2.6 on and in
+the headers of 2.11 and 2.13. With default settings all of these have the same rules. The replay
+counts the bytes that `torch.cuda.memory_reserved` and `torch.cuda.memory_allocated` would show.
 
-Left out: more than one stream (all is one stream, so a freed block can be used again at once);
-private pools (CUDA graphs, `MemPool`); and what is off by default: `max_split_size_mb` (without it
-PyTorch's first resort at the limit, giving back large segments one by one, does nothing),
-`garbage_collection_threshold`, `roundup_power2_divisions`, and `large_segment_size_mb`, with which
-newer versions can change the 20 MiB. Not documented is at which addresses the driver puts segments,
-which decides between free blocks of one size: here each lies below all earlier ones, as on Linux
-memory maps grow, and as the public peaks of `benchmarks/gpu_peaks.py` bear out.
+In short: a request is rounded up to 512 B. Requests of at most 1 MiB go to the small pool, all
+others to the large pool. A pool takes the smallest free block that fits and splits off the rest. If
+none fits, it allocates a new segment: 2 MiB in the small pool, 20 MiB for requests below 10 MiB,
+otherwise the request rounded up to 2 MiB. At the limit all free segments are released first.
+
+Left out: more than one stream (here a freed block can be used again at once); private pools (CUDA
+graphs, `MemPool`); and settings that are off by default: `max_split_size_mb` (without it, PyTorch's
+first measure at the limit, releasing large segments one by one, does nothing),
+`garbage_collection_threshold`, `roundup_power2_divisions`, and `large_segment_size_mb`, which in
+newer versions changes the 20 MiB. The driver does not document at which addresses it puts segments,
+which decides between free blocks of one size. Here each segment lies below all earlier ones, as
+memory maps grow on Linux; the public peaks of `benchmarks/gpu_peaks.py` agree with this.
 """
 
 from __future__ import annotations
@@ -39,10 +44,10 @@ Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
 
 
 def round_block(nbytes: Bytes) -> Bytes:
-    """Return what the allocator rounds a request to, the next 512 B; 0 stays 0, arrays work.
+    """Return a request rounded up to the next 512 B, as the allocator does; arrays work too.
 
-    A block of the large pool can be larger still (at most 1 MiB), where the rest of the free block
-    that it is cut from is too small to stand alone: `Reserved.allocated_bytes` counts that.
+    A block of the large pool can be larger by up to 1 MiB, if the rest of the free block is too
+    small to be split off. `Reserved.allocated_bytes` counts that as well.
 
     >>> round_block(1), round_block(512), round_block(0)
     (512, 512, 0)
@@ -52,15 +57,15 @@ def round_block(nbytes: Bytes) -> Bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorSettings:
-    """How the caching allocator is set; the defaults are PyTorch's.
+    """The settings of the caching allocator; the defaults are PyTorch's.
 
     Attributes:
-        expandable_segments: grow one segment a pool by pages (2 MiB small, 20 MiB large), as
-            `PYTORCH_ALLOC_CONF=expandable_segments:True` does.
-        limit_bytes: device memory that it may reserve. Where the next segment or page would cross
-            it, all cached segments are given back and the request is tried once more; then it is
-            out of memory. None: no limit. (`torch.cuda.set_per_process_memory_fraction` is a little
-            stricter with expandable segments: there too it asks for the room of a whole segment.)
+        expandable_segments: each pool has one segment that grows by pages (2 MiB small, 20 MiB
+            large), as with `PYTORCH_ALLOC_CONF=expandable_segments:True`.
+        limit_bytes: device memory that it may reserve; None for no limit. If the next segment or
+            page would exceed it, all cached segments are released and the request is tried again;
+            if that fails, it is out of memory. (`torch.cuda.set_per_process_memory_fraction` is a
+            little stricter with expandable segments, because it asks for a whole segment.)
     """
 
     expandable_segments: bool = False
@@ -78,15 +83,16 @@ class AllocatorSettings:
 class Reserved:
     """What the caching allocator held after each event of a replay.
 
-    After the event that could not be served nothing more happens: the rest repeats its state.
+    The replay stops at an event that cannot be served; later entries repeat that state.
 
     Attributes:
-        reserved_bytes: int64, (events,), segments held, a multiple of 2 MiB.
-        allocated_bytes: int64, (events,), blocks in use as `torch.cuda.memory_allocated` counts
-            them: rounded to 512 B, with the rests that were too small to be split off.
-        out_of_memory_at: index of the first event that could not be served, else None.
-        num_flushes: how often the limit made it give cached segments back (the
-            `num_alloc_retries` of `torch.cuda.memory_stats`).
+        reserved_bytes: int64, (events,), bytes of all segments, a multiple of 2 MiB.
+        allocated_bytes: int64, (events,), bytes of blocks in use as
+            `torch.cuda.memory_allocated` counts them: rounded to 512 B, with rests that were too
+            small to be split off.
+        out_of_memory_at: index of the first event that could not be served, or None.
+        num_flushes: how often the limit made it release cached segments (`num_alloc_retries` of
+            `torch.cuda.memory_stats`).
     """
 
     reserved_bytes: npt.NDArray[np.int64]
@@ -105,9 +111,9 @@ class Reserved:
         return int(self.allocated_bytes.max(initial=0))
 
     def since(self, event: int) -> Reserved:
-        """Return the replay from this event onward, so that its peaks are those after a reset.
+        """Return the replay from this event on; its peaks are those after a reset of statistics.
 
-        A free that comes first counts as done before the reset.
+        If the first event is a free, it counts as done before the reset.
 
         >>> Reserved(reserved_bytes=np.array([9, 9, 4]), allocated_bytes=np.array([9, 0, 4]),
         ...          out_of_memory_at=None, num_flushes=1).since(2).peak_reserved_bytes
@@ -143,7 +149,7 @@ class _Allocator:
         return self._small.reserved + self._large.reserved
 
     def allocate(self, size: int) -> tuple[SegmentPool, int, int] | None:
-        """Return pool, start and size of a new block; None if it is out of memory."""
+        """Return pool, start and size of a new block; None if out of memory."""
         pool = self._small if size <= SMALL_REQUEST else self._large
         block = pool.take(size)
         if block is None:
@@ -155,7 +161,7 @@ class _Allocator:
         return None if block is None else (pool, *block)
 
     def flush(self) -> None:
-        """Give back what no block is in, as `torch.cuda.empty_cache` does."""
+        """Release all memory without a block in use, as `torch.cuda.empty_cache` does."""
         self._large.flush()
         self._small.flush()
 
@@ -170,13 +176,13 @@ def replay(
     """Return what the caching allocator would hold after each of these allocations and frees.
 
     Args:
-        address: int64, (events,); a block is known by it from its allocation to its free, and by
-            nothing more: where the replay puts the block is its own affair.
-        nbytes: int64, (events,), positive for an allocation of that many requested bytes, negative
-            for the free of the block at that address. An event of 0 bytes does nothing, as an
-            empty tensor has no block.
+        address: int64, (events,). It only identifies a block from its allocation to its free; the
+            replay puts the block at an address of its own.
+        nbytes: int64, (events,), positive for an allocation of that many bytes, negative for the
+            free of the block at that address. An event of 0 bytes does nothing, since an empty
+            tensor has no block.
         settings: None means PyTorch's defaults.
-        flush_before: indices of the events just before which `torch.cuda.empty_cache()` runs.
+        flush_before: indices of events; `torch.cuda.empty_cache()` runs just before each of them.
 
     Raises:
         ConfigError: the arrays differ in length, an address is allocated while it is in use or
@@ -187,14 +193,14 @@ def replay(
     """
     if np.shape(address) != np.shape(nbytes) or np.ndim(address) != 1:
         raise ConfigError(
-            f"address of shape {np.shape(address)} and nbytes of shape {np.shape(nbytes)}; allowed "
-            "are two arrays of one length: give each event one address and one size"
+            f"address has shape {np.shape(address)} and nbytes has shape {np.shape(nbytes)}; "
+            "allowed are two arrays of one length, with one address and one size for each event"
         )
     strangers = sorted(event for event in flush_before if not 0 <= event < len(address))
     if strangers:
         raise ConfigError(
-            f"flush_before={strangers} is outside of the events; allowed are indices of events, "
-            f"0 to {len(address) - 1}: leave out what lies beyond"
+            f"flush_before={strangers} is outside of the events; allowed are indices from 0 to "
+            f"{len(address) - 1}; leave out the others"
         )
     allocator = _Allocator(AllocatorSettings() if settings is None else settings)
     rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
@@ -223,9 +229,7 @@ def _run(
             held = allocator.reserved
         if size > 0:
             if address in live:
-                raise _misuse(
-                    event, address, "allocated while it is in use", "let its free come first"
-                )
+                raise _misuse(event, address, "allocated while it is in use", "free it before that")
             block = allocator.allocate(size)
             held = allocator.reserved
             if block is None:
@@ -236,7 +240,7 @@ def _run(
         elif size < 0:
             if address not in live:
                 raise _misuse(
-                    event, address, "freed while it is not in use", "let its allocation come first"
+                    event, address, "freed while it is not in use", "allocate it before that"
                 )
             pool, start, whole = live.pop(address)
             pool.give(start, whole)

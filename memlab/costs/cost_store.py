@@ -1,9 +1,9 @@
-"""`Store`: what operators cost on this machine, kept on disk between processes.
+"""`Store`: the costs of operators on this machine, cached on disk.
 
-One SQLite file; a row a signature and circumstances (torch, processor, threads, switches). Several
-processes may share it. A file that cannot be read or written is left alone: the store then lasts as
-long as the process, and `problem` says why. Deleted are only times that a measured run has shown to
-be wrong. The file's other table holds measured runs, see `measured_runs.py`.
+It is one SQLite file with a row for each signature and circumstances (torch, processor, threads,
+switches). Several processes may share it. A file that cannot be read or written is left alone; then
+the store lasts as long as the process, and `problem` says why. Costs are deleted only if a measured
+run has shown them to be wrong. A second table holds measured runs, see `measured_runs.py`.
 """
 
 import contextlib
@@ -28,33 +28,33 @@ from memlab.errors import MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import Signature, to_text
 
-FILE = "operators-2.sqlite3"  # the number changes with what a row means
-OLD_FILES = ("operators-1.sqlite3",)  # which did not say what times were taken under
-WAIT_SECONDS = 5.0  # for another process that writes; a batch takes milliseconds
-MOST_BYTES, MOST_SECONDS = 2**45, 1e6  # of one operator: what is beyond is damage
-# seconds besides a kernel. An operator alone is timed with a Python call that takes a few
-# microseconds: where a step needs less around it, the difference comes out below 0, by no more
+FILE = "operators-2.sqlite3"  # the number is raised when the meaning of a row changes
+OLD_FILES = ("operators-1.sqlite3",)  # did not store the conditions of times
+WAIT_SECONDS = 5.0  # for another process that writes; writing a batch takes milliseconds
+MOST_BYTES, MOST_SECONDS = 2**45, 1e6  # of one operator; a larger number means a damaged row
+# time of an operator besides its kernel. An operator alone is timed with a Python call of a few
+# microseconds; if a step needs less around it, the difference is slightly below 0
 LEAST_OVERHEAD, MOST_OVERHEAD = -1e-5, 1.0
-OVERHEAD = "memlab.overhead."  # begins the name of what an operator takes besides its kernel
-MOST_DATE = 1e11  # seconds since 1970: some thousand years
+OVERHEAD = "memlab.overhead."  # prefix of rows that hold the time besides the kernel
+MOST_DATE = 1e11  # seconds since 1970, about three thousand years
 DAMAGED = (ValueError, TypeError, RecursionError)  # what reading a damaged row may raise
 MOST_REPEATS = 10**6
-NUM_REQUIRED = 5  # fields that a row has had from the beginning
-BATCH = 500  # SQLite allows 999 variables in a query, in its oldest builds
+NUM_REQUIRED = 5  # fields that every row has; later fields may be missing
+BATCH = 500  # the oldest builds of SQLite allow 999 variables in a query
 TABLES = (
     "CREATE TABLE IF NOT EXISTS cost (circumstances TEXT, operator TEXT, cost TEXT, "
     "PRIMARY KEY (circumstances, operator)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS measured (circumstances TEXT, step TEXT, run TEXT, "
     "PRIMARY KEY (circumstances, step))",
 )
-Version = tuple[int, int, int]  # of a file, which every write changes
+Version = tuple[int, int, int]  # of a file; every write changes it
 
 
 def cache_folder() -> Path:
-    """Return where memlab keeps what it can work out again; `MEMLAB_CACHE` overrules.
+    """Return the folder of memlab's cache; the environment variable `MEMLAB_CACHE` overrides it.
 
     Raises:
-        MemlabError: it lies in the home of a user who has none here.
+        MemlabError: the folder is in a home folder that does not exist.
     """
     own = os.environ.get("MEMLAB_CACHE")
     try:
@@ -78,7 +78,7 @@ def _usual_folder() -> Path:
 
 
 def circumstances() -> str:
-    """Return all besides the signature that an operator's cost on a CPU depends on, as text."""
+    """Return as text what an operator's cost on a CPU depends on, besides its signature."""
     return json.dumps(
         {
             "torch": torch.__version__,
@@ -102,10 +102,10 @@ CONDITIONS = tuple(field.name for field in fields(OperatorCost))[NUM_REQUIRED:]
 
 
 def forget_costs() -> None:
-    """Delete what memlab has learned of the operators of this machine.
+    """Delete the cached costs of operators on this machine.
 
-    The next prediction for a CPU runs them again. Times that were taken while the machine was busy
-    are taken again by themselves, once it is quiet.
+    The next prediction for a CPU runs the operators again. This is rarely needed: times that were
+    taken while the machine was busy are taken again automatically once it is quiet.
 
     Raises:
         MemlabError: the file cannot be deleted, or `MEMLAB_CACHE` names no folder.
@@ -125,7 +125,7 @@ class Store:
     """Costs by signature, for the circumstances of each call.
 
     Attributes:
-        problem: a sentence on why nothing is kept on disk; None while something is.
+        problem: a sentence that says why nothing is stored on disk; None if it works.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -134,19 +134,19 @@ class Store:
             self.path = (cache_folder() if folder is None else folder) / FILE
         except MemlabError as error:
             self.path = Path(FILE)  # never opened
-            self.problem = f"Calibrations are not kept: {error}."
+            self.problem = f"Costs of operators are not cached on disk: {error}."
         self._memory: dict[tuple[str, str], OperatorCost] = {}
         self._version: Version | None = None  # of the file that `_memory` was read from
-        self._dropped: set[str] = set()  # operators whose row could not be believed
+        self._dropped: set[str] = set()  # operators whose row was damaged
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what of the file could not be used."""
+        """Sentences about data of the file that could not be used."""
         notes = [] if self.problem is None else [self.problem]
         if self._dropped:
             notes.append(
-                f"{len(self._dropped)} damaged rows of {self.path} were dropped, and what they "
-                "said was found again."
+                f"{len(self._dropped)} damaged rows of {self.path} were dropped, and their costs "
+                "were measured again."
             )
         return notes
 
@@ -154,7 +154,7 @@ class Store:
         """Return the costs that are known under the present circumstances."""
         version = self._version_now()
         if self.problem is None and version != self._version:
-            self._memory.clear()  # another process has written, or somebody forgot all
+            self._memory.clear()  # another process has written to or deleted the file
             self._version = version
 
         here = circumstances()
@@ -166,25 +166,25 @@ class Store:
         return {signature: cost for signature, cost in known.items() if cost is not None}
 
     def write(self, costs: Mapping[Signature, OperatorCost]) -> None:
-        """Keep these costs under the present circumstances, in one transaction."""
+        """Store these costs for the present circumstances, in one transaction."""
         here = circumstances()
         texts = {to_text(signature): cost for signature, cost in costs.items()}
         rows = [(here, text, _line(cost, here, text)) for text, cost in texts.items()]
         self.query("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", rows)
-        if self.problem is not None:  # else they are read from the file, which is another now
+        if self.problem is not None:  # otherwise they are read from the file when needed
             self._memory |= {(here, text): cost for text, cost in texts.items()}
 
     def drop(self, signatures: Iterable[Signature]) -> None:
-        """Say in the notes that what the file said of these operators was damaged."""
+        """Say in the notes that the rows of these operators were damaged."""
         self._dropped.update(map(to_text, signatures))
 
     def forget_near(self, dates: Iterable[float], *, within_seconds: float, before: float) -> None:
         """Delete the costs under the present circumstances that were taken near one of these dates.
 
         Args:
-            dates: seconds since 1970; 0 stands for costs that do not say when they were taken.
+            dates: seconds since 1970; 0 stands for costs without a date.
             within_seconds: how near.
-            before: a date; what was taken later is kept.
+            before: a date; costs that were taken later are kept.
         """
         here, dates = circumstances(), tuple(dates)
         near = []
@@ -218,12 +218,12 @@ class Store:
         return costs
 
     def query(self, query: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run the query on each row and return what it finds; nothing if the file will not do."""
+        """Run the query on each row and return what it finds; nothing if the file is unusable."""
         if self.problem is not None or not rows:
             return []
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # opened for each batch: a connection may cross neither threads nor forks
+            # a connection may not be shared between threads or forks, so each batch opens one
             connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
             try:
                 with connection:
@@ -241,16 +241,16 @@ class Store:
         return []
 
     def _stamp(self) -> None:
-        """Give the file a date of its own: the system's move in steps of some milliseconds.
+        """Set the file's date to now in nanoseconds; the system's own steps are milliseconds.
 
-        So no two contents of it have the same, also of a file that was deleted and written anew.
+        So two versions of the file never have the same date, even if it was deleted in between.
         """
         now = time.time_ns()
         with contextlib.suppress(OSError):
             os.utime(self.path, ns=(now, now))
 
     def _version_now(self) -> Version | None:
-        """Return what tells whether the file was written since, without opening it."""
+        """Return a value that changes with every write of the file, without opening it."""
         try:
             state = self.path.stat()
         except (OSError, ValueError):
@@ -259,8 +259,8 @@ class Store:
 
     def _give_up(self, error: Exception) -> None:
         self.problem = (
-            f"Calibrations are not kept: {self.path} cannot be used ({error}); delete it, or set "
-            "MEMLAB_CACHE to a folder that can be written."
+            f"Costs of operators are not cached on disk: {self.path} cannot be used ({error}); "
+            "delete it, or set MEMLAB_CACHE to a folder that can be written."
         )
 
 
@@ -274,14 +274,14 @@ def _cost(line: str, here: str, text: str) -> OperatorCost:
     """Return the cost in a row of the file, for these circumstances and this operator.
 
     Raises:
-        Exception: one of `DAMAGED`, where it is not what `_line` wrote. A row without a checksum is
-            of an earlier version.
+        Exception: one of `DAMAGED`, if `_line` did not write the row. A row without a checksum was
+            written by an earlier version.
     """
     row = json.loads(line)
     if isinstance(row, list) and len(row) == len(fields(OperatorCost)) + 1:
         *row, checksum = row
         if checksum != _checksum(row, here, text):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum is wrong")
     return cost_from_row(row, is_overhead=text.startswith(OVERHEAD))
 
 
@@ -294,10 +294,10 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
 
     Args:
         row: the fields, in order.
-        is_overhead: of what operators take besides their kernels, which may come out below 0.
+        is_overhead: whether it is the time besides a kernel, which may be slightly below 0.
 
     Raises:
-        ValueError: it is no such row, or holds a number that no operator can cost.
+        ValueError: it is not such a row, or has a number that is not possible.
     """
     if not isinstance(row, list) or len(row) not in (NUM_REQUIRED, len(fields(OperatorCost))):
         raise ValueError("it is not a row of a cost")
@@ -307,11 +307,11 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
 
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
-            raise ValueError("a size is none")
-    if not extrapolated and peak < sum(outputs) + kept:  # each on a line of its own, else
-        raise ValueError("what is alive afterwards is more than the peak")
+            raise ValueError("a size is not valid")
+    if not extrapolated and peak < sum(outputs) + kept:  # extrapolation treats each separately
+        raise ValueError("more bytes are live afterwards than at the peak")
     if seconds is not None and not (is_overhead_seconds if is_overhead else _is_time)(seconds):
-        raise ValueError("a time is none")
+        raise ValueError("a time is not valid")
 
     conditions = dict(zip(CONDITIONS, row[NUM_REQUIRED:], strict=False))
     cost = OperatorCost(
@@ -327,18 +327,18 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
 
 
 def _check_conditions(cost: OperatorCost) -> None:
-    """Raise ValueError for a cost that says what no time was taken under."""
+    """Raise ValueError if the conditions of a cost's time are not possible."""
     repeats, share = cost.num_repeats, cost.others_share
     if repeats is not None and (type(repeats) is not int or not 0 < repeats <= MOST_REPEATS):
-        raise ValueError("the repeats are no number of them")
+        raise ValueError("the number of repeats is not valid")
     if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
-        raise ValueError("a share is none")
+        raise ValueError("a share is not valid")
     if cost.taken_at is not None and not is_date(cost.taken_at):
-        raise ValueError("a date is none")
+        raise ValueError("a date is not valid")
 
     least, median = cost.least_seconds, cost.median_seconds
     if not all(value is None or _is_time(value) for value in (least, median)):
-        raise ValueError("a time is none")
+        raise ValueError("a time is not valid")
     if least is None or median is None or cost.seconds is None:
         return
     is_between = cost.extrapolated or least <= cost.seconds <= median
@@ -357,8 +357,8 @@ def _is_time(seconds: Any) -> bool:
 
 
 def is_overhead_seconds(seconds: Any) -> bool:
-    """Return whether a time can be what one operator takes besides its kernel.
+    """Return whether a time can be that of one operator besides its kernel.
 
-    That is a difference of times, and may come out below 0.
+    It is a difference of two times, so it may be slightly below 0.
     """
     return type(seconds) in (int, float) and LEAST_OVERHEAD <= seconds <= MOST_OVERHEAD

@@ -1,10 +1,14 @@
-"""What CUDA kernels allocate beyond their outputs, by rules read in PyTorch's sources.
+"""What CUDA kernels allocate in addition to their outputs, by rules read in PyTorch's sources.
 
-Fake tensors show what an operator returns. Here is what its kernel asks of the caching allocator
-beside that, in torch 2.11 to 2.15: workspaces of cuBLAS, cuDNN's convolutions (`cudnn_workspace`),
-buffers of cuDNN's RNN, contiguous copies, partial sums. Left out: what is below 1 MiB, what
-libraries allocate behind the allocator's back, and of operators that are not built into PyTorch all
-but the product of bitsandbytes' 4-bit weights.
+Fake tensors show the outputs of an operator. The rules here give what its kernel requests from the
+caching allocator in addition, in torch 2.11 to 2.15: workspaces of cuBLAS, of cuDNN's convolutions
+(`cudnn_workspace`), buffers of cuDNN's RNN, contiguous copies, partial sums.
+
+To add a rule, write a function that takes an operator and returns its `Effect`, and add it to
+`RULES` at the end of this file.
+
+Left out: allocations below 1 MiB, memory that libraries take without the allocator, and operators
+from outside of PyTorch, except the product of bitsandbytes' 4-bit weights.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ FUSED_ROWS = 4  # _GEMM_4BIT_CUSTOM_FLOOR_M of bitsandbytes
 
 
 def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
-    """Return what the kernel of each operator does to memory; None where fake tensors show all.
+    """Return the memory of each operator's kernel; None if fake tensors show everything.
 
     Args:
         recording: of a run on the device that stands in for CUDA.
-        card: None means one whose architecture is not known.
+        card: None for a card of unknown architecture.
     """
     found = [_effect(operator, card) for operator in recording.operators]
     workspace = CUBLAS_WORKSPACE_BYTES if card is None else card.cublas_workspace_bytes
@@ -48,9 +52,9 @@ def effects(recording: Recording, card: Card | None) -> list[Effect | None]:
 
 
 def _first_uses(recording: Recording) -> list[int]:
-    """Return the operators that make a handle of cuBLAS, and with it a workspace that stays.
+    """Return the operators that create a cuBLAS handle, whose workspace is never freed.
 
-    Each thread has its own (CublasHandlePool.cpp); autograd runs backward in one of its own.
+    Each thread has its own handle (CublasHandlePool.cpp), and backward runs in its own thread.
     """
     first: dict[bool, int] = {}
     for number, operator in enumerate(recording.operators):
@@ -72,14 +76,14 @@ def _convolution(operator: Operator, card: Card | None) -> Effect | None:
 
 
 def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
-    """Copies of inputs that are not contiguous (`expect_contiguous` in layer_norm_kernel.cu)."""
+    """Count copies of non-contiguous inputs (`expect_contiguous` in layer_norm_kernel.cu)."""
     count = 2 if operator.name.endswith("backward") else 1  # gradient and input, or the input
     size = sum(_copied_bytes(spec) for spec in _arguments(operator)[:count])
     return Effect(workspace_bytes=size) if size else None
 
 
 def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
-    """Sorted indices, and the sums of parts of segments (embedding_backward_cuda_kernel)."""
+    """Count sorted indices and sums of parts of segments (embedding_backward_cuda_kernel)."""
     gradient, indices = _arguments(operator)[:2]
     count, width = _numel(indices), gradient.shape[-1]
     if count < SORTED_FROM:
@@ -91,10 +95,10 @@ def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
 
 
 def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
-    """The reserve of cuDNN: what backward needs of every step, layer and direction.
+    """Count cuDNN's reserve: what backward needs of every step, layer and direction.
 
-    cuDNN does not publish its size. Taken is what the arithmetic needs: the gates, and of an LSTM
-    also the cell and its tanh.
+    cuDNN does not publish its size. This counts what the arithmetic needs: the gates, and for an
+    LSTM also the cell and its tanh.
     """
     assert operator.signature is not None
     args = operator.signature[1]
@@ -110,10 +114,10 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
 
 
 def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
-    """The weight that bitsandbytes dequantizes for a product of many rows, and its scales.
+    """Count the weight that bitsandbytes dequantizes for a product of many rows, and its scales.
 
-    It does so for more than 1536 rows, and for fewer by a table of cards and shapes; the fused
-    kernel serves up to 4 rows always. In between the larger is taken.
+    It dequantizes for more than 1536 rows. Up to 4 rows always use the fused kernel. In between a
+    table of cards and shapes decides; here dequantizing is assumed, which takes more.
     Source: `gemm_4bit` in bitsandbytes/backends/cuda/ops.py.
     """
     assert operator.signature is not None

@@ -1,23 +1,25 @@
-"""Workspace of cuDNN's convolutions: a rule, since cuDNN does not publish it.
+"""Workspace of cuDNN's convolutions, by a rule, since cuDNN does not publish it.
 
-PyTorch asks cuDNN's heuristics for a plan and gives it the workspace it wants (ATen/native/cudnn/
-Conv_v8.cpp, `benchmark` off); where that fails for want of memory, the next plan is tried, so that
-a step can run with less than is told here. On tensor cores cuDNN computes in channels-last: given
-contiguous (NCHW) tensors, it copies input, output and weight to that layout in its workspace.
+PyTorch asks cuDNN's heuristics for a plan and allocates the workspace that it wants
+(ATen/native/cudnn/Conv_v8.cpp, `benchmark` off). If there is not enough memory, the next plan is
+tried, so a step can run with less than is predicted here. On tensor cores cuDNN computes in
+channels-last. Given contiguous (NCHW) tensors, it copies input, output and weight to that layout in
+its workspace.
 
-In which pass it does so was chosen by the 25 convnets of `benchmarks/gpu_peaks.py` (torch 2.6,
-cuDNN 9, fp32 with TF32, RTX 3060 and 4060): one yes or no for each of forward and backward of dense
-and of grouped kernels larger than 1x1. VGG16 alone decided the dense ones (errors -3.3 to -0.8 %
-instead of -3.1 to 4.8 %; ResNet-101 is indifferent), RegNetX alone the grouped ones (-1.3 to 2.3 %
-instead of -4.5 to -0.1 %). 1x1 convolutions are matrix products, depthwise ones PyTorch's own
-kernels; both take none (with copies MnasNet and MobileNetV2 would be 6 to 15 % too high).
+In which pass it copies was decided with the 25 convnets of `benchmarks/gpu_peaks.py` (torch 2.6,
+cuDNN 9, fp32 with TF32, RTX 3060 and 4060): one yes or no each for forward and backward of dense
+and of grouped kernels larger than 1x1. Only VGG16 decided the dense ones (errors -3.3 to -0.8 %
+instead of -3.1 to 4.8 %; ResNet-101 fits both), and only RegNetX the grouped ones (-1.3 to 2.3 %
+instead of -4.5 to -0.1 %). 1x1 convolutions are matrix products, and depthwise ones use PyTorch's
+own kernels; both take no workspace (with copies MnasNet and MobileNetV2 would be 6 to 15 % too
+high).
 
-One plan is known by its size alone: the gradient of a first, strided 3x3 layer's weight takes a
-patch of R x S values for each output value, on compute capability 8.6 and for inputs below 2**23
-values. It was found on four runs of MobileNetV2 and MnasNet, which are 12 to 18 % too low without
-it and 0.2 to 2.3 % too high with it; the runs of either model predict those of the other, and seven
-larger runs of both and four of RegNetX with the same layer bear out the limits. Why cuDNN prefers
-it is not known.
+One more plan is known only by its size: the gradient of the weight of a first, strided 3x3 layer
+takes a patch of R x S values for each output value, on compute capability 8.6 and for inputs below
+2**23 values. It was found on four runs of MobileNetV2 and MnasNet, which are 12 to 18 % too low
+without it and 0.2 to 2.3 % too high with it. The runs of either model predict those of the other,
+and seven larger runs of both and four of RegNetX with the same layer confirm the limits. Why cuDNN
+prefers this plan is not known.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def convolution_bytes(operator: Operator, card: Card | None) -> int:
 
     Args:
         operator: with a signature.
-        card: None means one with tensor cores for every format.
+        card: None for a card with tensor cores for every format.
     """
     assert operator.signature is not None
     args = operator.signature[1]

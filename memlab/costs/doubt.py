@@ -1,7 +1,6 @@
-"""Which costs of operators are to be found again, and what that has shown of others.
+"""Find the costs of operators that must be taken again, and delete those that were wrong.
 
-A cost is doubted if a measured run speaks against it, and due if its time was taken on a busy
-machine.
+A cost is doubted if a measured run contradicts it, and due if its time was taken on a busy machine.
 """
 
 import time
@@ -13,15 +12,15 @@ from memlab.operators.signatures import Signature
 
 Costs = Mapping[Signature, OperatorCost]
 
-# a load lasts for minutes: what else was learned then is as doubtful as what was shown to be wrong
+# load on a machine lasts for minutes, so costs from the same time are probably wrong as well
 NEAR_SECONDS = 600.0
 AGAIN_AFTER_SECONDS = 60.0  # since a time of a busy machine: its load is probably still there
 
 
 def doubted(known: Costs, before: float | None) -> dict[Signature, OperatorCost]:
-    """Return the costs that were taken before a date, or that do not say when; none without one.
+    """Return the costs that were taken before a date, or that have no date; none if it is None.
 
-    A date in the future says nothing: the clock was wrong then, or is now.
+    A cost with a date in the future counts as one without a date, since a clock was wrong.
     """
     if before is None:
         return {}
@@ -39,13 +38,13 @@ def is_due(cost: OperatorCost) -> bool:
 
 
 def forget_others(store: Store, old: Costs, new: Costs, before: float) -> None:
-    """Delete what was learned at about the same time as costs that have shown to be wrong.
+    """Delete costs that were taken at about the same time as costs that were shown to be wrong.
 
     Args:
-        store: that holds the new costs already.
-        old: costs that were doubted.
-        new: what the same operators cost now.
-        before: the date that they were doubted by; what was learned later stays.
+        store: already holds the new costs.
+        old: the doubted costs.
+        new: the costs of the same operators now.
+        before: the date before which costs were doubted; later ones are kept.
     """
     wrong = {
         cost.taken_at or 0.0
@@ -56,7 +55,7 @@ def forget_others(store: Store, old: Costs, new: Costs, before: float) -> None:
 
 
 def _is_wrong(old: OperatorCost, new: OperatorCost) -> bool:
-    """Return whether a time was far off, as far as one of now can tell: noise only adds to it."""
+    """Return whether a time was far off. Noise only adds, so a faster time is always right."""
     if old.seconds is None or new.seconds is None:
         return False
     if old.seconds > STEADY * new.seconds:

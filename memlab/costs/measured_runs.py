@@ -1,7 +1,7 @@
-"""`MeasuredRun`: how long a step took when it was really run, kept beside the costs of operators.
+"""`MeasuredRun`: how long a step took when it was measured, stored beside the costs of operators.
 
-A prediction of the same step is held against it. Rows are checked as they are read; a damaged one
-is as good as none, and a note says so. The newest `MOST_ROWS` are kept.
+A prediction of the same step is compared with it. Rows are checked when they are read; a damaged
+row is ignored, and a note says so. The newest `MOST_ROWS` rows are kept.
 """
 
 import json
@@ -15,9 +15,9 @@ from memlab.devices.load import QUIET_SHARE
 from memlab.operators.cost import STEADY
 
 MOST_ROWS = 500
-MOST_CHARACTERS = 100_000  # of a row: one with more files is not written, nor read
-NUM_STEADY = 3  # repeats, to tell whether a time is steady
-SAME_SECONDS = 3600.0  # after which an earlier run of the same step says nothing more
+MOST_CHARACTERS = 100_000  # of a row; a longer one, with very many files, is not stored
+NUM_STEADY = 3  # repeats that are needed to see whether a time is steady
+SAME_SECONDS = 3600.0  # an earlier run of the same step counts for this long
 
 Stamp = tuple[int, int, int, int]  # of a file: two dates, its size, its number
 
@@ -27,15 +27,15 @@ class MeasuredRun:
     """A measured run of a step.
 
     Attributes:
-        step: which, as `step_of` names it.
-        least_seconds: of its timed steps. Load only ever slows, so the step can be this fast.
-        median_seconds: of the same.
-        num_repeats: how many were timed.
-        others_share: of all processors, what other programs used meanwhile; None if not known.
-        peak_bytes: allocated.
-        taken_at: when, in seconds since 1970.
-        in_vain_at: when costs were last taken again because of it, and it still spoke against the
-            prediction; None if never.
+        step: the key of the step, from `step_of`.
+        least_seconds: minimum of its timed steps. Load only slows, so the step can be this fast.
+        median_seconds: median of its timed steps.
+        num_repeats: number of timed steps.
+        others_share: the share of all processors that other programs used; None if not known.
+        peak_bytes: peak of allocated bytes.
+        taken_at: date in seconds since 1970.
+        in_vain_at: when costs were last taken again because of this run and it still contradicted
+            the prediction; None if never.
         files: stamps of the files that the step depends on.
     """
 
@@ -51,18 +51,18 @@ class MeasuredRun:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is known that may have slowed it, so that the step takes that long."""
+        """Whether nothing is known that may have slowed it, so the step really takes that long."""
         is_alone = self.others_share is not None and self.others_share <= QUIET_SHARE
         is_steady = self.median_seconds <= STEADY * self.least_seconds
         return is_alone and is_steady and self.num_repeats >= NUM_STEADY
 
     def is_of_present_files(self) -> bool:
-        """Return whether the files are still those that it ran with."""
+        """Return whether the files that it ran with are unchanged."""
         return all(stamp_of(file) == stamp for file, stamp in self.files.items())
 
 
 def stamp_of(file: str) -> Stamp | None:
-    """Return what changes with a file; None if it is not there."""
+    """Return values that change when a file changes; None if the file does not exist."""
     try:
         state = os.stat(file)
     except (OSError, ValueError):
@@ -71,9 +71,9 @@ def stamp_of(file: str) -> Stamp | None:
 
 
 def write_run(store: Store, run: MeasuredRun) -> None:
-    """Keep a run under the present circumstances, with what an earlier one of the same step says.
+    """Store a run for the present circumstances, combined with an earlier run of the same step.
 
-    That is the least of both times, where the earlier one is of the last hour.
+    If the earlier run is from the last hour, the smaller of both times is stored.
     """
     old, _ = read_run(store, run.step)
     if old is not None and old.peak_bytes == run.peak_bytes and old.files == run.files:
@@ -94,7 +94,7 @@ def write_run(store: Store, run: MeasuredRun) -> None:
 
 
 def read_run(store: Store, step: str) -> tuple[MeasuredRun | None, str | None]:
-    """Return the measured run of a step, None if there is none; and a note on a damaged row."""
+    """Return the measured run of a step or None, and a note if its row was damaged."""
     found = store.query(
         "SELECT CASE WHEN length(run) <= ? THEN run END FROM measured "
         "WHERE circumstances = ? AND step = ?",
@@ -109,7 +109,7 @@ def read_run(store: Store, step: str) -> tuple[MeasuredRun | None, str | None]:
 
 
 def _joined(old: MeasuredRun, new: MeasuredRun) -> MeasuredRun:
-    """Return what two runs of the same step say together, as of the date of the new one."""
+    """Return two runs of the same step combined, with the date of the new one."""
     in_vain_at = new.in_vain_at or old.in_vain_at
     if not 0 <= new.taken_at - old.taken_at <= SAME_SECONDS:
         return replace(new, in_vain_at=in_vain_at)
@@ -126,7 +126,7 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
     """Return the run whose fields are in a row, as JSON holds them.
 
     Raises:
-        ValueError: it is no such row, or holds a number that cannot be.
+        ValueError: it is not such a row, or has a number that is not possible.
     """
     names = {field.name for field in fields(MeasuredRun)} - {"step"}
     if not isinstance(row, dict) or row.keys() != names or not isinstance(row["files"], dict):
@@ -135,15 +135,15 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
         row[name] for name in ("least_seconds", "median_seconds", "others_share")
     )
     if not 0 < _number(least) <= _number(median):
-        raise ValueError("a time is none")
+        raise ValueError("a time is not valid")
     if others is not None and not 0 <= _number(others) <= 1:
-        raise ValueError("a share is none")
+        raise ValueError("a share is not valid")
     for count, most in ((row["peak_bytes"], MOST_BYTES), (row["num_repeats"], MOST_BYTES)):
         if type(count) is not int or not 0 < count <= most:
-            raise ValueError("a number is none")
+            raise ValueError("a number is not valid")
     dates = [row["taken_at"], *([] if row["in_vain_at"] is None else [row["in_vain_at"]])]
     if not all(map(is_date, dates)):
-        raise ValueError("a date is none")
+        raise ValueError("a date is not valid")
     files = {file: _stamp_from(stamp) for file, stamp in row["files"].items()}
     return MeasuredRun(**{**row, "files": files, "step": step})
 

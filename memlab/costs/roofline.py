@@ -1,13 +1,17 @@
-"""How fast a card can be: the time of an operator from its arithmetic and its memory traffic.
+"""A roofline: the time of an operator on a card, from its arithmetic and its memory traffic.
 
-The bound of an operator is the longer of two times: its arithmetic at the datasheet peak of its
-number format, and its bytes at the datasheet bandwidth, each tensor read and written once. It is
-the floor of *this* algorithm on *this* memory: Winograd convolutions multiply less than is counted,
-and tensors that still lie in the L2 cache are read faster, so for small ones it is no proof. What
-to show a person is the estimate, which adds what cards reach in practice and the launches.
+The lower bound of an operator is the longer of two times: its arithmetic at the datasheet peak of
+its number format, and its bytes at the datasheet bandwidth, with each tensor read and written once.
+It is a bound for *this* algorithm on *this* memory. Winograd convolutions multiply less than is
+counted, and tensors in the L2 cache are read faster, so for small tensors it is not strict. People
+are shown the estimate, which also accounts for what cards reach in practice and for launches.
 
-Left out: overlap of operators on several streams, time on the host between launches that the card
-waits for, clocks that fall under load, and data-dependent work.
+An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137 GFLOP and moves
+3 * 32 MiB. On a card with 300 TFLOP/s and 1.5 TB/s the arithmetic takes 0.46 ms and the memory
+0.07 ms. The bound is 0.46 ms; the estimate is 0.46 / 0.7 = 0.65 ms.
+
+Left out: overlap of operators on several streams, time on the host that the card waits for, clocks
+that are lowered under load, and work that depends on data.
 """
 
 import functools
@@ -24,9 +28,9 @@ from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
 
 Outputs = tuple[TensorSpec, ...]
 
-# Matrix products, as a share of the dense peak. Large bf16 ones at their best shape: A100 SXM 0.86,
-# H100 SXM 0.80, B200 0.78 (MAMF table of stas00/ml-engineering). Other shapes reach less; this is
-# our choice below the best shape, good to about +-20 %.
+# Matrix products, as a share of the dense peak. Large bf16 products at their best shape reach: A100
+# SXM 0.86, H100 SXM 0.80, B200 0.78 (MAMF table of stas00/ml-engineering). Other shapes reach less;
+# this value is our choice, good to about +-20 %.
 COMPUTE_EFFICIENCY = 0.7
 # Large pointwise operators and copies, as a share of the bandwidth: 0.90 for 100 MB and more on an
 # A100 (calculon-ai/calculon, systems/a100_80g.json).
@@ -34,8 +38,8 @@ BANDWIDTH_EFFICIENCY = 0.9
 # From one operator to the next in eager PyTorch, host bound: 4 us on CUDA (pytorch issue 82793),
 # 5-7 us from Python (pytorch issue 41383); backward and foreach operators come from C++.
 LAUNCH_SECONDS = 5e-6
-# Copies between pinned memory and a card, as a share of the bus's raw rate: our choice, for packet
-# headers and waiting; not held against a card yet. From pageable memory it is less.
+# Copies between pinned memory and a card, as a share of the bus's raw rate. Our choice, for packet
+# headers and waiting; not compared with a card yet. Copies from pageable memory reach less.
 HOST_EFFICIENCY = 0.78
 
 FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -45,21 +49,21 @@ RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_lay
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
 NO_KERNEL |= {"new_empty_strided", "resize_", "set_", "record_stream", "_local_scalar_dense"}
 NO_KERNEL |= {"_unsafe_view"}  # a view whose schema does not say so
-# Arguments of which no element is read: overwritten, or asked for their shape alone.
+# Arguments of which no element is read: they are overwritten, or only their shape is used.
 UNREAD = dict.fromkeys(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"), 0)
 UNREAD |= dict.fromkeys(("bernoulli_", "exponential_", "_foreach_copy_", "_foreach_zero_"), 0)
 UNREAD |= dict.fromkeys(("zeros_like", "ones_like", "full_like", "rand_like", "randn_like"), 0)
 UNREAD |= dict.fromkeys(("new_zeros", "new_ones", "new_full"), 0)
 UNREAD |= dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), 1)
 UNREAD |= dict.fromkeys(("max_pool2d_with_indices_backward",), 1)
-# Of the first argument only as much is touched as the others and the results hold.
+# The kernel touches only as much of the first argument as the other arguments and results hold.
 SPARSE = {"embedding", "index", "index_select", "gather", "nll_loss_forward"}
 SPARSE |= {"nll_loss2d_forward", "index_put_", "_index_put_impl_", "index_add_", "scatter_"}
 SPARSE |= {"scatter_add_", "index_copy_"}
 
 
 class KernelCall(NamedTuple):
-    """One dispatched operator: what it was called with, what it returned, its kernels."""
+    """One dispatched operator: its signature, its outputs, and its number of kernels."""
 
     signature: Signature
     outputs: Outputs
@@ -67,15 +71,15 @@ class KernelCall(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What an operator does, whatever the card.
+    """The work of an operator, independent of the card.
 
     Attributes:
-        flops: floating-point operations of matrix products, convolutions, attention and RNNs, a
-            multiply-add being two; other operators wait for memory.
-        num_bytes: read from and written to the card's memory: each argument once, elements that
-            exist, views nothing. A lookup reads the rows that it returns.
-        dtype: of the numbers that are multiplied.
-        kind: "matmul", "cudnn" (convolutions, RNNs) or "attention"; "" where no flops are counted.
+        flops: floating-point operations of matrix products, convolutions, attention and RNNs; a
+            multiply-add counts as two. Other operators count as 0, since they wait for memory.
+        num_bytes: bytes read from and written to the card's memory, each argument once. A view
+            counts as 0; a lookup reads only the rows that it returns.
+        dtype: format of the numbers that are multiplied.
+        kind: "matmul", "cudnn" (convolutions, RNNs) or "attention"; "" if flops are not counted.
     """
 
     flops: int
@@ -86,11 +90,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """The time of operators, a step or one alone, on a card that may not be here.
+    """The predicted time of one or more operators on a card.
 
     Attributes:
         lower_bound_seconds: the sum of the operators' bounds.
-        estimate_seconds: what to expect, never below the bound; predicted, not measured.
+        estimate_seconds: the time to expect, never below the bound.
     """
 
     lower_bound_seconds: float
@@ -103,9 +107,9 @@ def step_time(
     """Return the time of a sequence of operators, None if the card's speed is not known.
 
     Args:
-        calls: in any order; equal ones are computed once.
-        card: with datasheet figures, or without.
-        tf32_matmul: what `torch.backends.cuda.matmul.allow_tf32` will be; PyTorch's default is off.
+        calls: in any order; equal calls are computed once.
+        card: with or without datasheet figures.
+        tf32_matmul: value of `torch.backends.cuda.matmul.allow_tf32`; off by PyTorch's default.
     """
     if card.memory_bytes_per_second is None:
         return None
@@ -137,7 +141,7 @@ def work_of(signature: Signature, outputs: Outputs) -> Work:
     """Return what an operator does; cached, since a step repeats its operators layer by layer."""
     try:
         func, args, kwargs = call_of(signature, _empty)
-    except AttributeError:  # a custom operator of another process: only its tensors are known
+    except AttributeError:  # an operator registered in another process: only its tensors are known
         tensors = _flat((signature[1], signature[2]))
         return Work(0, sum(map(_size, (*tensors, *outputs))), None, "")
     num_bytes = _bytes(func, signature, outputs)
@@ -158,7 +162,7 @@ def _seconds_of(work: Work, card: Card, tf32_matmul: bool) -> tuple[float, float
 
 
 def _peak(work: Work, card: Card, tf32_matmul: bool) -> float | None:
-    """Return the operations a second of the fastest unit that the operator may use."""
+    """Return the operations per second of the fastest unit that the operator may use."""
     fp32, tf32 = card.fp32_flops_per_second, card.tf32_flops_per_second
     if work.dtype in FORMATS:
         return getattr(card, f"{FORMATS[work.dtype]}_flops_per_second") or fp32
@@ -192,7 +196,7 @@ def _flops(
 
 
 def _convolution_backward_flops(args: list[Any]) -> int:
-    """Return those of the gradients asked for; each costs what the forward does.
+    """Return the flops of the requested gradients; each takes as many as the forward.
 
     flop_registry counts the weight's gradient of a grouped convolution `groups` times.
     """
@@ -203,7 +207,7 @@ def _convolution_backward_flops(args: list[Any]) -> int:
 
 
 def _rnn_flops(name: str, args: list[Any]) -> int:
-    """Return those of the matrix products of a fused RNN: every weight once a token."""
+    """Return the flops of the matrix products of a fused RNN: every weight once per token."""
     weights = args[1] if isinstance(args[1], list) else args[1:3]
     tokens = args[0].numel() // args[0].shape[-1]
     once = 2 * tokens * sum(w.numel() for w in weights if w.dim() == 2)
@@ -212,9 +216,9 @@ def _rnn_flops(name: str, args: list[Any]) -> int:
 
 
 def _attention_flops(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> int:
-    """Return those of two products forward; five backward, the scores once more among them.
+    """Return the flops of two products in forward and five in backward, which repeats the scores.
 
-    Kernels skip the query-key pairs that a causal mask hides, which flop_registry counts; in torch
+    Kernels skip query-key pairs that a causal mask hides, but flop_registry counts them. In torch
     2.11 it also refuses fewer key heads than query heads.
     """
     names = [argument.name for argument in func._schema.arguments]
@@ -264,7 +268,7 @@ def _flat(value: Any) -> list[TensorSpec]:
 
 
 def _size(spec: TensorSpec) -> int:
-    """Return the bytes of the elements that exist: an expanded dimension holds one."""
+    """Return the bytes of the elements in memory; an expanded dimension has one."""
     if not spec.stride:
         return math.prod(spec.shape) * spec.dtype.itemsize
     shape = (

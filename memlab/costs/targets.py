@@ -1,4 +1,4 @@
-"""What the kernels of a recorded run do, on a CPU as calibrated and on a CUDA card by rules."""
+"""The memory and time of a recorded run's kernels: calibrated for a CPU, by rules for a card."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from memlab.trace import Phase
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
-SCALARS_BYTES = 64  # what kernels make of numbers, whatever the size of tensors
+SCALARS_BYTES = 64  # kernels allocate up to this for scalars, whatever the size of tensors
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
-LEAST_NOISE = 0.05  # of a step's time, to be told
-SHARE_FOR_ONE_OPERATOR = 0.25  # of the memory that is available, for running it alone
+LEAST_NOISE = 0.05  # as a share of a step's time; less is not mentioned
+SHARE_FOR_ONE_OPERATOR = 0.25  # of the available memory, for running one operator alone
 
-# it is a polynomial whose degree, and so its terms, the size of the matrix's values decides
+# a polynomial; the values of the matrix decide its degree, and so how many terms are held
 BY_VALUES = frozenset({"aten.linalg_matrix_exp.default"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernels:
-    """What is known of a recording's kernels.
+    """What is known about a recording's kernels.
 
     Attributes:
-        effects: on memory, of each operator; None where fake tensors show all.
-        seconds: float64, (operators,); None where no time is known.
-        unsure_bytes: of the largest operator whose memory is not known from a run.
-        noisy_share: of the step's time, what comes of operators that were timed while other
+        effects: the memory of each operator; None if fake tensors show everything.
+        seconds: float64, (operators,); None if no time is known.
+        unsure_bytes: bytes of the largest operator whose memory is not known from running it.
+        noisy_share: the share of the step's time from operators that were timed while other
             programs used the processor.
-        unknown_share: of the work of the step's operators, what lies in those whose time is not
-            known; their time is missing in `seconds`.
-        notes: sentences on what is not known.
+        unknown_share: the share of the operators' work whose time is not known. This time is
+            missing in `seconds`.
+        notes: sentences about what is not known.
     """
 
     effects: list[Effect | None]
@@ -65,7 +65,7 @@ class Kernels:
 
 @contextlib.contextmanager
 def recording_for(target: Target) -> Iterator[torch.device]:
-    """Give the device that fake tensors must be on to dispatch as they would on the target."""
+    """Yield the device on which fake tensors dispatch as they would on the target."""
     if target.kind == "cpu":
         yield torch.device("cpu")
     else:
@@ -83,12 +83,19 @@ def kernels_of(
     tf32_matmul: bool = False,
     doubted_before: float | None = None,
 ) -> Kernels:
-    """Return what the kernels of a run do on the target, a card with or without TF32 products.
+    """Return the memory and time of a run's kernels on the target.
 
-    On a CPU operators that are new are run alone, of the steps with these micro-batch sizes; what
-    is known of them is scaled to the other recorded size. A target with recorded costs is asked for
-    these instead, and nothing is run. Costs that were found before the date `doubted_before`, in
-    seconds since 1970, are found again.
+    On a CPU, new operators of the steps with these micro-batch sizes run alone, and their costs are
+    scaled to the other recorded size. A target with recorded costs uses these instead, and nothing
+    runs.
+
+    Args:
+        program: of the run.
+        sizes: micro-batch sizes.
+        target: the device.
+        on_progress: called with the fraction of new operators that have run.
+        tf32_matmul: whether a card multiplies fp32 matrices in TF32.
+        doubted_before: a date in seconds since 1970; older costs are taken again.
     """
     if target.kind == "cuda":
         return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
@@ -112,7 +119,7 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
 def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
     """Return which operators run beside the kernels: copies on streams of their own.
 
-    The bus takes as long as both directions together.
+    Copies in both directions share the bus, so their times are added.
     """
     phases = [interval.phase in (Phase.FORWARD, Phase.BACKWARD) for interval in recording.intervals]
     return np.array([o.beside and phases[o.interval] for o in recording.operators], dtype=bool)
@@ -194,10 +201,10 @@ def _found_here(
     on_progress: Callable[[float], None],
     doubted_before: float | None,
 ) -> tuple[Calibration, Mapping[Phase, float]]:
-    """Return what operators cost on this machine, and what Python adds to each.
+    """Return the costs of operators on this machine, and the time that Python adds to each.
 
     Args:
-        num_outputs: of each operator, tensors that it returns.
+        num_outputs: number of tensors that each operator returns.
         on_progress: as for `calibrate`.
         doubted_before: as for `calibrate`.
     """
@@ -215,7 +222,7 @@ def _found_here(
 
 
 def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:
-    """Return what is known of operators on this machine's CPU, after a prediction has found it."""
+    """Return the cached costs of operators on this machine's CPU; a prediction must come first."""
     return KnownCosts(operators=_store.read(signatures), overheads=overhead_seconds(_store))
 
 
@@ -231,7 +238,7 @@ def _looked_up(num_outputs: Mapping[Signature, int], known: KnownCosts) -> Calib
 
 
 def _recomputing(recording: Recording) -> Iterator[tuple[int, float]]:
-    """Yield the first operator of each recomputed module's call, and what Python takes for it."""
+    """Yield the first operator of each recomputed call, and Python's time for the call."""
     paths = list(recording.modules)
     for call in recording.calls:
         keeps = recording.recomputed.get(paths[call.module])
@@ -244,7 +251,7 @@ def _seconds(cost: OperatorCost | None) -> float:
 
 
 def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> None:
-    """Fill in what is not known of step 0 from the same operators of step 1, in proportion."""
+    """Fill in unknown costs of step 0 from the same operators of step 1, scaled by size."""
     if program.differs:
         return
     fakes: dict[int, dict[int, int]] = defaultdict(dict)
@@ -261,7 +268,7 @@ def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> 
 def _scaled(
     cost: OperatorCost, share: float, fake: dict[int, int], other: dict[int, int]
 ) -> OperatorCost:
-    """Return a cost at a share of the size; outputs that fake tensors show rightly stay theirs."""
+    """Return a cost scaled by size; outputs whose fake size is right keep their fake size."""
     outputs = tuple(
         other.get(index, 0) if nbytes == fake.get(index, 0) else round(nbytes * share)
         for index, nbytes in enumerate(cost.output_bytes)
@@ -277,7 +284,7 @@ def _scaled(
 def _effect(cost: OperatorCost, operator: Operator) -> Effect:
     inside = cost.peak_bytes - sum(cost.output_bytes) - cost.kept_bytes
     return Effect(
-        # alone it ran on other values, and returned another size
+        # alone it ran on other values, so its outputs had another size
         output_bytes=None if operator.by_values else cost.output_bytes,
         workspace_bytes=max(inside, 0),
         kept_bytes=cost.kept_bytes,
@@ -285,9 +292,9 @@ def _effect(cost: OperatorCost, operator: Operator) -> Effect:
 
 
 def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
-    """Return what an operator may take beyond what is known of it: as much as it returns.
+    """Return how many more bytes an operator may allocate than is known: as many as it returns.
 
-    Where values decide how much a kernel takes, that may be as wrong as it is large.
+    If values decide how much a kernel allocates, the whole workspace is uncertain.
     """
     if operator.signature is None:
         return 0
@@ -309,17 +316,16 @@ def _noise_note(share: float) -> list[str]:
     if share < LEAST_NOISE:
         return []
     return [
-        f"{share:.0%} of the time comes of operators that were timed while other programs used the "
-        "processor, and may be too long; they are timed again by a later prediction, once the "
-        "machine is quiet, or all at once after memlab.forget_costs()."
+        f"{share:.0%} of the time comes from operators that were timed while other programs used "
+        "the processor, and may be too long. A later prediction times them again once the machine "
+        "is quiet; memlab.forget_costs() deletes all times at once."
     ]
 
 
 def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
     """Return the share of the operators' work whose time is not known, 0..1.
 
-    Work is counted from shapes, in seconds of a usual processor, so that large operators weigh
-    more than small ones.
+    Work is computed from shapes, as seconds of a usual processor, so large operators count more.
     """
     every = unknown = 0.0
     for operator in run:
@@ -340,16 +346,17 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     notes = []
     if alone:
         notes.append(
-            f"Neither workspace nor time is known of {', '.join(alone)}, which cannot run alone, "
-            "would take too long alone, or is not in the record."
+            f"Workspace and time are not known for {', '.join(alone)}, because the operator cannot "
+            "run alone, would take too long alone, or is not in the record."
         )
     if smaller:
         notes.append(
-            f"Too large to be run here, so extrapolated from smaller sizes: {', '.join(smaller)}."
+            f"Too large to run alone, so extrapolated from smaller sizes: {', '.join(smaller)}."
         )
     by_values = sorted({names[signature] for signature in found if signature[0] in BY_VALUES})
     if by_values:
         notes.append(
-            f"Values that a prediction does not have decide the memory of {', '.join(by_values)}."
+            f"The memory of {', '.join(by_values)} depends on values that a prediction does not "
+            "know."
         )
     return notes

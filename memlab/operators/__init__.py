@@ -1,7 +1,7 @@
-"""Operators: what tells one call of an operator from another, and what a call costs.
+"""Operators: what identifies a call of an operator, and what a call costs.
 
-- `signatures.py`: a `Signature` is all that memory and time of a call depend on: shapes, strides,
-  number formats, plain arguments.
-- `standalone.py`: a signature made into a call on real memory, to be run alone.
-- `cost.py`: `OperatorCost`, what running it alone has shown.
+- `signatures.py`: a `Signature` contains everything that the memory and time of a call depend on:
+  shapes, strides, number formats, plain arguments. Start here.
+- `standalone.py` turns a signature into a call on real memory, to run it alone.
+- `cost.py`: `OperatorCost` is the result of running it alone.
 """

@@ -1,7 +1,7 @@
-"""Signatures of operator calls: all that what a kernel allocates and how long it runs depend on.
+"""Signatures of operator calls: everything that a kernel's memory and time depend on.
 
-A signature is an operator's name and its arguments, each tensor given by dtype, shape and strides.
-It can be hashed, written as text that is the same in every process, and called again on new
+A signature is an operator's name and its arguments, with dtype, shape and strides of each tensor.
+It can be hashed, written as a text that is the same in every process, and called again on new
 tensors. Left out: devices, generators, the values in tensors, and whether two arguments share
 memory.
 
@@ -39,9 +39,9 @@ class TensorSpec(NamedTuple):
 
 
 class Scalar(NamedTuple):
-    """A float, bool or complex as Python writes it: 1, 1.0 and True are equal, their text is not.
+    """A float, bool or complex number as text, since 1, 1.0 and True are equal but their texts not.
 
-    The type decides what an operator returns: an int64 tensor times 2.0 is a float32 tensor.
+    The type matters for what an operator returns: an int64 tensor times 2.0 is a float32 tensor.
     """
 
     text: str
@@ -54,7 +54,7 @@ _new = tuple.__new__  # a NamedTuple's own __new__ takes twice as long
 
 
 def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-    """Return the signature of a call, as a `TorchDispatchMode` sees it; a few microseconds."""
+    """Return the signature of a call as a `TorchDispatchMode` sees it; takes a few microseconds."""
     keys = () if not kwargs else tuple([(k, _key(kwargs[k])) for k in sorted(kwargs)])
     return _name(func), tuple([_key(value) for value in args]), keys
 
@@ -81,13 +81,13 @@ def _key(value: Any) -> Any:
         return Scalar(f"complex({value.real!r}, {value.imag!r})")
     if isinstance(value, DROPPED):
         return None
-    return f"<{kind.__name__}>"  # no kernel takes it: such a call cannot be repeated, and says so
+    return f"<{kind.__name__}>"  # not an argument of a kernel; repeating such a call fails
 
 
 def call_of(
     signature: Signature, make_tensor: Callable[[TensorSpec], torch.Tensor]
 ) -> tuple[OpOverload, list[Any], dict[str, Any]]:
-    """Return operator, arguments and keyword arguments of a call on tensors that are made anew.
+    """Return operator, arguments and keyword arguments of the call on newly made tensors.
 
     Raises:
         AttributeError: this process does not know the operator.
@@ -155,7 +155,7 @@ def from_text(text: str) -> Signature:
     """Return the signature that `to_text` has written.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: the text is not a signature.
     """
     try:
         call = ast.parse(text, mode="eval").body
@@ -181,7 +181,7 @@ def _key_of(node: ast.expr) -> Any:
 
 
 def _evaluate(node: ast.expr) -> Any:
-    """Return the value of a literal; unlike `ast.literal_eval` it knows inf, nan and complex."""
+    """Return the value of a literal, also of inf, nan and complex, unlike `ast.literal_eval`."""
     if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
         return float(node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

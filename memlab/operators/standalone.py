@@ -1,7 +1,7 @@
-"""Operators alone: a signature made into a call on real memory, and the same call made smaller.
+"""Turn a signature into a call on real memory, and make such a call smaller.
 
-The tensors hold what keeps kernels in range: ones, and zeros in whole numbers, which are mostly
-indices. Left out: what depends on values, such as the length of `nonzero`.
+The tensors hold values that are safe for kernels: ones, and zeros in integer tensors, which are
+mostly indices. Left out: results that depend on values, such as the length of `nonzero`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from memlab.operators.signatures import Signature, TensorSpec, call_of, map_tensors, tensors_of
 
 CPU = torch.device("cpu")
-# Norms keep these in the format of their weight; fake tensors say that of the input (bf16).
+# Norms keep these in the format of their weight, but fake tensors have that of the input (bf16).
 STATISTICS = frozenset({"save_mean", "save_invstd", "save_var", "mean", "rstd"})
 RNN_BACKWARD = "aten.mkldnn_rnn_layer_backward.default"
 GROUPED = "aten._grouped_mm.default"
@@ -47,9 +47,9 @@ class OperatorCall(NamedTuple):
 
 @contextlib.contextmanager
 def as_in_training() -> Iterator[None]:
-    """Reach the kernels that a training step reaches, without autograd and leaving no trace.
+    """Run the kernels that a training step runs, without autograd, and restore the random state.
 
-    Gradients are enabled, since oneDNN's recurrent layers allocate their reserve only then.
+    Gradients are enabled, because oneDNN's recurrent layers allocate their reserve only then.
     """
     with (
         torch.random.fork_rng(devices=[]),
@@ -61,12 +61,12 @@ def as_in_training() -> Iterator[None]:
 
 
 def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], OperatorCall]:
-    """Return what makes the call anew each time on a device, once a call of that kind has run.
+    """Return a function that makes the call on a device, after one such call has succeeded.
 
-    A view allocates nothing and costs the same without memory, so that it is called on meta.
+    A view allocates nothing and takes the same time without memory, so it runs on meta.
 
     Raises:
-        Exception: what the operator raised; there is no telling which kind.
+        Exception: the operator's error, which may be of any kind.
     """
     if is_view(on_meta(signature).func):
         on_meta(signature)()
@@ -77,7 +77,7 @@ def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Op
     for make in ways:
         try:
             make()()
-        except Exception as error:  # whatever it is, the next way may do
+        except Exception as error:  # the next way may work
             first_error = first_error or error
         else:
             return make
@@ -89,7 +89,7 @@ def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> O
     """Return the call with its tensors made on a device; whole numbers are set to `whole`."""
     is_small = signature[0].startswith("aten.linalg_")
     call = OperatorCall(*call_of(signature, lambda spec: _make(spec, whole, device, is_small)))
-    if device.type != "cpu":  # signatures leave the device out, and a factory's default is a CPU
+    if device.type != "cpu":  # signatures have no device, and factories default to a CPU
         return OperatorCall(call.func, call.args, call.kwargs | _device(call.func, device))
     special = {RNN_BACKWARD: _with_workspace, GROUPED: _with_even_groups}.get(signature[0])
     return call if special is None else special(call)
@@ -103,14 +103,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 def _make(
     spec: TensorSpec, whole: int, device: torch.device, is_small: bool = False
 ) -> torch.Tensor:
-    """Return a tensor of ones, or one whose rows sum to 1 at most.
+    """Return a tensor of ones, or one whose rows sum to at most 1.
 
-    Functions of matrices iterate, the more often the larger their argument is: the exponential of a
-    large matrix of ones is squared again and again, and overflows.
+    Functions of matrices iterate more often for larger arguments: the exponential of a large matrix
+    of ones is squared again and again, and overflows.
     """
     if len(spec.stride) != len(spec.shape):
         raise ValueError(f"a tensor of shape {spec.shape} is not strided")
-    # strides may overlap or leave gaps, so that the storage is filled before it is given a shape
+    # strides may overlap or leave gaps, so the whole storage is filled before it gets a shape
     buffer = torch.empty(spec.nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=device)
     real = spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool
     is_small &= spec.dtype.is_floating_point
@@ -121,7 +121,7 @@ def _make(
 def _with_workspace(call: OperatorCall) -> OperatorCall:
     """Give a recurrent layer's backward the workspace that its forward makes.
 
-    Fake tensors say that it has no bytes; oneDNN would read beyond it.
+    The fake workspace has no bytes, and oneDNN would read beyond its end.
     """
     names = [argument.name for argument in call.func._schema.arguments]
     given = dict(zip(names, call.args, strict=False)) | call.kwargs
@@ -137,7 +137,7 @@ def _with_workspace(call: OperatorCall) -> OperatorCall:
 
 
 def _with_even_groups(call: OperatorCall) -> OperatorCall:
-    """Give a product of groups as many rows in each; with none in all, it would do nothing."""
+    """Give each group of a grouped product equally many rows; with empty groups nothing runs."""
     a, b, offs = call.args[0], call.args[1], (*call.args[2:3], call.kwargs.get("offs"))[0]
     if offs is None:
         return call
@@ -160,12 +160,10 @@ def _with_wide_statistics(signature: Signature) -> Signature:
 
 
 def bytes_and_operations(signature: Signature) -> tuple[int, int]:
-    """Return the bytes of arguments and results, and the arithmetic operations where known.
+    """Return the bytes of arguments and results, and the arithmetic operations if known.
 
-    Operations count products of matrices; of other functions of matrices they are what these may
-    take at most, which is no more than a bound of the time.
-
-    Nothing is allocated: results are asked for on the meta device.
+    Operations are counted for matrix products. For other functions of matrices they are an upper
+    bound. Nothing is allocated, because the call runs on the meta device.
     """
     from torch.utils.flop_counter import flop_registry  # half a second, and only here
 
@@ -175,7 +173,7 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
         outputs = OperatorCall(
             call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
         )()
-    except Exception:  # an operator may have no meta kernel; its arguments must do
+    except Exception:  # an operator without a meta kernel: only its arguments are counted
         return size, _matrix_operations(signature)
     shared = is_view(call.func) or call.func._schema.is_mutable
     size += 0 if shared else sum(t.nbytes for t in tensors_in(outputs))
@@ -186,7 +184,7 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
 
 
 def _matrix_operations(signature: Signature) -> int:
-    """Return what a function of matrices may take at most, 0 for any other operator."""
+    """Return the most operations that a function of matrices may take; 0 for other operators."""
     name = signature[0].removeprefix("aten.")
     if not name.startswith(OF_MATRICES) or name.startswith(OF_ELEMENTS):
         return 0
@@ -195,7 +193,7 @@ def _matrix_operations(signature: Signature) -> int:
 
 
 def is_view(func: OpOverload) -> bool:
-    """Return whether the operator only looks at its argument's memory in another way."""
+    """Return whether the operator returns a view of its argument."""
     returned = [returns.alias_info for returns in func._schema.returns]
     return bool(returned) and all(info is not None and not info.is_write for info in returned)
 
@@ -215,11 +213,11 @@ def _device(func: OpOverload, device: torch.device) -> dict[str, Any]:
 
 
 def smaller(signature: Signature, share: float) -> tuple[Signature, float] | None:
-    """Return the same call on about this share of its largest tensor's leading dimension.
+    """Return the same call with a smaller leading dimension, and the share that resulted.
 
-    That number is replaced wherever it leads a tensor or is given as a size. In operators over
-    lists of tensors each tensor is cut by itself, to a whole number of rows. Returned with the
-    share that came out.
+    The size of the largest tensor's leading dimension is replaced wherever it is the leading
+    dimension of a tensor or an argument. In operators over lists of tensors each tensor is cut by
+    itself, to a whole number of rows.
     """
     specs = [spec for spec in tensors_of(signature) if spec.shape]
     if not specs:
@@ -243,7 +241,7 @@ def smaller(signature: Signature, share: float) -> tuple[Signature, float] | Non
 
 
 def _led_by(spec: TensorSpec, size: int) -> TensorSpec:
-    """Return the tensor with another leading dimension; one that it lies within shrinks with it."""
+    """Return the tensor with another leading dimension; larger strides are scaled with it."""
     whole, step = spec.shape[0], spec.stride[0]
     stride = tuple(n // whole * size if step and n >= step * whole else n for n in spec.stride)
     return spec._replace(shape=(size, *spec.shape[1:]), stride=stride)

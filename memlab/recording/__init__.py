@@ -1,16 +1,16 @@
-"""Recording: a step that is run over fake tensors, without memory, and what it did.
+"""Record a step over fake tensors, without memory.
 
-- `tracker.py`: `record_fake` runs a step and notes every operator; `recording.py` holds what it
-  found. `fake_outputs.py` says what an operator returns, `live_blocks.py` which memory is born and
-  dies.
-- `fake_workload.py`: a workload whose model and batches are made of fake tensors.
-- What fake tensors get wrong or refuse, one file each: `faking.py`, `fake_kernels.py`,
-  `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`, `sparse.py`, `built.py`,
-  `scripted.py`.
+- `tracker.py`: `record_fake` runs a step and records every operator; `recording.py` is the data
+  that it returns. `fake_outputs.py` says what an operator returns, `live_blocks.py` which storages
+  are allocated and freed.
+- `fake_workload.py` makes a workload whose model and batches consist of fake tensors.
+- What fake tensors get wrong or refuse is corrected in one file each: `faking.py`,
+  `fake_kernels.py`, `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`,
+  `sparse.py`, `built.py`, `scripted.py`.
 - Values that a step reads: `values.py` (known), `draws.py` (random), `unknown.py` (unknown).
-- `stand_in.py` and its two files: a device that dispatches as CUDA does, without a card.
-- `assembly.py`, `program.py`: a recording and the memory of its kernels, put together as a trace;
-  that trace for any batch size.
+- `stand_in.py` and its two files are a device that dispatches like CUDA, without a card.
+- `assembly.py` combines a recording with the memory of its kernels into a trace; `program.py` gives
+  this trace for any batch size.
 
 A step comes in, a `Recording` goes out. Start with `recording.py`, then `tracker.py`.
 """

@@ -1,7 +1,7 @@
-"""A fake run and what its kernels do, put together into the trace that a meter would see.
+"""Combine a recording with the memory of its kernels into the trace that a meter would see.
 
-`Layout` is the order of all allocations and frees, without sizes: a run over another batch has the
-same one as long as its operators are the same, so sizes are laid over it again and again.
+`Layout` is the order of all allocations and frees, without sizes. A run with another batch size has
+the same layout as long as its operators are the same, so one layout serves for many sizes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one operator's kernel does to memory beyond what fake tensors show.
+    """The memory of one operator's kernel that fake tensors do not show.
 
     Attributes:
-        output_bytes: of each output tensor in order, where the fake ones are not to be trusted;
-            0 where an output brings no block of its own.
-        workspace_bytes: most bytes held inside the operator beside its outputs.
-        kept_bytes: held from this operator on, by a library.
+        output_bytes: the real size of each output tensor in order, if fake tensors are wrong about
+            it; 0 for an output without a block of its own.
+        workspace_bytes: the most bytes held inside the operator in addition to its outputs.
+        kept_bytes: bytes that a library holds from this operator on.
     """
 
     output_bytes: tuple[int, ...] | None = None
@@ -39,17 +39,17 @@ class Effect:
 class Layout:
     """Every allocation and free of a run, in order, without sizes.
 
-    A block of the recording keeps its number; after these come two for each operator with a kernel:
-    what it keeps (born, never freed) and its workspace.
+    Blocks of the recording keep their numbers. After them come two blocks for each operator with a
+    kernel: the memory that it keeps (never freed) and its workspace.
 
     Attributes:
         block: int64, (rows,).
         is_birth: bool, (rows,).
         interval: int32, (rows,).
-        operator: int32, (rows,), operators dispatched so far.
+        operator: int32, (rows,), number of operators dispatched so far.
         module: int32, (rows,).
         kernels: int64, (kernels,), the operators that have a kernel, in order.
-        num_blocks: of the recording alone.
+        num_blocks: number of blocks of the recording itself.
     """
 
     block: npt.NDArray[np.int64]
@@ -103,7 +103,7 @@ def sizes_of(
     Args:
         recording: of the run.
         layout: of the same.
-        effects: of each of its operators, in order; None where fake tensors show all.
+        effects: of each of its operators, in order; None if fake tensors show everything.
     """
     sizes = np.zeros(layout.num_blocks + 2 * len(layout.kernels), np.int64)
     for number, block in enumerate(recording.blocks):
@@ -119,7 +119,7 @@ def sizes_of(
 
 
 def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
-    """Return every allocation and free of the run, the kernels' own among them."""
+    """Return every allocation and free of the run, including those of kernels."""
     layout = layout_of(recording)
     sizes = sizes_of(recording, layout, effects)[layout.block]
     nbytes = np.where(layout.is_birth, sizes, -sizes)

@@ -1,8 +1,8 @@
-"""A model that was built for real, made into one of fake tensors.
+"""Turn a model that was built for real into a model of fake tensors.
 
-Some models cannot be built of fake tensors: classes of parameters with formats of their own, such
-as the 4-bit weights of bitsandbytes, wrap memory themselves, and quantize it when they are moved
-to a device. Left out: tensors of the model that neither a parameter nor a buffer refers to.
+Some models cannot be built of fake tensors. Parameter classes with formats of their own, such as
+the 4-bit weights of bitsandbytes, manage their memory themselves and quantize it when they are
+moved to a device. Left out: tensors of the model that no parameter or buffer refers to.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from memlab.errors import UnsupportedError
 from memlab.recording.scripted import is_scripted
 
 Changed = dict[int, tuple[Any, Any]]
-"""By identity of what was changed: that itself, which so keeps its identity, and what it became."""
+"""By the id of a changed object: the object itself, so that the id stays valid, and its result."""
 
 
 def own_formats(model: torch.nn.Module) -> list[str]:
-    """Return the names of the classes of parameters that do more than move when they are moved."""
+    """Return the names of parameter classes that define their own `to`, such as quantized ones."""
     kinds = {type(parameter) for parameter in model.parameters()}
     return sorted(kind.__name__ for kind in kinds if kind.to is not torch.Tensor.to)
 
 
 def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
-    """Return a model that was built for real with fake tensors, tied as the real ones were.
+    """Replace the tensors of a model that was built for real by fake ones, tied in the same way.
 
-    What was set on a parameter, such as the scales of a quantized one, is set on the fake one, with
-    fake tensors in it.
+    Attributes of a parameter, such as the scales of a quantized one, are set on the fake parameter,
+    with fake tensors in them.
     """
     if is_scripted(model):
         raise UnsupportedError(
@@ -43,14 +43,14 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         if hasattr(kind, "__tensor_flatten__"):
             raise UnsupportedError(
                 f"a tensor of {kind.__module__}.{kind.__qualname__} (shape {tuple(tensor.shape)}) "
-                "is made of other tensors by a class of its own, which a prediction cannot follow; "
-                "use memlab.measure"
+                "is a tensor subclass that consists of other tensors, which a prediction cannot "
+                "follow; use memlab.measure"
             )
     memory: dict[tuple[Any, ...], torch.Tensor] = {}
     changed: Changed = {}
 
     def fake(real: torch.Tensor) -> torch.Tensor:
-        # a parameter and what is set on it may share their memory
+        # a parameter and a tensor among its attributes may share memory
         place = (real.storage_offset(), real.dtype, tuple(real.shape), tuple(real.stride()))
         key = (real.untyped_storage()._cdata, *place)
         if key not in memory:
@@ -72,7 +72,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
 
 
 def follow(model: torch.nn.Module, changed: Changed) -> None:
-    """Let modules that refer to something that was changed refer to what it became."""
+    """Replace references to changed objects in the attributes of modules."""
     for module in model.modules():
         for name, value in vars(module).items():
             known = changed.get(id(value))
@@ -81,9 +81,9 @@ def follow(model: torch.nn.Module, changed: Changed) -> None:
 
 
 def carried(value: Any, change: Callable[[torch.Tensor], torch.Tensor], changed: Changed) -> Any:
-    """Return a value with all tensors in it changed: a copy, or itself where it holds none.
+    """Return a value with all tensors in it changed: a copy, or itself if it holds no tensor.
 
-    Modules that it refers to, and functions and classes, are left as they are.
+    Modules, functions and classes that it refers to are not changed.
     """
     if id(value) in changed:
         return changed[id(value)][1]
@@ -114,6 +114,6 @@ def _fields(
 
 
 def attributes_of(fake: FakeTensor) -> dict[str, Any]:
-    """Return what was set on a fake tensor, by name."""
+    """Return the attributes that were set on a fake tensor."""
     own = vars(fake.fake_mode.from_tensor(torch.empty(0)))
     return {name: value for name, value in vars(fake).items() if name not in own}

@@ -1,12 +1,12 @@
-"""`Draws`: random numbers of a run over fake tensors, where what the run does depends on them.
+"""`Draws`: the random numbers of a run over fake tensors, if the run depends on them.
 
-Fake kernels draw nothing, so that a branch on a random number, such as a layer that is skipped by
-chance, has to be guessed. A step begins with a seed, and a CPU's generator gives the same numbers
-whenever it is asked in the same order. So each random operator is run for real, alone, and what it
-drew is known. This costs memory and time, so it is done only in another attempt, after one that
-read a value which numbers drawn in a step may have decided.
+Fake kernels draw nothing, so a branch on a random number, such as a layer that is skipped by
+chance, has to be guessed. But a step begins with a seed, and a CPU's generator gives the same
+numbers if it is asked in the same order. So each random operator can run for real, alone, and then
+its numbers are known. This costs memory and time. It is done only in a second attempt, if the first
+one read a value that random numbers of the step may have decided.
 
-Left out: a card's own generators, whose numbers nobody knows without the card.
+Left out: a card's own generators, whose numbers are not known without the card.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from memlab.arguments.units import MIB
 from memlab.recording.values import MOST_ELEMENTS, Values, for_real, tensors_in
 
-# these draw as many numbers as shapes say, whatever values stand in their arguments
+# the number of draws of these operators depends on shapes only
 FOLLOWED = frozenset(
     (
         "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_",
@@ -28,16 +28,16 @@ FOLLOWED = frozenset(
         "rrelu_with_noise_", "uniform_",
     )
 )  # fmt: skip
-# these reject some, by their arguments' values
+# these operators reject draws, depending on the values of their arguments
 REJECTING = frozenset(("_sample_dirichlet", "_standard_gamma", "binomial", "poisson"))
 MOST_BYTES = 256 * MIB  # of one operator's arguments and outputs
 
 
 class Draws:
-    """What is drawn in a run.
+    """The random numbers of a run.
 
     Attributes:
-        are_followed: numbers are drawn for real, in this attempt and all after it.
+        are_followed: whether numbers are drawn for real, in this attempt and all later ones.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class Draws:
         self._is_lost = False
 
     def begin_step(self) -> None:
-        """Take the generator as it is: a step begins with a seed."""
+        """Begin a step. It sets a seed, so the state of the generator is known again."""
         self._is_lost = False
 
     def note_assumed(self) -> None:
-        """Note that the run goes on by a value that is not known."""
+        """Record that the run branches on an unknown value."""
         self._may_decide |= self._has_drawn
 
     def turn(self) -> bool:
-        """Return whether another attempt should follow them, as it then does."""
+        """Return whether another attempt should draw for real, and prepare for it."""
         if self.are_followed or not self._may_decide:
             return False
         self.are_followed = True
@@ -68,14 +68,14 @@ class Draws:
     def drawn(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, values: Values
     ) -> Any:
-        """Return what an operator has drawn; None where that is not known, or none is random.
+        """Return the numbers that an operator has drawn; None if unknown or not random.
 
         Args:
             func: the operator, which has run over fake tensors.
             args: its arguments.
             kwargs: its keyword arguments.
             out: the fake tensors that it returned.
-            values: known of fake tensors.
+            values: the known values of fake tensors.
         """
         name = func._schema.name.partition("::")[2]
         outputs = tensors_in(out)
@@ -99,7 +99,7 @@ class Draws:
 
 
 def _real(value: Any, values: Values) -> Any:
-    """Return an argument for a real run: what is known of a tensor, or one half everywhere."""
+    """Return an argument for a real run: the known values of a tensor, or 0.5 everywhere."""
     if isinstance(value, torch.Tensor):
         known = values.of(value)
         if known is not None:

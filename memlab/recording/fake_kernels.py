@@ -1,6 +1,6 @@
-"""What operators return whose fake kernels in PyTorch refuse, are wrong, or are missing.
+"""Outputs of operators whose fake kernels in PyTorch fail, are wrong, or are missing.
 
-Left out: what a signature does not decide, which is the tracker's business.
+Left out: outputs that depend on more than the signature, which the tracker handles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
-ALIGNMENT = 16  # bytes: what the tensor memory accelerator of newer cards asks of strides
+ALIGNMENT = 16  # bytes; the tensor memory accelerator of newer cards requires it of strides
 
 
 def _grouped_mm(
@@ -25,10 +25,10 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return what a product of groups of rows returns, for any floating-point format.
+    """Return the output of a product of groups of rows, for any floating-point format.
 
-    PyTorch's fake kernel takes bfloat16 alone; its real ones, on a CPU and on CUDA, take fp32 and
-    fp16 too, and pad the rows of what they return.
+    PyTorch's fake kernel accepts bfloat16 only. Its real kernels, on a CPU and on CUDA, accept fp32
+    and fp16 too, and pad the rows of their output.
     Source: `create_grouped_gemm_output_tensor` in ATen/native/GroupedMMUtils.h.
     """
     for matrix in (a, b):
@@ -49,7 +49,7 @@ def _grouped_mm(
 
 
 def _check_strides(matrix: torch.Tensor) -> None:
-    """Raise what the operator raises of rows, or columns, that begin off a line of 16 bytes."""
+    """Raise the operator's error for rows or columns that are not aligned to 16 bytes."""
     size, stride = matrix.shape[-2:], matrix.stride()[-2:]
     if stride[0] == 1 and stride[1] >= max(1, size[0]):
         step = stride[1]
@@ -71,10 +71,10 @@ if hasattr(aten, "_grouped_mm"):
 
 @contextlib.contextmanager
 def missing_ones_run_on_cpu() -> Iterator[None]:
-    """Let an operator without a fake kernel be run for its shapes, whatever its tensors are on.
+    """Run operators without a fake kernel on the CPU to learn the shapes of their outputs.
 
-    PyTorch runs such an operator on zeros on the tensors' own device. A device that only stands in
-    for another has no kernels, and ends the process.
+    PyTorch runs such an operator on zeros on the tensors' own device. The stand-in device has no
+    kernels, and the process would end.
     """
     run = fake_tensor.run_fallback_kernel
 

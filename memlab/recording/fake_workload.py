@@ -1,7 +1,7 @@
-"""A workload whose model and batches are of fake tensors: what a prediction records.
+"""A workload whose model and batches consist of fake tensors, which a prediction records.
 
-A batch is data, which may come from anywhere, so it is made for real, and so is a model that cannot
-be built of fake tensors; their tensors are then replaced by fake ones.
+Batches are always made for real, because their data may come from anywhere. A model is made for
+real only if it cannot be built of fake tensors. Real tensors are then replaced by fake ones.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import is_object, map_tensors, tensors_of
 from memlab.workload import Workload
 
-MOST_OBJECTS = 100_000  # that are looked at in a batch
+MOST_OBJECTS = 100_000  # of a batch that are searched for tensors
 NO_DATA = (type, ModuleType, FunctionType, torch.nn.Module)
-BATCH_BYTES = 256 * MIB  # a larger batch is not made: its shapes follow from one of two samples
+BATCH_BYTES = 256 * MIB  # of a larger batch two samples are made, which show the shapes
 
 
 def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Workload:
     """Return the workload with a model and batches of fake tensors."""
     batches = _Batches(workload, mode, tracker)
-    # weights of micro-batches change no size, and counting loss terms would read values
+    # num_loss_terms would read values, and the weights of micro-batches change no size
     return dataclasses.replace(
         workload,
         build_model=partial(_build_model, workload.build_model, mode, tracker.recording),
@@ -50,10 +50,10 @@ class _Batches:
     """Makes, counts and splits batches of fake tensors as the workload does with real ones.
 
     Attributes:
-        real: what the last fake batch was made of.
-        parts: the real micro-batches that the last one was split into, by identity of the fake.
-        hidden: fake tensors in the place of those that the objects of a batch keep to themselves.
-        shapes: of the tensors of each batch so far, without their first dimension.
+        real: the real batch behind the last fake one.
+        parts: the real micro-batches of the last batch, by the id of the fake micro-batch.
+        hidden: fake tensors that stand for tensors inside of a batch's objects.
+        shapes: shapes of the tensors of each batch so far, without their first dimension.
     """
 
     def __init__(self, workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> None:
@@ -64,7 +64,7 @@ class _Batches:
         self.shapes: list[list[torch.Size]] = []
 
     def make(self, n: int) -> Any:
-        """Return n samples; of a large batch two are made, and given their number afterwards."""
+        """Return n samples. Of a large batch only two are made, and resized to n."""
         workload, made = self.workload, min(n, 2)
         is_counted = workload.count_samples is not None or workload.split_batch is not None
         with for_real():
@@ -79,12 +79,12 @@ class _Batches:
         self.parts.clear()
         self.hidden.clear()
         self.shapes.append([t.shape[1:] for t in tensors_of(batch)])
-        # of batches of another kind nothing is known to be affine in their number of samples
+        # the size of other kinds of batches may not be affine in the number of samples
         self.tracker.recording.is_ragged |= not is_plain or self.shapes[0] != self.shapes[-1]
         return self._faked(batch, made, n)
 
     def count(self, batch: Any) -> Any:
-        """Return the samples in a batch or a part of it: the real one's, since values decide."""
+        """Return the number of samples in a batch or micro-batch, counted in the real one."""
         assert self.workload.count_samples is not None
         with for_real():
             return self.workload.count_samples(self.parts.get(id(batch), self.real))
@@ -102,7 +102,7 @@ class _Batches:
         return fakes
 
     def _faked(self, batch: Any, made: int = 0, n: int = 0) -> Any:
-        """Return a real batch of fake tensors, with n samples where `made` are fewer."""
+        """Return a real batch as fake tensors, with n samples instead of `made` if n is larger."""
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             like = self.mode.from_tensor(tensor)
@@ -119,9 +119,9 @@ class _Batches:
 
 
 def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
-    """Return real tensors that the objects of a batch hold where `copy.deepcopy` does not go.
+    """Return real tensors in the objects of a batch that `copy.deepcopy` does not copy.
 
-    A graph of PyTorch Geometric, for one, shares the tables of its parts with all of its copies.
+    A graph of PyTorch Geometric, for instance, shares the tables of its parts with its copies.
     """
     found: dict[int, torch.Tensor] = {}
     waiting = [leaf for leaf in tree_leaves(batch) if is_object(leaf)]
@@ -141,11 +141,11 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
 def _build_model(
     build: Callable[[], torch.nn.Module], mode: FakeTensorMode, recording: Recording
 ) -> torch.nn.Module:
-    """Build a model of fake tensors, or for real where they refuse, and replace its tensors."""
+    """Build a model of fake tensors; if that fails, build it for real and replace its tensors."""
     state = torch.get_rng_state()
     try:
         return build()
-    except Exception as error:  # of any kind: fake tensors refuse in many ways
+    except Exception as error:  # fake tensors raise many kinds of errors
         torch.set_rng_state(state)
         with for_real():
             model = build()
@@ -153,12 +153,12 @@ def _build_model(
                 return model
             formats = own_formats(model)
             if formats:
-                model.to("cpu")  # they quantize themselves, as they do in a step that is built
+                model.to("cpu")  # this makes the parameters quantize themselves, as in a real step
 
         if formats:
             recording.notes += (
-                "The model was built for real, and its parameters were quantized, as "
-                f"{' and '.join(formats)} does only where there is memory.",
+                "The model was built for real, because "
+                f"{' and '.join(formats)} can only quantize real parameters.",
             )
         else:
             recording.assumptions.append(

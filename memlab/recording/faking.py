@@ -1,8 +1,8 @@
-"""What PyTorch and libraries do otherwise with fake tensors, and how it is undone for a recording.
+"""Correct what PyTorch and libraries do differently with fake tensors.
 
-Autograd never adds to a fake gradient in place, a module cannot be converted to another device or
-dtype in place, optimizers leave their foreach implementation, and Transformers builds masks that it
-would skip. All of it changes what a step allocates.
+Autograd never adds to a fake gradient in place. A module of fake tensors cannot be converted to
+another device or dtype in place. Optimizers do not use their foreach implementation, and
+Transformers builds masks that it would skip. Each of these changes what a step allocates.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ aten = torch.ops.aten
 
 
 class _NoFakeTensor:
-    """What libraries find in place of `FakeTensor`."""
+    """The class that libraries find under the name `FakeTensor`."""
 
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-    """Let code that treats fake tensors in another way (Transformers' masks) take its usual one."""
+    """Make libraries treat fake tensors like real ones (Transformers' masks, for instance)."""
     types, subclasses = _foreach_supported_types, torch._subclasses
     subclasses.FakeTensor = _NoFakeTensor  # type: ignore[misc,assignment]
     types.append(FakeTensor)
@@ -42,7 +42,7 @@ def unnoticed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_as(value_of: Callable[[Any], Any]) -> Iterator[None]:
-    """Let a number that stands in a text, a key of a module say, be written as a real one is."""
+    """Make a fake number format like a real one in a text, such as the name of a module."""
 
     def as_text(self: Any, spec: str) -> str:
         return object.__format__(self, spec) if self.dim() else format(value_of(self), spec)
@@ -56,9 +56,9 @@ def written_as(value_of: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def copied_as_fakes() -> Iterator[None]:
-    """Let `copy.deepcopy` of a module with real tensors make fake ones.
+    """Make `copy.deepcopy` of a module with real tensors return fake ones.
 
-    Where PyTorch knows the value of a fake tensor, its copy has a value of its own.
+    If PyTorch knows the value of a fake tensor, the copy gets a copy of that value.
     """
     deepcopy = torch.Tensor.__deepcopy__
 
@@ -67,7 +67,7 @@ def copied_as_fakes() -> Iterator[None]:
             with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
                 memo[id(self.constant)] = self.constant.clone()
             copied = deepcopy(self, memo)  # type: ignore[no-untyped-call]
-            # so that it is forgotten when the copy is changed in place
+            # PyTorch then forgets the value when the copy is changed in place
             copied.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
             return copied
 
@@ -86,7 +86,7 @@ def copied_as_fakes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
-    """Let modules be converted by new parameters, since fake ones cannot be swapped in place."""
+    """Convert modules by making new parameters, since fake ones cannot be converted in place."""
     apply = nn_module.Module._apply
     replaced: Changed = {}  # tied parameters stay tied
     depth = 0
@@ -121,10 +121,10 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed) -> Any:
-    """Return the parameter itself if `fn` leaves it as it is, else a new one.
+    """Return the parameter itself if `fn` does not change it, otherwise a new one.
 
-    What was set on it goes along, as it does where a parameter is converted in place; tensors in
-    that are moved by `fn`, as classes of parameters that hold some do.
+    Attributes that were set on the parameter are set on the new one, as in a conversion in place.
+    Tensors in these attributes are converted by `fn` too.
     """
     if id(parameter) in replaced:
         return replaced[id(parameter)][1]
@@ -142,9 +142,9 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
 
 
 def accumulates_in_place(args: Any) -> bool:
-    """Return whether autograd would add these two gradients in place, were they no fakes.
+    """Return whether autograd would add these two gradients in place if they were real.
 
-    Its engine does so for a gradient that nobody else holds (`can_accumulate_inplace` in
+    Its engine does so if nothing else refers to the gradient (`can_accumulate_inplace` in
     torch/csrc/autograd/input_buffer.cpp), but never for a subclass of Tensor.
     """
     if torch._C._current_autograd_node() is None or torch.is_grad_enabled() or len(args) != 2:
@@ -165,7 +165,7 @@ def _uses(tensor: Any) -> tuple[int, int]:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Return whether the elements fill one stretch of memory, each of its own."""
+    """Return whether the elements fill one range of memory without gaps or overlaps."""
     strides = [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return 0 not in strides and span == tensor.numel()
@@ -173,7 +173,7 @@ def _is_dense(tensor: Any) -> bool:
 
 @functools.cache
 def uses_of_own_gradient() -> tuple[int, int]:
-    """Return the references of a gradient that autograd adds to when nobody else has any."""
+    """Return the number of references to a gradient to which autograd may add in place."""
     counts: list[tuple[int, int]] = []
 
     class Count(TorchDispatchMode):

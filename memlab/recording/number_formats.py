@@ -1,8 +1,8 @@
-"""`check_formats`: errors of operands whose number formats do not go together.
+"""`check_formats`: raise the errors of real kernels for operands of different number formats.
 
-Fake kernels of these operators take any formats, where real ones raise: a step that cannot run has
-no memory to predict. Source: what the kernels of a CPU in this torch raise; those of CUDA raise as
-well, save that norms on CUDA take more mixtures.
+Fake kernels of these operators accept any formats, but real kernels raise an error, and a step that
+cannot run has no memory to predict. Source: the errors of CPU kernels in this torch. CUDA kernels
+raise them as well, except that norms on CUDA accept more combinations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# the places of the arguments that must have one format
+# the positions of the arguments that must have the same format
 ALIKE: dict[Any, tuple[int, ...]] = {
     aten.mm.default: (0, 1),
     aten.mv.default: (0, 1),
@@ -27,7 +27,7 @@ ALIKE: dict[Any, tuple[int, ...]] = {
     aten.grid_sampler_2d.default: (0, 1),
     aten.grid_sampler_3d.default: (0, 1),
 }
-# input and weight: alike, or the input in 16 bits and the weight in fp32
+# positions of input and weight: the same format, or a 16-bit input and an fp32 weight
 NORMS: dict[Any, tuple[int, int]] = {
     aten.native_layer_norm.default: (0, 2),
     aten.native_group_norm.default: (0, 1),
@@ -37,7 +37,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def check_formats(func: Any, args: Sequence[Any]) -> None:
-    """Raise RuntimeError where a real kernel would for the formats of its operands."""
+    """Raise RuntimeError if a real kernel would because of its operands' formats."""
     places = ALIKE.get(func)
     if places is not None:
         dtypes = {args[place].dtype for place in places if place < len(args)}

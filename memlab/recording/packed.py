@@ -1,7 +1,7 @@
-"""Sequences of different lengths: what PyTorch does with their lengths, over fake tensors.
+"""Packed sequences of different lengths over fake tensors.
 
-Its kernels read lengths from, or write them to, memory that a fake tensor does not have. Lengths
-that come from the batch are known, so that this is done here.
+PyTorch's kernels read lengths from memory, or write them to memory, that a fake tensor does not
+have. Lengths that come from the batch are known, so this file computes the results itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 def packed(
     data: torch.Tensor, counts: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed sequences, as many elements as there are in all, and the batch of each step.
+    """Return packed sequences with all their elements, and the batch size of each time step.
 
     Args:
         data: padded sequences, (steps, samples, ...), or (samples, steps, ...) if `batch_first`.
@@ -37,9 +37,9 @@ def packed(
 
 @contextlib.contextmanager
 def lengths_known(values: Values) -> Iterator[None]:
-    """Let packed sequences be padded and run through recurrent layers, and texts be aligned.
+    """Make padding, recurrent layers and the CTC loss work with known lengths of sequences.
 
-    Lengths that are not known fail as they would without this.
+    Calls with unknown lengths fail as they would without this.
     """
     functions: Any = sys.modules["torch._VF"]
     torch_module: Any = torch
@@ -59,7 +59,7 @@ def lengths_known(values: Values) -> Iterator[None]:
 
     def run(name: str) -> Callable[..., Any]:
         def layer(x: torch.Tensor, second: Any, *rest: Any) -> Any:
-            # packed sequences come with the batch of each step, others with a hidden state
+            # packed sequences come with the batch size of each step, others with a hidden state
             is_batch = isinstance(second, FakeTensor) and second.dtype is torch.int64
             known = values.of(second) if is_batch else None
             return layers[name](x, second if known is None else known, *rest)
@@ -67,7 +67,7 @@ def lengths_known(values: Values) -> Iterator[None]:
         return layer
 
     def aligned(scores: Any, targets: Any, steps: Any, letters: Any, *rest: Any) -> Any:
-        # of lists, PyTorch makes a tensor past its dispatcher
+        # PyTorch turns lists into tensors without its dispatcher, where no mode sees them
         both = [
             given if isinstance(given, torch.Tensor) else torch.tensor(given, device=scores.device)
             for given in (steps, letters)

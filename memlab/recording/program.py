@@ -1,28 +1,28 @@
-"""`Program`: one recorded run as a function of the batch: its trace for any batch and accumulation.
+"""`Program`: the trace of a recorded run for any batch size and accumulation.
 
-The idea. A step does the same operators whatever the batch, and the size of each block of memory
-grows evenly with the number of samples: an activation of 3 MiB for 2 samples and 6 MiB for 4 has
-9 MiB for 6, a weight has the same size for all. So two recorded sizes give every other one. Two
-steps are recorded, the first over micro-batches of one size, the second over those of another, and
-each block of the one is paired with a block of the other:
+The idea. A step runs the same operators for every batch size, and the size of each block of memory
+is affine in the number of samples. An activation that takes 3 MiB for 2 samples and 6 MiB for 4
+samples takes 9 MiB for 6; a weight always has the same size. So two recorded sizes give every other
+one. Two steps are recorded with different micro-batch sizes, and each block of one step is paired
+with a block of the other:
 
-    step 0, micro-batches of 4      step 1, micro-batches of 2      asked for: micro-batches of 6
+    step 0, micro-batches of 4      step 1, micro-batches of 2      wanted: micro-batches of 6
     x   6 MiB                       x   3 MiB                       x   3 + (6 - 2) * 3 / 2 = 9 MiB
     w   1 MiB                       w   1 MiB                       w   1 MiB
 
-Of many micro-batches three are recorded. The first allocates the gradients and the last is followed
-by the update, so these differ from the others; all those between do what the second one does:
+At most three micro-batches are recorded. The first one allocates the gradients and the last one is
+followed by the update, so these two are different. All others do the same as the second one:
 
-    recorded          0   1   2   update
-    asked for five    0   1   1'  1"  2   update      1' and 1" are copies of 1
+    recorded        0   1   2   update
+    five wanted     0   1   1'  1"  2   update      1' and 1" are copies of 1
 
-A `Part` says for each interval of the asked-for run which recorded interval it repeats. Blocks of a
-copy get numbers of their own; what a copy frees of the micro-batch before it, it frees of the copy
-before it (`_successors`).
+A `Part` says for each interval of the wanted run which recorded interval it repeats. The blocks of
+a copy get new numbers. If the recorded micro-batch frees a block of the one before it, then a copy
+frees the matching block of the copy before it (`_successors`).
 
-Where the two steps do not run the same operators (`differs` says where they part), sizes are known
-at the recorded size alone. Left out: single samples beside larger micro-batches, whose operators
-differ.
+If the two steps do not run the same operators (`differs` says where), sizes are known for the
+recorded size only. Left out: runs that mix single samples with larger micro-batches, whose
+operators differ.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_RECORDED = 3  # micro-batches
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An interval of a run: which recorded one it repeats, for which time, and as what."""
+    """An interval of a run: the recorded interval that it repeats, and the number of the copy."""
 
     recorded: int
     copy: int
@@ -61,10 +61,10 @@ class Program:
     Attributes:
         recording: of the run.
         layout: its rows.
-        partners: interval of step 1 to that of step 0 which does the same over another batch.
+        partners: for each interval of step 1 the interval of step 0 that does the same.
         sizes: micro-batch sizes of step 1.
-        other_size: of the first micro-batch of step 0.
-        differs: where the steps part, as a clause; empty if they do the same.
+        other_size: size of the first micro-batch of step 0.
+        differs: where the two steps differ, as a clause; empty if they run the same operators.
     """
 
     recording: Recording
@@ -89,7 +89,7 @@ class Program:
         return {1, 0} if self.other_size in micro_batch_sizes else {1}
 
     def without_signatures(self) -> Program:
-        """Return the program without what only kernels need: a tenth of its size to send."""
+        """Return the program without data that only kernels need, a tenth of the size to send."""
         recording = self.recording
         operators = [
             replace(operator, signature=None, outputs=(), reads=(), writes=())
@@ -118,7 +118,10 @@ class Program:
     def sizes_over_batch(
         self, own: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return every block's bytes at `size` and at `other_size`, from its own recorded bytes."""
+        """Return the bytes of every block at `size` and at `other_size`.
+
+        A block was recorded at one of the two sizes; its partner gives the other one.
+        """
         at_size, at_other = own.copy(), own.copy()
         if self.differs:
             return at_size, at_other
@@ -161,7 +164,7 @@ class Program:
         )
 
     def rows_of(self, parts: Sequence[Part]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the rows of these intervals in order, and for each the index of its part."""
+        """Return the rows of these intervals in order, and the index of each row's part."""
         slices = _slices(self.layout.interval, len(self.recording.intervals))
         rows = [np.arange(*slices[part.recorded]) for part in parts]
         return np.concatenate(rows), np.repeat(np.arange(len(parts)), [len(r) for r in rows])
@@ -174,7 +177,7 @@ class Program:
         parts: Sequence[Part],
         micro_batch_sizes: Sequence[int],
     ) -> npt.NDArray[np.int64]:
-        """Return the bytes of the block of each row, were it born there."""
+        """Return for each row the bytes of its block, assuming that it is allocated there."""
         at_size, at_other = self.sizes_over_batch(own)
         if self.size == self.other_size:
             return at_size[self.layout.block[order]]
@@ -185,7 +188,7 @@ class Program:
                 for part in parts
             ]
         )
-        # a whole batch grows with all its samples, of which fewer may have been recorded
+        # a whole batch has the samples of all micro-batches, of which only some were recorded
         whole = len(micro_batch_sizes) / self.num_recorded
         samples = np.where([p.interval.step < 0 for p in parts], samples * whole, samples)
         share = (samples - self.size) / (self.other_size - self.size)
@@ -196,9 +199,9 @@ class Program:
     def _blocks(
         self, order: npt.NDArray[np.int64], copy: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Return the block of each row, with numbers of their own for those of each copy.
+        """Return the block of each row, with new numbers for the blocks of each copy.
 
-        A block is -1 where a copy would free again what the first one freed.
+        The number is -1 if a copy would free a block that the first copy has already freed.
         """
         block = self.layout.block[order]
         extra = int(copy.max(initial=0))
@@ -213,13 +216,14 @@ class Program:
         in_middle = is_middle[self.layout.interval[order]]
         successor = self._successors(count)
         moved = np.where(born_in_middle, block + count * np.where(in_middle, copy, extra), block)
-        # what a copy frees of an earlier micro-batch is that of the copy before it
+
+        # a copy that frees a block of the micro-batch before it means the copy before it
         foreign = in_middle & ~born_in_middle & ~self.layout.is_birth[order] & (copy > 0)
         earlier = successor[block]
         return np.where(foreign, np.where(earlier >= 0, earlier + count * (copy - 1), -1), moved)
 
     def _successors(self, count: int) -> npt.NDArray[np.int64]:
-        """Return for each block of a first micro-batch that the second frees: that of the next."""
+        """Return for each block that the second micro-batch frees the one that the third frees."""
         successor = np.full(count, -1, np.int64)
         row_of = _slices(self.layout.interval, len(self.recording.intervals))
         for index, interval in enumerate(self.recording.intervals):
@@ -241,7 +245,7 @@ class Program:
     def operator_counts(
         self, order: npt.NDArray[np.int64], part_of: npt.NDArray[np.int64], parts: Sequence[Part]
     ) -> npt.NDArray[np.int32]:
-        """Return how many operators of these intervals had run at each row."""
+        """Return how many operators have run at each row."""
         starts, ends = np.array(self.operator_slices()).T
         recorded = np.array([part.recorded for part in parts])
         before = np.concatenate([[0], np.cumsum((ends - starts)[recorded])[:-1]])
@@ -255,10 +259,10 @@ class Program:
         return _slices(interval, len(self.recording.intervals))
 
     def _births(self) -> list[npt.NDArray[np.int64]]:
-        """Return the blocks that are born in each recorded interval, in order."""
+        """Return the blocks that each recorded interval allocates, in order."""
         rows = _slices(self.layout.interval, len(self.recording.intervals))
         block, is_birth = self.layout.block, self.layout.is_birth
-        # what a library keeps from its first use on is not part of any step
+        # memory that a library keeps from its first use on does not belong to a step
         is_kept = (block >= self.layout.num_blocks) & ((block - self.layout.num_blocks) % 2 == 0)
         counted = is_birth & ~is_kept
         return [block[start:end][counted[start:end]] for start, end in rows]
@@ -280,7 +284,7 @@ def program_of(recording: Recording, sizes: tuple[int, ...], other_size: int) ->
 
 
 def _difference(program: Program) -> str:
-    """Return where two intervals that should do the same do not; empty if all do."""
+    """Return where two intervals that should be alike differ; empty if none does."""
     recording, layout = program.recording, program.layout
     if recording.is_ragged:
         return "the batch has another shape"
@@ -314,9 +318,10 @@ def _first_difference(one: list[str], zero: list[str], interval: Interval) -> st
 
 
 def _partners(intervals: Sequence[Interval]) -> dict[int, int]:
-    """Return for each interval of step 1 that of step 0; of the batch, that of the first one.
+    """Return for each interval of step 1 the matching interval of step 0.
 
-    An optimizer in backward divides a backward into several, which are paired in their order.
+    The making of the second batch is matched with that of the first. An optimizer in backward
+    divides a backward into several intervals, which are matched in order.
     """
     zero: dict[Interval, list[int]] = defaultdict(list)
     one: dict[Interval, list[int]] = defaultdict(list)

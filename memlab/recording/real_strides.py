@@ -1,10 +1,10 @@
-"""The strides that CPU kernels give to what they return, where fake tensors have others.
+"""The strides of outputs of CPU kernels, for operators whose fake outputs have other strides.
 
-A batch norm over a transposed input returns a contiguous tensor on a CPU, and its fake one is
-transposed like the input. A later `.contiguous()` then copies in one run and not in the other, so
-that whole tensors are missed. An operator with an input that is not contiguous is therefore run
-once on ones, or on a part of them, and only the order of its outputs' dimensions is taken from it.
-Left out: outputs with gaps, formats and sizes.
+For instance, a batch norm over a transposed input returns a contiguous tensor on a CPU, but its
+fake output is transposed like the input. A later `.contiguous()` then copies in one run and not in
+the other, so whole tensors would be missed. Therefore an operator with a non-contiguous input runs
+once for real, on ones or on a part of them. Only the order of its outputs' dimensions is used. Left
+out: outputs with gaps, formats and sizes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from memlab.operators.standalone import as_in_training, prepare, smaller, tensor
 from memlab.recording.values import for_real
 
 aten = torch.ops.aten
-MOST_BYTES = 2**22  # of all arguments; of a larger call a part is run
-# always contiguous, and in every model with a transposed weight
+MOST_BYTES = 2**22  # of all arguments; a larger call runs on a part of them
+# outputs that are always contiguous; these operators often have a transposed weight
 CONTIGUOUS = frozenset(
     (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 )
@@ -35,7 +35,7 @@ def as_on_cpu(func: Any, signature: Signature, out: Any) -> Any:
     if func in CONTIGUOUS or func._schema.is_mutable or torch.Tag.pointwise in func.tags:
         return out
     specs = [spec for spec in tensors_of(signature) if len(spec.stride) == len(spec.shape)]
-    # of a dimension of one too, whose stride says whether an image lies channels last
+    # dimensions of size one count too: their strides show whether an image is channels last
     if all(spec.stride == _strides(spec.shape, range(len(spec.shape))) for spec in specs):
         return out
     orders = _orders(signature)
@@ -52,12 +52,12 @@ def _orders(signature: Signature) -> tuple[Order | None, ...]:
     try:
         if nbytes > MOST_BYTES:
             largest = max(tensors_of(signature), key=lambda spec: spec.nbytes)
-            # of two rows at least: the stride of a dimension of one says nothing
+            # at least two rows, since the stride of a dimension of size one shows nothing
             part = smaller(signature, max(MOST_BYTES / nbytes, 2 / max(2, largest.shape[0])))
             signature = signature if part is None else part[0]
         with for_real(), as_in_training():
             return tuple(_order_of(tensor) for tensor in tensors_in(prepare(signature)()()))
-    except Exception:  # of any kind: what cannot be run alone stays as its fake kernel says
+    except Exception:  # an operator that cannot run alone keeps its fake strides
         return ()
 
 

@@ -1,4 +1,4 @@
-"""`Recording`: what a run over fake tensors did: operators, storages, births and deaths."""
+"""`Recording`: the operators of a run over fake tensors, and every allocation and free."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Operator:
     """One dispatched operator.
 
     Attributes:
-        name: as the profiler calls it, for instance "aten::addmm".
-        signature: None where no kernel runs (a view).
-        outputs: the tensors that it returned; none of a view.
-        module: index of the module at work, -1 where none is known.
+        name: as the profiler names it, for instance "aten::addmm".
+        signature: None if no kernel runs (a view).
+        outputs: the tensors that it returned; empty for a view.
+        module: index of the module that was running, -1 if it is not known.
         interval: index of the interval that it ran in.
-        reads: blocks of its arguments, in forward and backward; none of a view.
+        reads: blocks of its arguments; empty for a view.
         writes: those among them that it changes in place.
-        forward: of a backward operator, the number of the forward one that it differentiates; -1.
+        forward: for a backward operator, the number of its forward operator; otherwise -1.
         crosses: whether it copies between the device and the host.
-        beside: whether that copy has a stream of its own, as offloading's have.
-        by_values: whether the sizes of what it returns depend on values, not on its signature.
+        beside: whether that copy runs on a stream of its own, as in offloading.
+        by_values: whether the sizes of its outputs depend on values and not only on its signature.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A storage: the operator that brought it into being, as which output, and its bytes."""
+    """A storage: the operator that allocated it, the index of the output, and its bytes."""
 
     operator: int
     output: int
@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A block's birth or its death, after `operator` operators, in an interval."""
+    """The allocation (birth) or the free of a block, after `operator` operators."""
 
     block: int
     is_birth: bool
@@ -74,26 +74,25 @@ class Recording:
     """What a run would do, in order.
 
     Attributes:
-        operators: every dispatched one.
+        operators: every dispatched operator.
         blocks: every storage on the device.
-        events: births and deaths.
+        events: allocations and frees.
         intervals: in the order in which they ran.
-        modules: path to index.
+        modules: index by path.
         calls: of modules, in the order in which they began.
-        root: what the model itself is called among the modules.
+        root: the name of the model itself among the modules.
         repeated: paths of the model's repeated blocks.
-        recomputed: path of each recomputed module to whether it keeps outputs of operators.
-        parameters: block to path.
-        states: block of the optimizer's state to the path of its parameter.
+        recomputed: for the path of each recomputed module, whether it keeps outputs.
+        parameters: path by block.
+        states: for a block of optimizer state, the path of its parameter.
         parameter_formats: of the model's parameters, by torch's names.
-        notes: sentences on how the step was built.
-        assumptions: sentences: what was assumed where the run depends on values.
-        host_bytes: held in the host's memory for the device, at most.
-        is_ragged: whether batches of different numbers of samples, or one micro-batch and the
-            next, differ in more than that.
+        notes: sentences about how the step was built.
+        assumptions: sentences that say what was assumed about unknown values.
+        host_bytes: the most bytes that offloading holds in host memory.
+        is_ragged: whether batches, or micro-batches, differ in more than the number of samples.
         is_scripted: whether TorchScript runs a part of the model.
-        branched: whether one of them decides what is run at all.
-        spread: whether one of them decides how work is spread over parts of the model.
+        branched: whether an assumed value decides which operators run.
+        spread: whether an assumed value decides how work is divided between parts of the model.
     """
 
     operators: list[Operator] = field(default_factory=list)

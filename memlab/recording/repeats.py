@@ -1,8 +1,9 @@
-"""`Repeats`: outputs of operators that were dispatched before, made without dispatching them again.
+"""`Repeats`: make the outputs of operators that were dispatched before without dispatching again.
 
-A model repeats its blocks, and a step its operators. FakeTensorMode has a cache of its own, whose
-key takes longer to build than all else; the tracker has a signature of each call at hand. Left out:
-views, and whatever depends on more than a signature.
+A model repeats its blocks, and a step repeats its operators. FakeTensorMode has a cache of its own,
+but building its key takes longer than everything else. The tracker has the signature of each call
+anyway, which serves as the key here. Left out: views, and operators whose outputs depend on more
+than the signature.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from memlab.recording.values import Values
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """How an operator's outputs are made, and in what; no specs: it returns its first argument."""
+    """How to make an operator's outputs; without specs it returns its first argument."""
 
     specs: tuple[TensorSpec, ...] | None
     container: type | None  # tuple or list, where it returns several
@@ -43,7 +44,7 @@ class Repeats:
         kwargs: Mapping[str, Any],
         out: Any,
     ) -> None:
-        """Remember an operator that brought all its outputs into being, or changed its first."""
+        """Remember an operator that allocates all its outputs, or changes its first argument."""
         tensors = list(out) if isinstance(out, tuple | list) else [out]
         is_plain = self._is_plain(args, kwargs, None) and all(self._is_ours(t) for t in tensors)
         if not tensors or not is_plain:
@@ -74,7 +75,7 @@ class Repeats:
         kwargs: Mapping[str, Any],
         values: Values,
     ) -> Any:
-        """Return an operator's outputs, None where they must be found by dispatching it."""
+        """Return an operator's outputs, None if it has to be dispatched."""
         known = self._outputs.get(signature) if signature is not None else None
         if known is None or not self._is_plain(args, kwargs, values):
             return None
@@ -94,7 +95,7 @@ class Repeats:
     def _is_plain(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values | None
     ) -> bool:
-        """Return whether nothing but its signature decides what a call returns."""
+        """Return whether the outputs of a call depend only on its signature."""
         if kwargs.get("device") is not None:
             return False
         return all(
@@ -122,7 +123,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 def _is_whole(tensor: Any) -> bool:
-    """Return whether a tensor is all of its storage."""
+    """Return whether a tensor covers its whole storage."""
     if tensor.layout is not torch.strided or tensor.storage_offset():
         return False
     spec = TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.stride())

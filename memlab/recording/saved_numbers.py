@@ -1,8 +1,8 @@
-"""`SavedNumbers`: the numbers of a product or a quotient that autograd keeps, as tensors.
+"""`SavedNumbers`: the small tensors that autograd saves for numbers in products and quotients.
 
-PyTorch turns `2.0` in `x * 2.0` into a tensor of its own, on the CPU, before autograd saves it for
-backward. No mode sees that tensor: an operator that is dispatched to one has the number again.
-Source: the formulas of `mul` and `div` in tools/autograd/derivatives.yaml, which save `other`.
+PyTorch turns `2.0` in `x * 2.0` into a CPU tensor before autograd saves it for backward. No mode
+sees this tensor, because the operator that a mode sees has the plain number again. Source: the
+formulas of `mul` and `div` in tools/autograd/derivatives.yaml, which save `other`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SAVING = frozenset(
 
 
 class SavedNumbers:
-    """Those that are kept now.
+    """The saved numbers that exist now.
 
     Args:
-        begin: brings a block of so many bytes into being, by the last operator, and returns it.
-        end: frees a block.
+        begin: records a new block of this many bytes, made by the last operator, and returns it.
+        end: records that a block is freed.
     """
 
     def __init__(self, begin: Callable[[int], int], end: Callable[[int], None]) -> None:
         self._begin, self._end = begin, end
         self._blocks: dict[int, int] = {}  # by the number of the forward operator
         self._at = -1
-        self._last: tuple[int, int] | None = None  # of the last operator, which holds it itself
+        self._last: tuple[int, int] | None = None  # of the last operator, which still holds it
 
     def note(self, number: int, func: Any, args: Sequence[Any]) -> None:
-        """Note an operator, and what autograd keeps of the one before."""
+        """Record an operator, and what autograd keeps of the one before."""
         if self._last is not None:
             forward, nbytes = self._last
             self._blocks[forward] = self._begin(nbytes)
@@ -44,18 +44,18 @@ class SavedNumbers:
         if func not in SAVING or isinstance(args[1], torch.Tensor):
             return
         is_saved = torch.is_grad_enabled() and args[0].requires_grad
-        # whoever looks at what is saved, such as a recompute, keeps it in its own way
+        # hooks on saved tensors, such as those of a recompute, keep the number in their own way
         if is_saved and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
             self._last = number, _nbytes(args[1])
 
     def move_on(self, forward: int) -> None:
-        """Free what the backward of another forward operator has used; -1: of none."""
+        """Free what the last backward operator has used, once another one runs (-1: none)."""
         if forward != self._at and self._at in self._blocks:
             self._end(self._blocks.pop(self._at))
         self._at = forward
 
     def end_step(self) -> None:
-        """Free what no backward has asked for."""
+        """Free the numbers that no backward has used."""
         for block in self._blocks.values():
             self._end(block)
         self._blocks.clear()

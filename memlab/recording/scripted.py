@@ -1,9 +1,9 @@
-"""TorchScript inside a model, whose executor changes how it runs a function in its first calls.
+"""TorchScript inside a model, whose executor runs the first calls of a function differently.
 
-It watches the first call and runs it like plain PyTorch. The second runs a graph with a backward of
-its own, which keeps other tensors than autograd would and is watched in turn; the third frees the
-gradients of that backward later. From then on all calls are alike, so a step of such a model is the
-third one or a later one. Left out: kernels that the executor fuses on a card.
+The executor profiles the first call and runs it like plain PyTorch. The second call runs a graph
+with its own backward, which keeps other tensors than autograd would and is profiled too. The third
+call frees the gradients of that backward later. From then on all calls are alike, so such a model
+is measured in its third step or later. Left out: kernels that the executor fuses on a card.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-NUM_STEPS = 3  # of one micro-batch, until a step runs as all later ones do
+NUM_STEPS = 3  # of one micro-batch, until a step runs like all later ones
 SETTLED = (
-    "The model has TorchScript parts, whose executor runs the first two steps in other ways than "
-    "all later ones: these are the numbers of the third."
+    "The model has TorchScript parts, whose executor runs the first two steps differently from all "
+    "later ones. These are the numbers of the third step."
 )
 
 

@@ -1,10 +1,11 @@
-"""Sparse gradients over fake tensors: the dense tensors that they hold, and what is added to them.
+"""Sparse gradients over fake tensors.
 
-A sparse tensor has no memory of its own: it keeps a tensor of indices and one of values alive. A
-fake one forgets both, so they are kept with it here. The operators that a step with SGD runs on it
-are called as the dense ones that its kernels consist of, so that each is seen and has a cost like
-any other. A sum of two is as long as both, so a sum over micro-batches, or a momentum over steps,
-grows. Left out: all other operators, such as merging equal indices (`coalesce`).
+A sparse tensor has no memory of its own: it holds a tensor of indices and a tensor of values. A
+fake sparse tensor does not hold them, so they are stored with it here. The operators that a step
+with SGD runs on sparse tensors are called as the dense operators that their kernels consist of, so
+that each is recorded and has a cost. The sum of two sparse tensors is as long as both together, so
+a sum over micro-batches, or a momentum over steps, grows. Left out: all other operators, such as
+merging equal indices (`coalesce`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from memlab.recording.values import Values, for_real, tensors_in
 aten = torch.ops.aten
 MAKES = aten._sparse_coo_tensor_with_dims_and_tensors.default
 BAG = aten._embedding_bag_backward.default
-# made of others, which autograd has called in their place, but not inside a bag's backward
+# autograd calls the parts of these operators instead, but not inside the backward of a bag
 COMPOSITES = (aten.embedding_sparse_backward.default, aten._sparse_coo_tensor_unsafe.default)
 IS_SPARSE = 9  # the position of that argument of a bag's backward
 
@@ -35,11 +36,11 @@ class Sparse:
     """The sparse tensors of one attempt.
 
     Attributes:
-        has_sums: whether two of them were added: the sum's size depends on values and on how often.
+        has_sums: whether two of them were added; the size of a sum depends on values.
 
     Args:
-        values: what is known of dense tensors.
-        device_type: where the step runs: kernels of a CPU and of CUDA add in different ways.
+        values: the known values of dense tensors.
+        device_type: where the step runs; CPU and CUDA kernels add in different ways.
         assume: called with what the run does, what is assumed, and what that decides.
         place: returns where the run is.
     """
@@ -80,9 +81,10 @@ class Sparse:
         return makes_one or (self._has_any and are_sparse(args))
 
     def made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a sparse tensor, which keeps alive what it is made of until it holds other parts.
+        """Return a sparse tensor that holds its parts until it is given others.
 
-        PyTorch's own fake one would hold these for good, so it is given others of the same sizes.
+        PyTorch's own fake sparse tensor would hold its parts forever, so it gets other tensors of
+        the same sizes.
         """
         sparse_dim, dense_dim, shape, indices, values = args[:5]
         if sparse_dim != 1:
@@ -94,7 +96,7 @@ class Sparse:
         return made
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what an operator returns, calling dense operators in its place."""
+        """Return the result of an operator by calling dense operators instead of it."""
         if func not in self._runs:
             raise self.refusal(func)
         with torch.no_grad():
@@ -103,8 +105,8 @@ class Sparse:
     def refusal(self, func: Any) -> UnsupportedError:
         """Return the error for an operator whose bytes are not known here."""
         return UnsupportedError(
-            f"{self._place()}: how many bytes {func} takes with sparse tensors is not known to a "
-            "prediction, which knows sparse gradients as SGD adds them to a weight; use dense "
+            f"{self._place()}: a prediction does not know how many bytes {func} takes with sparse "
+            "tensors; it only supports sparse gradients that SGD adds to a weight. Use dense "
             "gradients (nn.Embedding and nn.EmbeddingBag with sparse=False), or memlab.measure"
         )
 
@@ -114,9 +116,10 @@ class Sparse:
         return MAKES(1, like.dim() - 1, list(like.shape), indices, values, **options)
 
     def _clone(self, x: Any, memory_format: Any = None) -> Any:
-        """Return a copy; of a gradient that nobody else holds, autograd makes none.
+        """Return a copy, except where autograd would not copy a real gradient.
 
-        It takes this for one that others hold, since Python has a hand on every fake tensor.
+        Autograd does not copy a gradient that nothing else refers to. It copies a fake one, because
+        Python always holds a reference to it.
         Source: `accumulateGrad` in torch/csrc/autograd/functions/accumulate_grad.h.
         """
         node = torch._C._current_autograd_node()
@@ -167,7 +170,7 @@ class Sparse:
         most = values.shape[0] + new_values.shape[0]
         are_contiguous = values.is_contiguous() and new_values.is_contiguous()
         if self._device_type == "cpu" and are_contiguous:
-            # room for all, of which the last places stay empty where two have the same index
+            # the kernel allocates for all rows; if two have the same index, the end stays unused
             room = indices.new_empty((1, most)), values.new_zeros((most, *values.shape[1:]))
             merged = self._merged(x.shape[0], indices, new_indices)
             count = most if merged is None else merged.shape[1]
@@ -186,7 +189,9 @@ class Sparse:
         certain = [indices for indices in known if indices is not None]
         if len(certain) < len(known):
             self._assume(
-                "sparse gradients are added", "assumed that no two rows are of one index", "value"
+                "sparse gradients are added",
+                "assumed that no two rows have the same index",
+                "value",
             )
             return None
         with for_real():
@@ -198,7 +203,7 @@ class Sparse:
 
 
 def _scattered(dense: Any, x: Any, alpha: float) -> Any:
-    """Add a sparse tensor to a dense one, as CUDA's kernel does; a CPU's takes as many bytes."""
+    """Add a sparse tensor to a dense one like CUDA's kernel; a CPU's takes as many bytes."""
     indices, values = x.parts
     dense.index_add_(0, indices[0], values, alpha=alpha)
     return dense

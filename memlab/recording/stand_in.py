@@ -1,10 +1,11 @@
-"""A stand-in for CUDA on machines without a card: tensors that dispatch as CUDA's would.
+"""A stand-in for CUDA on machines without a card: tensors that dispatch like CUDA tensors.
 
-Fake `cuda` tensors abort a process that has no GPU, so fake tensors live on PyTorch's device for
-backends written in Python instead. There dropout takes the fused kernel with its bool mask and
-optimizers their foreach implementation, as on CUDA. What is chosen by the name of the device is
-registered here: autocast's lists, the kernel of scaled dot-product attention, and cuDNN's RNN.
-Registering is for the whole process and for good; a process that measures on a card must not.
+Fake `cuda` tensors abort a process that has no GPU. So fake tensors are on PyTorch's device for
+backends written in Python instead. There dropout uses the fused kernel with a bool mask, and
+optimizers use their foreach implementation, as on CUDA. PyTorch chooses some kernels by the name of
+the device; these are registered here: autocast's lists, the kernel of scaled dot-product attention,
+and cuDNN's RNN. Registering affects the whole process and cannot be undone, so a process that
+measures on a card must not do it.
 
 Left out: what a model itself does if `device.type == "cuda"`.
 """
@@ -27,7 +28,7 @@ STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and
 
 
 class _Module:
-    """What torch asks a device's module for."""
+    """The functions that torch expects of a device's module."""
 
     def is_initialized(self) -> bool:
         return True
@@ -61,12 +62,12 @@ class _Module:
 
 
 class _Guard(backend_registration._DummyDeviceGuard):
-    """What autograd asks which device it is on, also while an error ends a backward.
+    """Answers autograd's question about the current device, also while an error ends a backward.
 
-    An error that Python code raises in backward is still pending in the interpreter then. Python's
-    answer would be refused for it, in C++ code that may not fail, and the process be aborted
+    An error that Python code raises in backward is then still pending in the interpreter. Because
+    of it, C++ code that must not fail would reject Python's answer and abort the process
     (`PythonDeviceGuard::exchangeStream` of torch/csrc/acc/Module.cpp, torch 2.13). So the error is
-    taken and kept; `_errors_of_backward` raises it once the backward has ended.
+    taken and kept here, and `_errors_of_backward` raises it once the backward has ended.
     """
 
     def type_(self) -> Any:
@@ -78,13 +79,13 @@ class _Guard(backend_registration._DummyDeviceGuard):
 
 
 _taken: list[BaseException] = []
-# ctypes raises what is pending after a call, whichever function of Python's own that is to
+# after a call of any C function of Python, ctypes raises an error that is pending
 _raise_pending = ctypes.pythonapi.PyErr_Occurred
 
 
 @contextlib.contextmanager
 def _errors_of_backward() -> Iterator[None]:
-    """Raise what was taken from a backward, which ends with a SystemError that says nothing."""
+    """Raise the error taken from a backward, which itself ends with an empty SystemError."""
     _taken.clear()
     try:
         yield
@@ -129,10 +130,10 @@ _KEPT: list[Any] = []
 
 @contextlib.contextmanager
 def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]:
-    """Give the device, with all that must be CUDA's way while a run is recorded on it.
+    """Yield the device, and make torch behave as on CUDA while a run is recorded on it.
 
     Args:
-        capability: compute capability of the card; None means one that has every kernel.
+        capability: compute capability of the card; None for a card that has every kernel.
     """
     only_lift = torch._C._only_lift_cpu_tensors()
     # torch.tensor(..., device=...) then moves by an operator that fake tensors see

@@ -1,9 +1,9 @@
-"""`UnknownValues`: what a run over fake tensors is answered where nobody knows what it asks for.
+"""`UnknownValues`: answers for a run over fake tensors that reads a value nobody knows.
 
-Answered is what a training step meets as a rule: its numbers are finite, its checks pass, and what
-it picks (the experts of a token) is spread evenly. A check that fails with the first answer is
-answered otherwise in the next attempt, since a step that raises has no memory to predict. What is
-assumed is said, unless the value only guards an error.
+The answer is what a training step usually meets: numbers are finite, checks pass, and picks (the
+experts of a token) are spread evenly. If a check fails with the first answer, the next attempt
+gives the other answer, because a step that raises has no memory to predict. Every assumption is
+reported, unless the value only decides whether an error is raised.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Site(NamedTuple):
 
 
 class Guesses:
-    """Which lines that read a value are answered otherwise than at first, over several attempts."""
+    """The lines of code whose first answer is turned around, over several attempts."""
 
     def __init__(self) -> None:
         self.turned: frozenset[Site] = frozenset()
@@ -48,13 +48,13 @@ class Guesses:
         self._attempts = 0
 
     def turn(self, reached: int) -> bool:
-        """Prepare another attempt after one that failed; False if there is none left.
+        """Prepare another attempt after one that failed; False if no attempt is left.
 
-        The last lines that were read before the failure are tried first. A line stays turned if
-        the run then reaches further.
+        The lines that read a value last before the failure are tried first. An answer stays turned
+        around if the run then gets further.
 
         Args:
-            reached: operators that were dispatched before the failure.
+            reached: number of operators that were dispatched before the failure.
         """
         if reached > self._reached:
             self._reached, self._kept = reached, self.turned
@@ -72,10 +72,10 @@ class UnknownValues:
     """Answers for one attempt.
 
     Args:
-        values: what is known.
-        guesses: what was learned from attempts that failed.
-        assume: called with what the run does, what is assumed, and whether that decides what is
-            run ("branch"), how much of it ("spread"), or neither ("value").
+        values: the known values.
+        guesses: what was learned from failed attempts.
+        assume: called with what the run does, what is assumed, and what that decides: which
+            operators run ("branch"), how work is divided ("spread"), or neither ("value").
         place: returns where the run is.
     """
 
@@ -94,7 +94,7 @@ class UnknownValues:
         self._checks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def note_check(self, func: Any, out: Any) -> None:
-        """Remember a flag that says whether all is well, of values that are not known."""
+        """Remember a flag that is true if a check of unknown values passes."""
         if func._schema.name in ALL:
             self._checks[id(out)] = out
 
@@ -102,7 +102,7 @@ class UnknownValues:
         """Return the value that the run reads."""
         frame = _reader()
         site = Site(frame.f_code.co_filename, frame.f_lineno)
-        # not what PyTorch asks, or what only leads to an error
+        # values that PyTorch itself reads, or that only decide about an error, do not matter
         is_theirs = not _module(frame).startswith(("torch.", "memlab."))
         matters = is_theirs and not _guards_an_error(site)
         if real is not None:
@@ -125,20 +125,20 @@ class UnknownValues:
         return typed
 
     def _guess(self, tensor: Any, module: str) -> bool:
-        """Return a check that all is well, and else no special case; no overflow of a scaler."""
+        """Return the usual value: checks pass, other flags are off, no scaler overflows."""
         if tensor.dtype is torch.bool:
             return id(tensor) in self._checks
         return not module.startswith("torch.amp")
 
     def text(self, tensor: Any) -> Any:
-        """Return what a number is written as in a text, where that is not a step's business."""
+        """Return the number to write into a text, whose value does not matter for the step."""
         real = self.values.of(tensor)
         if real is None and tensor.dtype.is_floating_point:
             return 1.0
         return tensor.item()
 
     def largest(self, func: Any, args: Any) -> Any:
-        """Return the largest output that an operator whose shape depends on values can have."""
+        """Return the largest possible output of an operator whose shape depends on values."""
         does = f"{_line(_reader())} calls {func}, whose shape depends on values"
         if func is aten.nonzero.default:
             self._assume(does, "assumed that no element is zero", "branch")
@@ -174,9 +174,9 @@ class UnknownValues:
         return packed(data, counts, batch_first)
 
     def _aligned(self, args: Any, does: str) -> Any:
-        """Return what the CTC loss returns: each sample's loss, and sums over all alignments.
+        """Return the outputs of the CTC loss: each sample's loss, and sums over all alignments.
 
-        Source: `ctc_loss_cpu_template` and `ctc_loss_gpu_template` in ATen/native: both hold sums
+        Source: `ctc_loss_cpu_template` and `ctc_loss_gpu_template` in ATen/native. Both hold sums
         for every step of the longest text, with blanks between its letters.
         """
         scores, targets, _, lengths = args[:4]
@@ -194,7 +194,7 @@ class UnknownValues:
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
     def select(self, args: Any) -> Any:
-        """Return what a mask selects, all where the mask is not known."""
+        """Return what a mask selects; everything if the mask is unknown."""
         masks = [index for index in args[1] if is_mask(index)]
         does = f"{_line(_reader())} selects by a mask"
         if any(self.values.of(mask) is None for mask in masks):
@@ -211,7 +211,7 @@ class UnknownValues:
 
     def _refusal(self, func: Any, why: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{self._place()}: {func} {why}, which a prediction does not have; use memlab.measure"
+            f"{self._place()}: {func} {why}, which a prediction does not know; use memlab.measure"
         )
 
     def _say_if_picked(self, args: Any, does: str) -> None:
@@ -227,7 +227,7 @@ def is_mask(index: Any) -> bool:
 
 
 def _reader() -> FrameType:
-    """Return the frame of the code that asked for a value, outside of torch's core and memlab's."""
+    """Return the frame of the code that reads a value, outside of memlab and torch's core."""
     core = (
         "torch._",
         "torch.utils",
@@ -257,7 +257,7 @@ def _line(frame: FrameType) -> str:
 def _guards_an_error(site: Site) -> bool:
     """Return whether the statement at a line asserts something, or raises in one of its branches.
 
-    False where the source is not to be had.
+    False if the source is not available.
     """
     try:
         tree = _parsed(site.file)

@@ -1,12 +1,12 @@
-"""`Values`: the real values of a few small fake tensors, those that follow from constants and data.
+"""`Values`: the real values of small fake tensors that follow from constants and data.
 
-Models branch on them: on whether a mask is full, on positions made by `arange`. Small tensors that
-no parameter had a part in are computed for real beside the fake ones, outside of the model; where
-anything unknown had a part in one, it is unknown.
+Models branch on such values: on whether a mask is full, or on positions made by `arange`. Small
+tensors that do not depend on a parameter are computed for real beside the fake ones, outside of the
+model. A tensor that depends on anything unknown is unknown.
 
-Two things are assumed of what is not known. Numbers are finite, in any amount of them. And what a
-model picks by scores, such as the experts of a token, is spread evenly: those values, and all that
-follows from them, are marked as assumed.
+Two things are assumed about unknown values. Numbers are finite. And what a model picks by scores,
+such as the experts of a token, is spread evenly. Such picks, and everything that follows from them,
+are marked as assumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 MOST_ELEMENTS = 2**16
-MOST_PICKED = 2**20  # of what follows from picks: a one-hot tensor of every token and expert
+MOST_PICKED = 2**20  # for values that follow from picks, such as a one-hot tensor of experts
 aten = torch.ops.aten
 CONSTANTS = frozenset(
     getattr(aten, packet).__getattr__(overload)
@@ -35,7 +35,7 @@ CONSTANTS = frozenset(
 REDUCTIONS = frozenset(
     (aten.all.default, aten.any.default, aten._is_all_true.default, aten._is_any_true.default)
 )
-# what these say of finite numbers, from the arguments; None where they say nothing
+# results of these operators if all numbers are finite, from the arguments; None if unknown
 FINITE: dict[Any, Callable[[Sequence[Any]], bool | None]] = {
     aten.isnan.default: lambda _: False,
     aten.isinf.default: lambda _: False,
@@ -46,14 +46,14 @@ FINITE: dict[Any, Callable[[Sequence[Any]], bool | None]] = {
     aten.eq.Scalar: lambda args: False if math.isinf(args[1]) else None,
     aten.ne.Scalar: lambda args: True if math.isinf(args[1]) else None,
 }
-# what a comparison with a number drawn from 0 (included) to 1 gives, whatever was drawn
+# results of comparing a random number in [0, 1) with a constant, if they do not depend on the draw
 CHANCES: dict[Any, Callable[[float], bool | None]] = {
     aten.lt.Scalar: lambda p: False if p <= 0 else True if p >= 1 else None,
     aten.le.Scalar: lambda p: False if p < 0 else True if p >= 1 else None,
     aten.gt.Scalar: lambda p: True if p < 0 else False if p >= 1 else None,
     aten.ge.Scalar: lambda p: True if p <= 0 else False if p >= 1 else None,
 }
-# which of their outputs are indices that the scores decide
+# the position of the output that holds indices chosen by scores
 PICKS = {
     aten.topk.default: 1,
     aten.sort.default: 1,
@@ -74,15 +74,15 @@ def for_real() -> Iterator[None]:
 
 
 class Values:
-    """What is known of fake tensors, by identity; it keeps none of them alive."""
+    """The known values of fake tensors, by identity. It holds no fake tensor."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor, bool]] = {}
-        # numbers drawn from 0 to 1, by which a model skips layers
+        # random numbers from 0 to 1, by which a model may skip layers
         self._chances: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def learn(self, fake: Any, real: torch.Tensor, *, is_assumed: bool = False) -> None:
-        """Remember what a fake tensor holds, if it is small or the same everywhere."""
+        """Remember the values of a fake tensor if it is small or has one value everywhere."""
         most = MOST_PICKED if is_assumed else MOST_ELEMENTS
         if real.numel() <= most or _is_uniform(real):
             key = id(fake)
@@ -94,29 +94,29 @@ class Values:
         return id(fake) in self._known
 
     def of(self, fake: torch.Tensor) -> torch.Tensor | None:
-        """Return what a fake tensor holds, None if that is not known; a small real one, itself."""
+        """Return the values of a fake tensor, None if unknown; a small real tensor as it is."""
         if not isinstance(fake, FakeTensor):
             return fake if fake.numel() <= MOST_ELEMENTS else None
         known = self._known.get(id(fake))
         return None if known is None else known[1]
 
     def are_assumed(self, tree: Any) -> bool:
-        """Return whether the values of any of these tensors follow from assumed ones."""
+        """Return whether the values of any of these tensors depend on assumed values."""
         if isinstance(tree, list | tuple):
             return any(self.are_assumed(item) for item in tree)
         known = self._known.get(id(tree)) if isinstance(tree, FakeTensor) else None
         return known is not None and known[2]
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any = ()) -> Any:
-        """Return what an operator gives on known values, None if they are not known or many.
+        """Return the result of an operator on known values, None if they are unknown or too many.
 
-        An operator in place changes what is known of its argument.
+        An operator in place changes what is known about its argument.
 
         Args:
             func: the operator.
             args: its arguments.
             kwargs: its keyword arguments.
-            out: the fake tensors that it returned, if it has.
+            out: the fake tensors that it returned, if it has run.
         """
         if not self._known and func not in CONSTANTS:
             return None
@@ -138,7 +138,7 @@ class Values:
     def _on_uniform(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> Any:
-        """Return what an operator gives on many elements that are all the same."""
+        """Return the result of an operator on large tensors that have one value everywhere."""
         is_known = torch.Tag.pointwise in func.tags or func in REDUCTIONS
         if not is_known or func._schema.is_mutable or kwargs or not isinstance(out, torch.Tensor):
             return None
@@ -151,9 +151,9 @@ class Values:
             return func(*one).expand(out.shape)
 
     def assumed(self, func: Any, args: Sequence[Any], out: Any) -> dict[int, torch.Tensor]:
-        """Return by position what is assumed of the outputs of an operator on unknown values.
+        """Return by position the assumed values of an operator's outputs.
 
-        Of numbers that they are finite, and of picks that they are spread evenly.
+        Numbers are assumed to be finite, and picks to be spread evenly.
         """
         if func in FINITE:
             is_float = args[0].is_floating_point()
@@ -179,7 +179,7 @@ class Values:
         return {place: _evenly(func, args, picked)}
 
     def sum_of(self, fake: Any) -> int | None:
-        """Return the sum of what a fake tensor holds, None if that is not known."""
+        """Return the sum of a fake tensor's values, None if they are unknown."""
         real = self.of(fake)
         if real is None:
             return None
@@ -187,7 +187,7 @@ class Values:
             return int(real.sum())
 
     def _real(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return arguments with real tensors in place of fake ones, None if one is not known."""
+        """Return arguments with real tensors instead of fake ones, None if one is unknown."""
         found: list[Any] = []
         for value in values:
             real: Any = value
@@ -206,7 +206,7 @@ class Values:
         return found
 
     def forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Forget all that shares memory with what an operator writes."""
+        """Forget the values of all tensors that share memory with what an operator writes."""
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -224,12 +224,12 @@ class Values:
 
     def _forget(self, key: int, ref: object) -> None:
         known = self._known.get(key)
-        if known is not None and known[0] is ref:  # the id may be another tensor's by now
+        if known is not None and known[0] is ref:  # the id may belong to another tensor by now
             del self._known[key]
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in an operator's arguments or outputs, lists of them too."""
+    """Return the tensors in an operator's arguments or outputs, also those in lists."""
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, list | tuple):
@@ -238,12 +238,12 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def _is_uniform(real: torch.Tensor) -> bool:
-    """Return whether a tensor is one element that is seen everywhere."""
+    """Return whether a tensor is a single element expanded to its shape."""
     return real.numel() > 0 and not any(real.stride())
 
 
 def _evenly(func: Any, args: Sequence[Any], picked: torch.Tensor) -> torch.Tensor:
-    """Return indices of the shape of `picked`: each as often as any other, none twice in a row."""
+    """Return indices of this shape in which each occurs equally often, and none twice in a row."""
     scores: torch.Tensor = args[0]
     if picked.dim() == 0 or picked.dim() < scores.dim():  # one of each row, or of all
         with for_real():

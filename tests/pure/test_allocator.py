@@ -189,7 +189,7 @@ def test_a_block_that_can_grow_is_kept_for_last():
         ([1, 1], [5, 5], {}, "address[1]=1 is allocated while it is in use"),
         ([1, 2], [5, -5], {}, "address[1]=2 is freed while it is not in use"),
         ([1, 1, 1], [5, -5, -5], {}, "address[2]=1"),
-        ([1, 2], [5], {}, "address of shape (2,) and nbytes of shape (1,)"),
+        ([1, 2], [5], {}, "address has shape (2,) and nbytes has shape (1,)"),
         ([1], [5], {"flush_before": [1]}, "flush_before=[1]"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_home_that_is_not_there_is_a_sentence_with_a_remedy(monkeypatch, varia
     store.write({operator(1): COST})
     assert store.read([operator(1)]) == {operator(1): COST}
     (note,) = store.notes
-    assert note.startswith("Calibrations are not kept: ")
+    assert note.startswith("Costs of operators are not cached on disk: ")
     assert "MEMLAB_CACHE" in note
 
 

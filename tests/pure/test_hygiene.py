@@ -41,7 +41,7 @@ def test_one_block_keeps_its_segment_from_being_given_back():
 
 @pytest.mark.parametrize("line", ["free a", "del b", "= 3 MiB", "a"])
 def test_another_line_is_refused(line):
-    with pytest.raises(ConfigError, match="allowed is 'a = 12 MiB'"):
+    with pytest.raises(ConfigError, match="allowed are 'a = 12 MiB'"):
         follow(["a = 1 MiB", line])
 
 

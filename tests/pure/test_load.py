@@ -171,7 +171,7 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     run = [SimpleNamespace(signature=signature) for signature in (GELU, RELU)]
     share = targets._noisy_share(run, {GELU: quiet, RELU: noisy})
     assert share == 0.75
-    assert targets._noise_note(share)[0].startswith("75% of the time comes of operators")
+    assert targets._noise_note(share)[0].startswith("75% of the time comes from operators")
     assert targets._noise_note(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
     target = Target(kind="cpu", card=None, name="cpu")
