@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,7 @@ from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import MemlabError
-from memlab.trace import Category, Phase, Place, Timeline
+from memlab.trace import Holding, Phase, Place, Timeline
 
 
 class Outcome(StrEnum):
@@ -32,38 +32,6 @@ class Source(StrEnum):
     MEASURED = "measured"
     PREDICTED = "predicted"
     RECORDED = "recorded"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
-    """Blocks that are live at the peak and alike: of one category, module, operator and phase.
-
-    Attributes:
-        category: what they are for.
-        module: path of the module at work when they were allocated; of parameters and optimizer
-            state the path of the parameter. Empty where it is not known.
-        operator: that allocated them, such as "aten::addmm"; empty where none was at work.
-        phase: that they were born in.
-        num_blocks: how many.
-        nbytes: that they hold together.
-    """
-
-    category: Category
-    module: str
-    operator: str
-    phase: Phase
-    num_blocks: int
-    nbytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the holding as plain JSON types; `from_dict` gives it back."""
-        return asdict(self) | {"category": str(self.category), "phase": str(self.phase)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Holding":
-        """Return the holding that `to_dict` wrote."""
-        kinds = {"category": Category(data["category"]), "phase": Phase(data["phase"])}
-        return cls(**{**data, **kinds})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,38 @@ class Place:
         if self.module:
             text += f", in {self.module}"
         return text + (f" ({self.operator})" if self.operator else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """Blocks that are live at the peak and alike: of one category, module, operator and phase.
+
+    Attributes:
+        category: what they are for.
+        module: path of the module at work when they were allocated; of parameters and optimizer
+            state the path of the parameter. Empty where it is not known.
+        operator: that allocated them, such as "aten::addmm"; empty where none was at work.
+        phase: that they were born in.
+        num_blocks: how many.
+        nbytes: that they hold together.
+    """
+
+    category: Category
+    module: str
+    operator: str
+    phase: Phase
+    num_blocks: int
+    nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the holding as plain JSON types; `from_dict` gives it back."""
+        return asdict(self) | {"category": str(self.category), "phase": str(self.phase)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Holding:
+        """Return the holding that `to_dict` wrote."""
+        kinds = {"category": Category(data["category"]), "phase": Phase(data["phase"])}
+        return cls(**{**data, **kinds})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,8 @@ from memlab.config import StepConfig
 from memlab.figures import look, peak_map
 from memlab.figures import timeline as timeline_figure
 from memlab.figures.peak_map import squarified
-from memlab.result import Holding, Outcome, Source, StepResult
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+from memlab.result import Outcome, Source, StepResult
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 
 MIB = 2**20
 SVG = "{http://www.w3.org/2000/svg}"

@@ -23,8 +23,8 @@ from memlab.records.records import (
     cut_damage,
     read_lines,
 )
-from memlab.result import Holding, Source, StepResult
-from memlab.trace import CATEGORIES, Category, Phase, Timeline
+from memlab.result import Source, StepResult
+from memlab.trace import CATEGORIES, Category, Holding, Phase, Timeline
 
 OPTIONS = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "sequence_length": 8}
 VISIT = {"device": "t4", "title": "Tesla T4", "type": "cuda", "memory_bytes": 2**33}

@@ -32,8 +32,8 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.result import Holding, Outcome, StepResult, format_percent
-from memlab.trace import Category
+from memlab.result import Outcome, StepResult, format_percent
+from memlab.trace import Category, Holding
 
 MOST_TILES = 9  # of a category
 SPLIT_ABOVE = 0.03  # of the peak: a larger tile is told by the modules within it
