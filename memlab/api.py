@@ -309,7 +309,6 @@ def _ended(
     limit: int | None,
 ) -> StepResult:
     """Return the result of a run that ended without one."""
-    is_measured = source is Source.MEASURED  # a prediction's own memory says nothing of the step
     versions = {
         "memlab": __version__,
         "torch": torch.__version__,
@@ -324,5 +323,4 @@ def _ended(
         config=config,
         workload_name=workload.name,
         memory_limit_bytes=limit,
-        fits=False if limit and is_measured and ended.outcome is Outcome.OUT_OF_MEMORY else None,
-    )
+    ).against_limit(limit)

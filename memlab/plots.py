@@ -83,15 +83,16 @@ def peak_bar(
 ) -> Figure:
     """Return the peak as one bar, stacked by category, against the limit.
 
-    What lies beyond the limit is hatched; what is free below it is pale. On CUDA reserved bytes are
-    held against the limit, and what of them is not allocated follows in grey.
+    What lies beyond the limit is hatched; what is free below it is pale. On CUDA reserved bytes
+    count against the limit, and what of them is not allocated follows in grey.
     """
     peak, parts = result.peak_allocated_bytes, result.peak_by_category
-    if peak is None or parts is None:
+    counted = result.counted_peak
+    if peak is None or parts is None or counted is None:
         return placeholder(result.message, size=size)
     figure = new_figure(size)
     axes = data_axes(figure, "peak", margins=(6, 16, 6, 18))
-    held = peak if result.peak_reserved_bytes is None else result.peak_reserved_bytes
+    held = counted.nbytes
     axes.set(xlim=(0, max(held, limit_bytes or 0, 1)), ylim=(0, 1), yticks=[], xticks=[])
     axes.spines["bottom"].set_visible(False)
     points_per_byte = box_points(axes)[2] / axes.get_xlim()[1]
@@ -114,23 +115,26 @@ def peak_bar(
         axes.barh(0.5, held - peak, left=peak, height=1, color=GRID, label="reserved alone")
         unnamed[held - peak, GRID] = f"reserved, not allocated {format_bytes(held - peak)}"
     overlay, width, top = canvas(figure), size[0] * POINTS, size[1] * POINTS - 8
-    reserved = "" if result.peak_reserved_bytes is None else f", {format_bytes(held)} reserved"
+    reserved = f", {format_bytes(held)} reserved" if counted.kind == "reserved" else ""
     text = f"peak {format_bytes(peak)} allocated{reserved} ({origin([result])})"
     write(overlay, 6, top, text)
-    if limit_bytes is not None:
-        _draw_limit_on_bar(axes, overlay, held, limit_bytes, width - text_width(text))
+    if limit_bytes:
+        fits = result.against_limit(limit_bytes).fits is True
+        _draw_limit_on_bar(axes, overlay, held, limit_bytes, width - text_width(text), fits=fits)
     _draw_unnamed(overlay, [(c, unnamed[n, c]) for n, c in sorted(unnamed, reverse=True)])
     return figure
 
 
-def _draw_limit_on_bar(axes: Axes, overlay: Axes, peak: int, limit: int, room: float) -> None:
+def _draw_limit_on_bar(
+    axes: Axes, overlay: Axes, peak: int, limit: int, room: float, *, fits: bool
+) -> None:
     over = peak > limit
     style: dict[str, Any] = {"label": "free", "facecolor": INK, "alpha": 0.14}
     if over:
         style = {
             "label": "over the limit",
             "facecolor": "none",
-            "edgecolor": LIMIT,
+            "edgecolor": INK if fits else LIMIT,
             "hatch": "////",
         }
     axes.barh(0.5, abs(limit - peak), left=min(peak, limit), height=1, linewidth=0, **style)
@@ -138,9 +142,13 @@ def _draw_limit_on_bar(axes: Axes, overlay: Axes, peak: int, limit: int, room: f
                  clip_on=False)  # fmt: skip
     left = f"{format_bytes(abs(limit - peak))} {'over' if over else 'free'}"
     texts = (f"{left}{'' if over else ' below'} the limit of {format_bytes(limit)}", left, "")
+    if over and fits:
+        texts = (f"fits the limit of {format_bytes(limit)} with less cache", "fits with less cache",
+                 "")  # fmt: skip
     text = next(text for text in texts if text_width(text) < room or not text)
     width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
-    write(overlay, width - 6, height - 8, text, ha="right", color=LIMIT if over else INK)
+    color = LIMIT if over and not fits else INK
+    write(overlay, width - 6, height - 8, text, ha="right", color=color)
 
 
 def _draw_unnamed(overlay: Axes, parts: Sequence[tuple[str, str]]) -> None:
@@ -250,7 +258,9 @@ def memory_against_time(
     shown_limit = limit if limit is not None and limit <= 2 * highest else None
     axes.set(xlim=(0, 1.12 * slowest), ylim=(0, 1.15 * max(highest, shown_limit or 0)))
     byte_unit, second_unit = byte_axis(axes, "y", axes.get_ylim()[1]), second_axis(axes, slowest)
-    _draw_dots(axes, dots, {i: labels[i] for i in (*pinned, len(runs) - 1)}, shown_limit)
+    has_cache = any(r.counted_peak and r.counted_peak.kind == "reserved" for r in results)
+    what = " of reserved bytes" if has_cache else ""
+    _draw_dots(axes, dots, {i: labels[i] for i in (*pinned, len(runs) - 1)}, shown_limit, what)
     write_title(figure, f"peak {byte_unit} allocated ({origin(results)})")
     missing = f"; {len(runs) - len(dots)} without a time" if len(dots) < len(runs) else ""
     write(
@@ -264,7 +274,11 @@ def memory_against_time(
 
 
 def _draw_dots(
-    axes: Axes, dots: Sequence[tuple[int, float, int]], names: dict[int, str], limit: int | None
+    axes: Axes,
+    dots: Sequence[tuple[int, float, int]],
+    names: dict[int, str],
+    limit: int | None,
+    what: str,
 ) -> None:
     """Draw the runs; a name goes where it covers least, the right side of its dot first."""
     _, _, width, height = box_points(axes)
@@ -272,7 +286,7 @@ def _draw_dots(
     taken = [(x * per_x - 4, y * per_y, 8.0) for _, x, y in dots]
     if limit is not None:
         axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
-        write(axes, 0, limit, f" limit {format_bytes(limit)}", color=LIMIT, va="bottom")
+        write(axes, 0, limit, f" limit {format_bytes(limit)}{what}", color=LIMIT, va="bottom")
         taken.append((0.0, limit * per_y, width))
     newest = max(names)
     for i, x, y in sorted(dots, key=lambda dot: dot[0] in names):
@@ -326,14 +340,14 @@ def heat_map(
 ) -> Figure:
     """Return the peak allocated over two `StepConfig` fields of the settings tried.
 
-    The latest result of a cell counts. A peak above `limit_bytes` is hatched. A cell without a
-    peak says why, such as "OOM"; a setting that was not tried is blank.
+    The latest result of a cell counts. A peak that does not fit `limit_bytes` is hatched. A cell
+    without a peak says why, such as "OOM"; a setting that was not tried is blank.
     """
     if not results:
         return placeholder(NO_RUNS, size=size)
     import seaborn  # 0.7 s to import
 
-    ys, xs, peaks, words = _cells(results, rows, columns)
+    ys, xs, peaks, words, fits = _cells(results, rows, columns, limit_bytes or None)
     figure = new_figure(size)
     row_names = [shorten(label, 0.4 * size[0] * POINTS) for label in _labels(ys, results)]
     column_names = [
@@ -354,7 +368,7 @@ def heat_map(
     axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
     for row, column in np.argwhere(np.isnan(peaks)):
         _mark_cell(axes, row, column, words[row, column])
-    over = np.argwhere(peaks > (limit_bytes or np.inf))
+    over = np.argwhere(~np.isnan(peaks) & ~fits)
     for row, column in over:
         _hatch_cell(axes, row, column, LIMIT)
     hatched = ", hatch: over limit" if len(over) else ""
@@ -366,20 +380,24 @@ def heat_map(
 
 
 def _cells(
-    results: Sequence[StepResult], rows: str, columns: str
-) -> tuple[list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_]]:
-    """Return the values down and across, peaks (NaN: none) and words (empty: untried)."""
+    results: Sequence[StepResult], rows: str, columns: str, limit: int | None
+) -> tuple[
+    list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_], npt.NDArray[np.bool_]
+]:
+    """Return values down and across, peaks (NaN: none), words (empty: untried), and what fits."""
     latest = {(getattr(r.config, rows), getattr(r.config, columns)): r for r in results}
     ys, xs = (_in_order({cell[axis] for cell in latest}) for axis in (0, 1))
     peaks, words = np.full((len(ys), len(xs)), np.nan), np.full((len(ys), len(xs)), "", object)
+    fits = np.full((len(ys), len(xs)), True)
     for (y, x), result in latest.items():
         at = ys.index(y), xs.index(x)
+        fits[at] = result.against_limit(limit).fits is not False
         if result.peak_allocated_bytes is not None:
             peaks[at] = result.peak_allocated_bytes
             words[at] = format_bytes(result.peak_allocated_bytes)
         else:
             words[at] = _word(result, short=True)
-    return ys, xs, peaks, words
+    return ys, xs, peaks, words, fits
 
 
 def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:
