@@ -314,8 +314,6 @@ def _ended(
     limit: int | None,
 ) -> StepResult:
     """Return the result of a run that ended without one."""
-    # a prediction that runs out of memory itself does not show that the step would
-    is_measured = source is Source.MEASURED
     versions = {
         "memlab": __version__,
         "torch": torch.__version__,
@@ -330,5 +328,4 @@ def _ended(
         config=config,
         workload_name=workload.name,
         memory_limit_bytes=limit,
-        fits=False if limit and is_measured and ended.outcome is Outcome.OUT_OF_MEMORY else None,
-    )
+    ).against_limit(limit)

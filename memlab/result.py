@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
-from memlab.arguments.checks import check_fields, of_type
+from memlab.arguments.checks import check_fields, of_type, size
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import MemlabError
-from memlab.trace import Category, Phase, Place, Timeline
+from memlab.trace import Holding, Phase, Place, Timeline
+
+RunsWithin = Callable[[int], bool]
+"""Whether a step whose peak is above a limit runs within it all the same."""
 
 
 class Outcome(StrEnum):
@@ -35,36 +39,69 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
-    """Memory blocks that are live at the peak and share category, module, operator and phase.
+class CountedPeak:
+    """The peak that counts against a memory limit, and the judgement of whether it fits.
+
+    On CUDA the caching allocator may not reserve more than the limit, so reserved bytes count. On a
+    CPU there is no such allocator: allocated bytes count.
+
+    >>> peak = CountedPeak(kind="allocated", nbytes=1000, uncertainty=0.05)
+    >>> peak.upper_bytes, peak.fits(1020), peak.is_close_to(1020)
+    (1050, True, True)
 
     Attributes:
-        category: what the blocks are for.
-        module: path of the module that was running when they were allocated; for parameters and
-            optimizer state the path of the parameter. Empty if it is not known.
-        operator: the operator that allocated them, such as "aten::addmm"; empty if none was
-            running.
-        phase: the phase in which they were allocated.
-        num_blocks: number of blocks.
-        nbytes: their bytes together.
+        kind: "reserved" or "allocated".
+        nbytes: measured or predicted.
+        uncertainty: relative half-width of what was predicted, 0.01 for +-1 %; 0 if measured.
     """
 
-    category: Category
-    module: str
-    operator: str
-    phase: Phase
-    num_blocks: int
+    kind: str
     nbytes: int
+    uncertainty: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the holding as plain JSON types; `from_dict` gives it back."""
-        return asdict(self) | {"category": str(self.category), "phase": str(self.phase)}
+    @property
+    def upper_bytes(self) -> int:
+        """The peak at the upper end of its uncertainty."""
+        return math.ceil(self.nbytes * (1 + self.uncertainty))
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Holding":
-        """Return the holding that `to_dict` wrote."""
-        kinds = {"category": Category(data["category"]), "phase": Phase(data["phase"])}
-        return cls(**{**data, **kinds})
+    def fits(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
+        """Return whether a step with this peak runs within a limit.
+
+        Args:
+            limit_bytes: that it may hold.
+            runs_within: asked if the peak is above the limit. The peak was reached without one; at
+                a limit the caching allocator first gives back what it holds unused. None if that
+                is not known: then the peak decides.
+        """
+        return self.nbytes <= limit_bytes or (runs_within is not None and runs_within(limit_bytes))
+
+    def is_close_to(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
+        """Return whether `fits` is another at one end of the uncertainty.
+
+        A step that takes 5 % more fits a limit if this one fits a limit that is 1.05 times smaller.
+        """
+        width = self.uncertainty
+        if not width:
+            return False
+
+        if self.fits(limit_bytes, runs_within):
+            return not self.fits(int(limit_bytes / (1 + width)), runs_within)
+        return width >= 1 or self.fits(int(limit_bytes / (1 - width)), runs_within)
+
+    def beside(self, limit_bytes: int, *, fits: bool | None) -> str:
+        """Return how far the peak is from a limit, such as "1.00 GiB over the limit of 8.00 GiB".
+
+        Args:
+            limit_bytes: the limit.
+            fits: whether the step runs within it, which one with less cache may.
+        """
+        is_over, limit = self.nbytes > limit_bytes, format_bytes(limit_bytes)
+        distance = format_bytes(abs(limit_bytes - self.nbytes))
+        text = f"{distance} {'over' if is_over else 'below'} the limit of {limit}"
+        if is_over and fits:
+            text = f"which fits the limit of {limit} with less cache"
+        is_reserved = self.kind == "reserved"  # the text around it speaks of allocated bytes
+        return f"{format_bytes(self.nbytes)} reserved, {text}" if is_reserved else text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,7 +133,9 @@ class StepResult:
         loss: of the last repeat, weighted over the micro-batches; None if predicted.
         finite: whether that loss is a finite number.
         memory_limit_bytes: the limit that was set, or None.
-        fits: whether the peak stays within the limit; None without a limit.
+        fits: whether the step stays within the limit; None without a limit. See `counted_peak`.
+        close_to_limit: whether the limit lies so near that, within the uncertainty, `fits` may be
+            wrong; None without a limit.
         uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
             if measured.
         notes: sentences that a reader of the numbers must know.
@@ -126,6 +165,7 @@ class StepResult:
     finite: bool | None = None
     memory_limit_bytes: int | None = None
     fits: bool | None = None
+    close_to_limit: bool | None = None
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
@@ -144,6 +184,68 @@ class StepResult:
         is_said = self.config.precision is Precision.AS_BUILT and len(self.parameter_formats) > 0
         is_said = is_said and self.parameter_formats != FP32_FORMATS
         return f"{self.config}{f', {self.number_format}' * is_said}"
+
+    @property
+    def counted_peak(self) -> CountedPeak | None:
+        """The peak that counts against a memory limit; None where no peak is known."""
+        kind, nbytes = "reserved", self.peak_reserved_bytes
+        if nbytes is None:
+            kind, nbytes = "allocated", self.peak_allocated_bytes
+        if nbytes is None:
+            return None
+
+        width = (self.uncertainty or {}).get(f"peak_{kind}_bytes", 0.0)
+        return CountedPeak(kind=kind, nbytes=nbytes, uncertainty=width)
+
+    @property
+    def ended_before_its_peak(self) -> bool:
+        """Whether memory ran out before the step could show how much it needs.
+
+        A limit on a CPU does not end a step: it is compared with the step once that has run.
+        """
+        peak = self.counted_peak
+        is_whole = peak is not None and peak.kind == "allocated" and self.memory_limit_bytes
+        return self.outcome is Outcome.OUT_OF_MEMORY and not is_whole
+
+    def against_limit(
+        self, memory_limit: int | str | None, runs_within: RunsWithin | None = None
+    ) -> "StepResult":
+        """Return the result with this limit, and whether the step fits it.
+
+        What was found under that very limit stays as it is. Ask the result of a run itself, not
+        what this returned: the copy does not know any more under which limit it ran.
+
+        Args:
+            memory_limit: bytes, or text such as "2GiB"; None for none.
+            runs_within: as for `CountedPeak.fits`.
+
+        Raises:
+            ConfigError: the limit is no size.
+        """
+        limit = size("memory_limit", memory_limit)
+        if self.memory_limit_bytes == limit and (limit is None or self.fits is not None):
+            return self
+
+        fits, is_close = self._judged(limit, runs_within)
+        return replace(self, memory_limit_bytes=limit, fits=fits, close_to_limit=is_close)
+
+    def _judged(
+        self, limit_bytes: int | None, runs_within: RunsWithin | None
+    ) -> tuple[bool | None, bool | None]:
+        """Return `fits` and `close_to_limit` for a limit."""
+        peak, ran_under = self.counted_peak, self.memory_limit_bytes
+        if limit_bytes is None:
+            return None, None
+
+        # a prediction that runs out of memory says nothing of the step
+        ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
+        if ran_out and ran_under is not None and limit_bytes <= ran_under:
+            return False, False
+        if peak is None or self.ended_before_its_peak:
+            return None, None
+
+        runs_within = runs_within and cache(runs_within)  # both ask for this limit
+        return peak.fits(limit_bytes, runs_within), peak.is_close_to(limit_bytes, runs_within)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON types; `from_dict` gives it back."""

@@ -7,7 +7,7 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,39 @@ class Place:
         if self.module:
             text += f", in {self.module}"
         return text + (f" ({self.operator})" if self.operator else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """Memory blocks that are live at the peak and share category, module, operator and phase.
+
+    Attributes:
+        category: what the blocks are for.
+        module: path of the module that was running when they were allocated; for parameters and
+            optimizer state the path of the parameter. Empty if it is not known.
+        operator: the operator that allocated them, such as "aten::addmm"; empty if none was
+            running.
+        phase: the phase in which they were allocated.
+        num_blocks: number of blocks.
+        nbytes: their bytes together.
+    """
+
+    category: Category
+    module: str
+    operator: str
+    phase: Phase
+    num_blocks: int
+    nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the holding as plain JSON types; `from_dict` gives it back."""
+        return asdict(self) | {"category": str(self.category), "phase": str(self.phase)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Holding:
+        """Return the holding that `to_dict` wrote."""
+        kinds = {"category": Category(data["category"]), "phase": Phase(data["phase"])}
+        return cls(**{**data, **kinds})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,9 +96,8 @@ def _fitting_line(shown: StepResult, fitting: Run) -> Line:
         field: getattr(result.config, field) for field in _differing(result.config, shown.config)
     }
     words = ", ".join(setting_of(result, field) for field in fields)
-    peak = result.peak_reserved_bytes or result.peak_allocated_bytes
-    kind = "reserved" if result.peak_reserved_bytes else "allocated"
-    size = f": {format_bytes(peak)} {kind}" if peak else ""
+    peak = result.counted_peak
+    size = f": {format_bytes(peak.nbytes)} {peak.kind}" if peak else ""
     text = f"{words} fits{size}, measured in run {fitting.number}"
     return Line(text, remedy=(f"use run {fitting.number}", fields))
 

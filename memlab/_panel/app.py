@@ -126,9 +126,9 @@ class Panel:
         Its message says whether it was interpolated from a prediction of other batch sizes.
         """
         question = self._asked.question
-        estimate = self._page.forecasts.look(question) if question else None
         limit = self._asked.limit_or_none
-        return verdicts.held_against(estimate.result, limit) if estimate else None
+        estimate = self._page.forecasts.look(question, limit) if question else None
+        return estimate.result if estimate else None
 
     @property
     def results(self) -> "pd.DataFrame":
@@ -276,7 +276,7 @@ class Panel:
 
         def measured(result: StepResult) -> None:
             question = Question(result.workload_name, result.config, result.device)
-            estimate = self._page.forecasts.look(question)
+            estimate = self._page.forecasts.look(question, result.memory_limit_bytes)
             with self._page.lock:
                 prediction = with_numbers(estimate.result if estimate else None)
                 run.append(self._log.add(result, prediction))

@@ -25,6 +25,7 @@ from memlab.running import Progress
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
+    from memlab.predicting.forecast import Forecast
     from memlab.predicting.predict import Prediction
 
 SETTLE_SECONDS = 0.15  # a slider that has not moved for so long is worth an exact prediction
@@ -69,16 +70,31 @@ class Estimate:
         question: that it answers.
         result: predicted; its outcome may be any.
         exact: whether the worker could tell nothing better.
+        forecast: that the result comes from; None if there is none.
     """
 
     question: Question
     result: StepResult
     exact: bool
+    forecast: "Forecast | None" = None
 
     @property
     def is_ok(self) -> bool:
         """Whether there are numbers."""
         return self.result.outcome is Outcome.OK
+
+    def against_limit(self, limit_bytes: int | None) -> "Estimate":
+        """Return the estimate with a limit, and whether the step fits it, as `predict` says it."""
+        if self.forecast is None:
+            result = self.result.against_limit(limit_bytes)
+        else:
+            result = self.forecast.against_limit(self.result, limit_bytes)
+        return self if result is self.result else dataclasses.replace(self, result=result)
+
+    def may_need_replay(self, limit_bytes: int | None) -> bool:
+        """Whether a limit is new, so that the caching allocator may have to be replayed at it."""
+        has_cache = self.forecast is not None and self.forecast.settings is not None
+        return has_cache and self.result.memory_limit_bytes != limit_bytes
 
 
 def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
@@ -107,6 +123,9 @@ def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,
         uncertainty=spread,
+        memory_limit_bytes=None,
+        fits=None,
+        close_to_limit=None,
     )
 
 
@@ -137,7 +156,7 @@ class Forecasts:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
         self._known: dict[Question, Prediction] = {}  # the oldest first
         self._doubted: set[Question] = set()  # of these: the worker is to be asked again
-        self._last: Estimate | None = None
+        self._last: Estimate | None = None  # looked for last, of what the worker has not said
         self._condition = threading.Condition()
         self._wanted: Question | None = None
         self._asked: Question | None = None  # what the worker is at
@@ -145,22 +164,42 @@ class Forecasts:
         self._held = self._closed = False
         self._thread: threading.Thread | None = None
 
-    def look(self, question: Question) -> Estimate | None:
-        """Return what can be told at once, in milliseconds; None if nothing."""
+    def look(self, question: Question, limit_bytes: int | None = None) -> Estimate | None:
+        """Return what can be told at once of a question under a limit; None if nothing.
+
+        It takes milliseconds, of a card some more: for a new limit its allocator may be replayed.
+        """
+        estimate = self._estimate(question)
+        if estimate is None:
+            return None
+
+        judged = estimate.against_limit(limit_bytes)
+        with self._condition:
+            found = self._known.get(question)
+            if found is None:
+                self._last = judged
+            elif found.result is estimate.result:
+                self._known[question] = dataclasses.replace(found, result=judged.result)
+        return judged
+
+    def _estimate(self, question: Question) -> Estimate | None:
+        """Return what can be told of a question, under whatever limit was looked at last."""
         with self._condition:
             found, last = self._known.get(question), self._last
             base = None if found else self._nearest(question)
             is_sure = question not in self._doubted
         if found is not None:
-            return Estimate(question=question, result=found.result, exact=is_sure)
+            return Estimate(
+                question=question, result=found.result, exact=is_sure, forecast=found.forecast
+            )
         if last is not None and last.question == question:
             return last
         if base is None or base.forecast is None:
             return None
+
         result = interpolated(base, question.config)
         exact = base.forecast.is_exact(question.config.micro_batch_sizes)
-        self._last = Estimate(question=question, result=result, exact=exact)
-        return self._last
+        return Estimate(question=question, result=result, exact=exact, forecast=base.forecast)
 
     def known(self, question: Question) -> StepResult | None:
         """Return what the worker has said of this very question; None if nothing."""

@@ -181,10 +181,10 @@ def with_numbers(predicted: StepResult | None) -> StepResult | None:
 
 def _numbers(result: StepResult) -> str:
     """Return peak and time of a result, each with its kind and uncertainty."""
-    peak, kind = verdicts.held_bytes(result)
-    said = []
+    peak, said = result.counted_peak, []
     if peak is not None:
-        said.append(f"{format_bytes(peak)}{_spread(result, f'peak_{kind}_bytes')} {kind}")
+        spread = _spread(result, f"peak_{peak.kind}_bytes")
+        said.append(f"{format_bytes(peak.nbytes)}{spread} {peak.kind}")
     if result.step_seconds is not None:
         about = "about " if result.uncertainty else ""
         time = format_seconds(result.step_seconds)

@@ -210,6 +210,8 @@ class Page:
         now, limit = self.outlook(), self._asked.limit_or_none
         if now.is_pending and now.question not in (None, self._looked):
             return  # it is about to be looked up; until then what is shown stays, or it would flash
+        if now.run is None and now.estimate is not None and now.estimate.may_need_replay(limit):
+            return  # as above
         fit = now.fit(limit)
         if self._asked.limit_problem:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
@@ -226,8 +228,8 @@ class Page:
 
     def _draw_pictures(self, _: object) -> None:
         with self.guarded():
-            question = self._asked.question
-            estimate = self.forecasts.look(question) if question else None
+            question, limit = self._asked.question, self._asked.limit_or_none
+            estimate = self.forecasts.look(question, limit) if question else None
             if question and (estimate is None or not estimate.exact):
                 self.forecasts.ask(question)
             elif question and question.plain:

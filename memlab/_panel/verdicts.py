@@ -3,7 +3,6 @@
 What the controls mean is in `texts.py`.
 """
 
-import dataclasses
 import html
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from memlab._panel.state import FIELDS, describe
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.measuring.inspect import WorkloadFacts
-from memlab.result import Outcome, Source, StepResult, format_percent
+from memlab.result import CountedPeak, Outcome, Source, StepResult, format_percent
 from memlab.techniques.every import CONTROLS
 from memlab.verifying.verify import VerifyReport
 
@@ -78,49 +77,44 @@ def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_los
 
 
 def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
-    """Say whether the peak stays within the limit that is on screen.
+    """Say whether the step fits the limit that is on screen.
 
-    Allocated bytes are held against it on a CPU, reserved ones on CUDA. A predicted peak is too
-    close to say where the limit lies within its uncertainty.
+    Args:
+        result: of the step. What it says of this very limit is said here; only a result that was
+            made under another limit, or none, is compared with this one.
+        limit_bytes: None for none.
     """
     if result is None:
         return Verdict(OPEN, "not measured yet")
-    peak, kind = held_bytes(result)
-    if result.outcome is Outcome.OUT_OF_MEMORY and (peak is None or not result.memory_limit_bytes):
+    if result.ended_before_its_peak:
         ran_under = result.memory_limit_bytes
         what = f"the limit of {format_bytes(ran_under)}" if ran_under else "this machine"
         return Verdict(BAD, f"does not fit {what}", result.message)
+    peak = result.counted_peak
     if peak is None:
         return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
     if limit_bytes is None:
-        return Verdict(OPEN, f"no limit set; peak {format_bytes(peak)} {kind}, {result.source}")
-    share = f"{_of(peak, limit_bytes)} ({format_percent(peak / limit_bytes)}), {result.source}"
-    spread = (result.uncertainty or {}).get(f"peak_{kind}_bytes", 0.0)
-    detail = f"peak {kind} bytes, {result.source} for {result.device}"
-    fits = peak <= limit_bytes
-    if result.memory_limit_bytes == limit_bytes and result.fits is not None:
-        fits = result.fits
-    if spread and abs(peak - limit_bytes) <= spread * peak:
-        about = f" ± {format_percent(spread)}"
+        size = f"{format_bytes(peak.nbytes)} {peak.kind}"
+        return Verdict(OPEN, f"no limit set; peak {size}, {result.source}")
+
+    return _fit_of_peak(result.against_limit(limit_bytes), peak, limit_bytes)
+
+
+def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Verdict:
+    share = f"{_of(peak.nbytes, limit_bytes)} ({format_percent(peak.nbytes / limit_bytes)})"
+    share += f", {result.source}"
+    detail = f"peak {peak.kind} bytes, {result.source} for {result.device}"
+    has_less_cache = bool(result.fits) and peak.nbytes > limit_bytes
+    if has_less_cache:
+        detail += "; at the limit the caching allocator gives back what it holds unused"
+
+    if result.close_to_limit:
+        about = f" ± {format_percent(peak.uncertainty)}"
         return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
-    if fits:
-        return Verdict(GOOD, f"fits: {share}", detail)
+    if result.fits:
+        return Verdict(GOOD, f"fits{' with less cache' * has_less_cache}: {share}", detail)
     measured = result.source is Source.MEASURED
     return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)
-
-
-def held_bytes(result: StepResult) -> tuple[int | None, str]:
-    """Return the peak that is held against a limit, and whether it is of allocated bytes."""
-    if result.peak_reserved_bytes is not None:
-        return result.peak_reserved_bytes, "reserved"
-    return result.peak_allocated_bytes, "allocated"
-
-
-def held_against(result: StepResult, limit_bytes: int | None) -> StepResult:
-    """Return the result with this limit, and whether it fits."""
-    peak, _ = held_bytes(result)
-    fits = None if limit_bytes is None or peak is None else peak <= limit_bytes
-    return dataclasses.replace(result, memory_limit_bytes=limit_bytes, fits=fits)
 
 
 def _of(size: int, limit: int) -> str:

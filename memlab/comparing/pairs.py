@@ -21,7 +21,7 @@ from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError, MemlabError, UnsupportedError
-from memlab.result import Outcome, StepResult
+from memlab.result import CountedPeak, Outcome, StepResult
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Pair:
     def __str__(self) -> str:
         """Return a table of plain text."""
         told = self.baseline.predicted
-        kind = "allocated" if resolve(told.device).kind == "cpu" else "reserved"
+        kind = _counted(told).kind
         rows = [["", "batch", "peak predicted", "peak measured", "step", "a sample"]]
         rows += [_row("baseline", self.baseline), _row("optimized", self.optimized)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -157,7 +157,7 @@ class _Search:
     def largest(self, config: StepConfig, first: int) -> StepResult:
         """Return the step with the largest batch that fits for sure; the next may not.
 
-        Sure is what a prediction says at the upper end of the uncertainty that it states.
+        Sure means that the prediction says so at both ends of the uncertainty that it states.
 
         Args:
             config: of any batch size.
@@ -173,15 +173,16 @@ class _Search:
                 memory_limit=self.limit_bytes, timeout_seconds=TIMEOUT_SECONDS,
             )  # fmt: skip
             result = _ran(found.result)
-            if _surely_held(result) <= self.limit_bytes:
+            if result.fits and not result.close_to_limit:
                 low, best = size, result
             else:
                 high = size
             tries += 1
             guess = (low + high) // 2
             if tries <= GUESSES and found.forecast is not None:
-                spread = _surely_held(result) / _held(result)
-                guess = _guess(found.forecast, low, high, self.limit_bytes / spread)
+                peak = _counted(result)
+                limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
+                guess = _guess(found.forecast, low, high, limit_bytes)
         if best is None:
             raise ConfigError(
                 f"memory_limit={format_bytes(self.limit_bytes)} is too little for one sample of "
@@ -203,7 +204,7 @@ class _Search:
         possible = [result for result in results if result.outcome is Outcome.OK]
         if not possible:
             raise UnsupportedError(results[0].message)
-        return min(possible, key=_held).config
+        return min(possible, key=lambda result: _counted(result).nbytes).config
 
     def confirmed(self, predicted: StepResult) -> Fit:
         """Return a prediction with its measurement, where the device is here."""
@@ -219,16 +220,13 @@ class _Search:
         return Fit(predicted=predicted, measured=measured, is_capped=is_capped)
 
 
-def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: float) -> int:
+def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int) -> int:
     """Return the largest batch between that fits by arithmetic."""
     while high - low > 1:
         size = (low + high) // 2
         if not forecast.covers([size]):
             return min(size, 2 * max(low, 1))
-        held = forecast.trace([size])[1]
-        if held is None:  # no caching allocator
-            held = int(forecast.timeline([size]).total_bytes.max())
-        low, high = (size, high) if held <= limit_bytes else (low, size)
+        low, high = (size, high) if forecast.fits([size], limit_bytes) else (low, size)
     return low
 
 
@@ -245,15 +243,11 @@ def _ran(result: StepResult) -> StepResult:
     return result
 
 
-def _held(result: StepResult) -> int:
-    """Return the peak that counts against a limit: reserved bytes where there are such."""
-    return result.peak_reserved_bytes or result.peak_allocated_bytes or 0
-
-
-def _surely_held(result: StepResult) -> float:
-    """Return that peak at the upper end of its stated uncertainty."""
-    kind = "peak_allocated_bytes" if result.peak_reserved_bytes is None else "peak_reserved_bytes"
-    return _held(result) * (1 + (result.uncertainty or {}).get(kind, 0.0))
+def _counted(result: StepResult) -> CountedPeak:
+    """Return the peak that counts against a limit, of a prediction that has one."""
+    peak = result.counted_peak
+    assert peak is not None
+    return peak
 
 
 def _row(title: str, fit: Fit) -> list[str]:

@@ -179,9 +179,9 @@ def _peak(result: StepResult, peak: int) -> str:
     text = f"peak {format_bytes(peak)} allocated ({result.source})"
     if result.peak_place is not None:
         text += f", in {result.peak_place}"
-    if result.memory_limit_bytes is not None and peak > result.memory_limit_bytes:
-        over = format_bytes(peak - result.memory_limit_bytes)
-        text += f"; {over} over the limit of {format_bytes(result.memory_limit_bytes)}"
+    limit, counted = result.memory_limit_bytes, result.counted_peak
+    if limit is not None and counted is not None and counted.nbytes > limit:
+        text += f"; {counted.beside(limit, fits=result.fits)}"
     return text if result.peak_holdings else f"{text}; which modules hold it was not traced"
 
 

@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from memlab.result import Holding
-from memlab.trace import Category
+from memlab.trace import Category, Holding
 
 BY_PARAMETER = (Category.PARAMETERS, Category.OPTIMIZER_STATE)  # any operator may have made them
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memlab.result import Holding
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
 SAVED = "aten::_log_softmax"
 OPERATORS = (SAVED, "aten::_log_softmax_backward_data", "aten::nll_loss_backward")

@@ -20,11 +20,11 @@ import torch
 from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, StepConfig
 from memlab.explaining import logits
 from memlab.explaining.holdings import blocks_pattern, patterns
-from memlab.result import Holding, StepResult
+from memlab.result import StepResult
 from memlab.techniques import every, precision
 from memlab.techniques.compiling import compilation
 from memlab.techniques.technique import Setup
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Timeline
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
 CHUNKS = 16  # of a loss: what is left of its logits is little beside anything else

@@ -50,14 +50,14 @@ def heat_map(
 ) -> Figure:
     """Return the peak allocated over two `StepConfig` fields of the settings tried.
 
-    The latest result of a cell counts. A peak above `limit_bytes` is hatched. A cell without a
-    peak says why, such as "OOM"; a setting that was not tried is blank.
+    The latest result of a cell counts. A peak that does not fit `limit_bytes` is hatched. A cell
+    without a peak says why, such as "OOM"; a setting that was not tried is blank.
     """
     if not results:
         return placeholder(NO_RUNS, size=size)
     import seaborn  # 0.7 s to import
 
-    ys, xs, peaks, words = _cells(results, rows, columns)
+    ys, xs, peaks, words, fits = _cells(results, rows, columns, limit_bytes or None)
     figure = new_figure(size)
     row_names = [shorten(label, 0.4 * size[0] * POINTS) for label in _labels(ys, results)]
     column_names = [
@@ -78,7 +78,7 @@ def heat_map(
     axes.tick_params(labelrotation=0, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0)
     for row, column in np.argwhere(np.isnan(peaks)):
         _mark_cell(axes, row, column, words[row, column])
-    over = np.argwhere(peaks > (limit_bytes or np.inf))
+    over = np.argwhere(~np.isnan(peaks) & ~fits)
     for row, column in over:
         _hatch_cell(axes, row, column, LIMIT)
     hatched = ", hatch: over limit" if len(over) else ""
@@ -90,20 +90,24 @@ def heat_map(
 
 
 def _cells(
-    results: Sequence[StepResult], rows: str, columns: str
-) -> tuple[list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_]]:
-    """Return the values down and across, peaks (NaN: none) and words (empty: untried)."""
+    results: Sequence[StepResult], rows: str, columns: str, limit: int | None
+) -> tuple[
+    list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.object_], npt.NDArray[np.bool_]
+]:
+    """Return values down and across, peaks (NaN: none), words (empty: untried), and what fits."""
     latest = {(getattr(r.config, rows), getattr(r.config, columns)): r for r in results}
     ys, xs = (_in_order({cell[axis] for cell in latest}) for axis in (0, 1))
     peaks, words = np.full((len(ys), len(xs)), np.nan), np.full((len(ys), len(xs)), "", object)
+    fits = np.full((len(ys), len(xs)), True)
     for (y, x), result in latest.items():
         at = ys.index(y), xs.index(x)
+        fits[at] = result.against_limit(limit).fits is not False
         if result.peak_allocated_bytes is not None:
             peaks[at] = result.peak_allocated_bytes
             words[at] = format_bytes(result.peak_allocated_bytes)
         else:
             words[at] = without_numbers(result, short=True)
-    return ys, xs, peaks, words
+    return ys, xs, peaks, words, fits
 
 
 def _labels(values: Sequence[Any], results: Sequence[StepResult]) -> list[str]:

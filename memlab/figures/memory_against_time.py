@@ -63,7 +63,9 @@ def memory_against_time(
     shown_limit = limit if limit is not None and limit <= 2 * highest else None
     axes.set(xlim=(0, 1.12 * slowest), ylim=(0, 1.15 * max(highest, shown_limit or 0)))
     byte_unit, second_unit = byte_axis(axes, "y", axes.get_ylim()[1]), second_axis(axes, slowest)
-    _draw_dots(axes, dots, {i: labels[i] for i in (*pinned, len(runs) - 1)}, shown_limit)
+    has_cache = any(r.counted_peak and r.counted_peak.kind == "reserved" for r in results)
+    what = " of reserved bytes" if has_cache else ""
+    _draw_dots(axes, dots, {i: labels[i] for i in (*pinned, len(runs) - 1)}, shown_limit, what)
     write_title(figure, f"peak {byte_unit} allocated ({origin(results)})")
     missing = f"; {len(runs) - len(dots)} without a time" if len(dots) < len(runs) else ""
     write(
@@ -77,7 +79,11 @@ def memory_against_time(
 
 
 def _draw_dots(
-    axes: Axes, dots: Sequence[tuple[int, float, int]], names: dict[int, str], limit: int | None
+    axes: Axes,
+    dots: Sequence[tuple[int, float, int]],
+    names: dict[int, str],
+    limit: int | None,
+    what: str,
 ) -> None:
     """Draw the runs; a name goes where it covers least, the right side of its dot first."""
     _, _, width, height = box_points(axes)
@@ -85,7 +91,7 @@ def _draw_dots(
     taken = [(x * per_x - 4, y * per_y, 8.0) for _, x, y in dots]
     if limit is not None:
         axes.axhline(limit, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
-        write(axes, 0, limit, f" limit {format_bytes(limit)}", color=LIMIT, va="bottom")
+        write(axes, 0, limit, f" limit {format_bytes(limit)}{what}", color=LIMIT, va="bottom")
         taken.append((0.0, limit * per_y, width))
     newest = max(names)
     for i, x, y in sorted(dots, key=lambda dot: dot[0] in names):

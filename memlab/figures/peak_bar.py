@@ -38,15 +38,16 @@ def peak_bar(
 ) -> Figure:
     """Return the peak as one bar, stacked by category, against the limit.
 
-    What lies beyond the limit is hatched; what is free below it is pale. On CUDA reserved bytes are
-    held against the limit, and what of them is not allocated follows in grey.
+    What lies beyond the limit is hatched; what is free below it is pale. On CUDA reserved bytes
+    count against the limit, and what of them is not allocated follows in grey.
     """
     peak, parts = result.peak_allocated_bytes, result.peak_by_category
-    if peak is None or parts is None:
+    counted = result.counted_peak
+    if peak is None or parts is None or counted is None:
         return placeholder(result.message, size=size)
     figure = new_figure(size)
     axes = data_axes(figure, "peak", margins=(6, 16, 6, 18))
-    held = peak if result.peak_reserved_bytes is None else result.peak_reserved_bytes
+    held = counted.nbytes
     axes.set(xlim=(0, max(held, limit_bytes or 0, 1)), ylim=(0, 1), yticks=[], xticks=[])
     axes.spines["bottom"].set_visible(False)
     points_per_byte = box_points(axes)[2] / axes.get_xlim()[1]
@@ -69,23 +70,26 @@ def peak_bar(
         axes.barh(0.5, held - peak, left=peak, height=1, color=GRID, label="reserved alone")
         unnamed[held - peak, GRID] = f"reserved, not allocated {format_bytes(held - peak)}"
     overlay, width, top = canvas(figure), size[0] * POINTS, size[1] * POINTS - 8
-    reserved = "" if result.peak_reserved_bytes is None else f", {format_bytes(held)} reserved"
+    reserved = f", {format_bytes(held)} reserved" if counted.kind == "reserved" else ""
     text = f"peak {format_bytes(peak)} allocated{reserved} ({origin([result])})"
     write(overlay, 6, top, text)
-    if limit_bytes is not None:
-        _draw_limit_on_bar(axes, overlay, held, limit_bytes, width - text_width(text))
+    if limit_bytes:
+        fits = result.against_limit(limit_bytes).fits is True
+        _draw_limit_on_bar(axes, overlay, held, limit_bytes, width - text_width(text), fits=fits)
     _draw_unnamed(overlay, [(c, unnamed[n, c]) for n, c in sorted(unnamed, reverse=True)])
     return figure
 
 
-def _draw_limit_on_bar(axes: Axes, overlay: Axes, peak: int, limit: int, room: float) -> None:
+def _draw_limit_on_bar(
+    axes: Axes, overlay: Axes, peak: int, limit: int, room: float, *, fits: bool
+) -> None:
     over = peak > limit
     style: dict[str, Any] = {"label": "free", "facecolor": INK, "alpha": 0.14}
     if over:
         style = {
             "label": "over the limit",
             "facecolor": "none",
-            "edgecolor": LIMIT,
+            "edgecolor": INK if fits else LIMIT,
             "hatch": "////",
         }
     axes.barh(0.5, abs(limit - peak), left=min(peak, limit), height=1, linewidth=0, **style)
@@ -93,9 +97,13 @@ def _draw_limit_on_bar(axes: Axes, overlay: Axes, peak: int, limit: int, room: f
                  clip_on=False)  # fmt: skip
     left = f"{format_bytes(abs(limit - peak))} {'over' if over else 'free'}"
     texts = (f"{left}{'' if over else ' below'} the limit of {format_bytes(limit)}", left, "")
+    if over and fits:
+        texts = (f"fits the limit of {format_bytes(limit)} with less cache", "fits with less cache",
+                 "")  # fmt: skip
     text = next(text for text in texts if text_width(text) < room or not text)
     width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
-    write(overlay, width - 6, height - 8, text, ha="right", color=LIMIT if over else INK)
+    color = LIMIT if over and not fits else INK
+    write(overlay, width - 6, height - 8, text, ha="right", color=color)
 
 
 def _draw_unnamed(overlay: Axes, parts: Sequence[tuple[str, str]]) -> None:

@@ -32,8 +32,8 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.result import Holding, Outcome, StepResult, format_percent
-from memlab.trace import Category
+from memlab.result import Outcome, StepResult, format_percent
+from memlab.trace import Category, Holding
 
 MOST_TILES = 9  # of a category
 SPLIT_ABOVE = 0.03  # of the peak: a larger tile is told by the modules within it
@@ -293,10 +293,11 @@ def _write_title(overlay: Axes, result: StepResult, peak: int, limit: int | None
     ended = ", out of memory" if result.outcome is Outcome.OUT_OF_MEMORY else ""
     text = f"peak {format_bytes(peak)} allocated{ended} ({origin([result])})"
     room = right - 6
-    if limit is not None:
-        over = peak > limit
-        said = f"{format_bytes(abs(limit - peak))} {'over' if over else 'below'} the limit of " \
-            f"{format_bytes(limit)}"  # fmt: skip
+    counted = result.counted_peak
+    if limit is not None and counted is not None:
+        fits = result.against_limit(limit).fits
+        said = counted.beside(limit, fits=fits)
+        over = counted.nbytes > limit and not fits
         if text_width(f"{text}  {said}") < room:
             write(overlay, right, top, said, ha="right", **({"color": LIMIT} if over else {}))
             room -= text_width(f"{said}  ")

@@ -106,7 +106,8 @@ def timeline(
     _mark_phases(axes, overlay, result.timeline)
     _mark_peak(axes, overlay, result)
     if limit_bytes:
-        what = "" if result.peak_reserved_bytes is None else " of reserved bytes"
+        counted = result.counted_peak
+        what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
         _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
     _draw_key(overlay, rows, beside=beside)
     return figure

@@ -92,17 +92,17 @@ def measure_in_process(
             facts["parameter_formats"] = built["parameter_formats"]
             facts["notes"] = (*notes(config, device, plan), *built["notes"], *facts["notes"])
             if "outcome" in facts:
-                return StepResult(**facts)
+                return StepResult(**facts).against_limit(memory_limit)
             timing = True
             facts |= _time_pass(workload, config, seed, repeats, warmup, build, report)
     except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
         outcome, message = explain(error, "a timed step" if timing else meter.place_of(error))
-        fits = False if outcome is Outcome.OUT_OF_MEMORY and memory_limit else None
         ended = {"outcome": outcome, "message": message}
-        return StepResult(**{"fits": fits, **built, **facts, **ended})
+        return StepResult(**{**built, **facts, **ended}).against_limit(memory_limit)
     finally:
         _clean_up(config, device)
-    return StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
+    result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
+    return result.against_limit(memory_limit)
 
 
 def _memory_pass(
@@ -156,7 +156,9 @@ def _memory_pass(
                 f"say {format_bytes(stats.allocated_bytes)}, so no breakdown is given."
             )
     facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
-    return facts | _against_limit(trace, memory_limit, device, facts["peak_allocated_bytes"])
+    if memory_limit is None or device.type == "cuda":  # there the allocator was held to the limit
+        return facts
+    return facts | _if_over(memory_limit, trace, facts["peak_allocated_bytes"])
 
 
 def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
@@ -218,23 +220,20 @@ def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> li
     return said
 
 
-def _against_limit(
-    trace: Trace, limit: int | None, device: torch.device, peak_bytes: int
-) -> dict[str, Any]:
-    """Return whether the run stayed within the limit. On CUDA the allocator enforces it itself."""
-    crossing = None if limit is None or device.type == "cuda" else first_crossing(trace, limit)
-    if limit is None or crossing is None:
-        return {"fits": None if limit is None else True}
+def _if_over(limit_bytes: int, trace: Trace, peak_bytes: int) -> dict[str, Any]:
+    """Return the outcome of a run on a CPU that went over its limit; nothing if it did not."""
+    crossing = first_crossing(trace, limit_bytes)
+    if crossing is None:
+        return {}
     needs = f"the step needs {format_bytes(peak_bytes)}"
     remedy = SMALLER
     if crossing.phase is Phase.BUILD:  # no step has run yet, so its peak is not known
         needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
         remedy = "use a smaller model or a higher memory_limit"
     return {
-        "fits": False,
         "outcome": Outcome.OUT_OF_MEMORY,
         "message": f"out of memory in {crossing}: {needs} of allocated memory, and the limit is "
-        f"{format_bytes(limit)}; {remedy}",
+        f"{format_bytes(limit_bytes)}; {remedy}",
     }
 
 

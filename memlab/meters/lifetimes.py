@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.result import Holding
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline, Trace
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline, Trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from memlab.allocator.replay import AllocatorSettings, replay
 from memlab.meters.lifetimes import step_memory
 from memlab.recording.program import MOST_RECORDED, Part, Program
+from memlab.result import CountedPeak, StepResult
 from memlab.trace import CATEGORIES, PHASES, Timeline, Trace
 
 if TYPE_CHECKING:
@@ -78,16 +80,35 @@ class Forecast:
         reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
         return replace(trace, nbytes=given), reserved
 
-    def fits(self, micro_batch_sizes: Sequence[int], held_bytes: int, limit_bytes: int) -> bool:
-        """Return whether a run that holds this much at its peak gets by with the limit.
+    def fits(self, micro_batch_sizes: Sequence[int], limit_bytes: int) -> bool:
+        """Return whether a step with these micro-batches fits a limit."""
+        _, reserved = self.trace(micro_batch_sizes)
+        if reserved is None:
+            live = self.timeline(micro_batch_sizes).total_bytes
+            return CountedPeak(kind="allocated", nbytes=int(live.max())).fits(limit_bytes)
 
-        At the limit the caching allocator gives cached segments back before it is out of memory.
+        peak = CountedPeak(kind="reserved", nbytes=reserved)
+        return peak.fits(limit_bytes, partial(self.runs_within, micro_batch_sizes))
+
+    def runs_within(self, micro_batch_sizes: Sequence[int], limit_bytes: int) -> bool:
+        """Return whether a caching allocator serves the whole run within a limit.
+
+        At the limit it gives cached segments back before it is out of memory, so a run may take
+        less than its peak without a limit. False where there is no such allocator.
         """
-        if held_bytes <= limit_bytes or self.settings is None:
-            return held_bytes <= limit_bytes
+        if self.settings is None or limit_bytes < 1:
+            return False
         trace = self.program.trace(self.own, micro_batch_sizes)
+        if np.cumsum(trace.nbytes).max() > limit_bytes:  # what is live is never given back
+            return False
+
         settings = replace(self.settings, limit_bytes=limit_bytes)
         return replay(trace.address, trace.nbytes, settings).out_of_memory_at is None
+
+    def against_limit(self, result: StepResult, limit_bytes: int | None) -> StepResult:
+        """Return a result that this forecast gave with a limit, and whether the step fits it."""
+        sizes = result.config.micro_batch_sizes
+        return result.against_limit(limit_bytes, partial(self.runs_within, sizes))
 
     def timeline(self, micro_batch_sizes: Sequence[int]) -> Timeline:
         """Return the timeline of a step with these micro-batches, which `covers` must allow.

@@ -93,7 +93,7 @@ def predict_in_process(
         config: how.
         target: a CPU, or a CUDA card that need not be there.
         seed: set before the model, the batch and each step.
-        memory_limit: bytes that the result is held against: allocated on a CPU, reserved on CUDA.
+        memory_limit: bytes that the counted peak of the result is compared with.
         plan: of the config's memory budget.
         measured: what is known of a measured run of this very step.
         report: called as the prediction goes on; what it raises ends it.
@@ -126,7 +126,7 @@ def predict_in_process(
                 doubted_before=doubted_before,
             )
             forecast = _forecast(program, kernels, config, target)
-            found = _facts(forecast, config, target, kernels, memory_limit)
+            found = _facts(forecast, config, target, kernels)
             return Attempt(
                 kernels=kernels,
                 forecast=forecast,
@@ -157,7 +157,7 @@ def predict_in_process(
         result = StepResult(**{**facts, "outcome": outcome, "message": message})
         return Prediction(result=result, forecast=None)
     result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts, target))
-    return Prediction(result=result, forecast=forecast)
+    return Prediction(result=forecast.against_limit(result, memory_limit), forecast=forecast)
 
 
 def _in_other_words(error: BaseException, place: object) -> BaseException:
@@ -214,18 +214,13 @@ def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Ta
 
 
 def _facts(
-    forecast: Forecast,
-    config: StepConfig,
-    target: Target,
-    kernels: Kernels,
-    memory_limit: int | None,
+    forecast: Forecast, config: StepConfig, target: Target, kernels: Kernels
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
     trace, reserved = forecast.trace(sizes)
     memory = step_memory(trace, 1)
     allocated = memory.peak_bytes
     seconds = forecast.step_seconds(sizes)
-    held = allocated if reserved is None else reserved
     recording = forecast.program.recording
     return {
         "timeline": memory.timeline,
@@ -237,7 +232,6 @@ def _facts(
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "samples_per_second": config.batch_size / seconds if seconds else None,
-        "fits": None if memory_limit is None else forecast.fits(sizes, held, memory_limit),
         "uncertainty": _uncertainty(allocated, kernels, recording, target),
         "notes": (*kernels.notes, *recording.assumptions),
     }

@@ -21,8 +21,8 @@ from memlab.config import StepConfig
 from memlab.figures import look, peak_map
 from memlab.figures import timeline as timeline_figure
 from memlab.figures.peak_map import squarified
-from memlab.result import Holding, Outcome, Source
-from memlab.trace import CATEGORIES, Category, Phase
+from memlab.result import Outcome, Source
+from memlab.trace import CATEGORIES, Category, Holding, Phase
 from tests.figure_parts import MIB, make_result, make_timeline, texts_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import memlab
 from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
 from memlab.explaining.holdings import blocks_pattern, group, repeated_children
-from memlab.result import Holding, Outcome, Source, StepResult, format_percent
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+from memlab.result import Outcome, Source, StepResult, format_percent
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
 from tests.models import blocks, linear
 
