@@ -134,7 +134,7 @@ def test_the_uncertainty_of_interpolation_holds(name):
             config = StepConfig(batch_size=batch_size)
             told = forecasts.interpolated(base, config)
             asked = api.predict(workload, config, device)
-            kind = verdicts.held_bytes(told)[1]
+            kind = told.counted_peak.kind
             field = f"peak_{kind}_bytes"
             off = getattr(told, field) / getattr(asked, field) - 1
             assert abs(off) <= told.uncertainty[field], (device, batch_size, off)
