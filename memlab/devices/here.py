@@ -63,7 +63,7 @@ def describe(device: torch.device) -> str:
 
 
 def available_memory_bytes() -> int | None:
-    """Return what this process could still take of the machine's or its container's memory."""
+    """Return the memory that is available to this process, in its machine and its container."""
     return _least(_meminfo("MemAvailable"), _cgroup_available())
 
 
