@@ -93,6 +93,7 @@ def ladder(
     config = StepConfig(batch_size=batch_size)
     if rungs is not None:
         rungs = _checked(rungs, config)
+
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
         result = _tried(run, config, rung, results[0])
@@ -101,8 +102,10 @@ def ladder(
             results.append(result)
         else:
             left_out.append(f"{_said(rung)} is left out: {why}")
+
         if result.outcome in BUILT_ON and (not why or rungs is not None):
             config = result.config
+
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return results
 
@@ -119,6 +122,7 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
         raise ConfigError(
             f"{error} of dicts of fields of StepConfig: [{{'optimizer': 'sgd'}}]"
         ) from error
+
     config = plain
     for rung in every:
         config = _on_top(config, rung)
@@ -135,6 +139,7 @@ def _plain(rung: Any) -> Rung:
             f"rungs hold {shown(rung)}, which cannot be read ({type(error).__name__}); "
             "allowed is a list"
         ) from error
+
     raise ConfigError(f"rungs hold {shown(rung)}; allowed is a list")
 
 
@@ -154,6 +159,7 @@ def _tried(
             config=config,
             workload_name=plain.workload_name,
         )
+
     return run(above)
 
 
@@ -182,6 +188,7 @@ def _is_here(device: str | torch.device | None) -> bool:
         resolve_device(device)
     except DeviceError:
         return False
+
     return True
 
 

@@ -239,6 +239,7 @@ def _of_size(text: str) -> Card | None:
         size = parse_bytes(text)
     except ConfigError:
         return None
+
     if size < SMALLEST_CARD_BYTES:
         return None
     name = f"{size // GIB}GiB" if size % GIB == 0 else format_bytes(size).replace(" ", "")
@@ -254,6 +255,7 @@ def of_device(device: torch.device) -> Card:
         return dataclasses.replace(
             known, title=properties.name, memory_bytes=properties.total_memory
         )
+
     return Card(
         name="-".join(re.findall(r"[a-z0-9]+", properties.name.lower())),
         title=properties.name,
@@ -281,6 +283,7 @@ def resolve(device: str | torch.device | None) -> Target:
         if here.type == "cpu":
             return Target(kind="cpu", card=None, name="cpu")
         return Target(kind="cuda", card=of_device(here), name=str(here))
+
     card = find(device) if isinstance(device, str) else None
     if card is None:
         raise DeviceError(
@@ -288,4 +291,5 @@ def resolve(device: str | torch.device | None) -> Target:
             f"{', '.join(repr(name) for name in names())}, or the memory of any other card, "
             f"such as '24GiB'"
         )
+
     return Target(kind="cuda", card=card, name=card.name)

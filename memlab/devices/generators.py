@@ -44,6 +44,7 @@ def marks_of_draws() -> tuple[Any, ...]:
         numpy: Any = ctypes.string_at(source.ctypes.state_address, MT19937_BYTES)
     else:
         numpy = repr(source.state)
+
     return words[0], words[-1], gauss, numpy
 
 

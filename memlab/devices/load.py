@@ -47,4 +47,5 @@ def _counters() -> tuple[float, float, float] | None:
         per_second = os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
     return time.perf_counter(), busy / per_second, time.process_time()

@@ -110,6 +110,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
         name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
     except DAMAGE:
         return None
+
     runs, notes = [], [lines.damage] if lines.damage else []
     every = lines.of(Kind.RUN)
     for line in every:
@@ -117,8 +118,10 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
             run = _as_built(RecordedRun.from_line(line, name + SAID))
             _spec_of_run(run)  # raises for options that the zoo does not have
             runs.append(run)
+
     if len(runs) < len(every):
         notes.append(f"{len(every) - len(runs)} damaged runs of {path} were dropped.")
+
     return DeviceRecord(
         name=name,
         title=title,
@@ -150,6 +153,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
         if run.result.config == config_as_built(config):
             said = (*run.result.notes, *record.notes)
             return dataclasses.replace(run.result, config=config, notes=said)
+
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
         message=_missing(workload, config, record),
@@ -229,6 +233,7 @@ def record_of(device: str) -> DeviceRecord:
     for record in every:
         if record.name in wanted:
             return record
+
     names = ", ".join(repr(record.name) for record in every) or "none yet"
     raise DeviceError(
         f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
@@ -254,6 +259,7 @@ def _missing(workload: Workload, config: StepConfig, record: DeviceRecord) -> st
             f"{workload.name} of these sizes is not recorded on {record.name}; recorded are: "
             f"{'; '.join(known)}"
         )
+
     return (
         f"{workload.name}, {config} is not recorded on {record.name}; the nearest that are: "
         f"{'; '.join(map(str, near))}"
@@ -285,15 +291,18 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
     for line in record.lines.of(Kind.OPERATORS):
         if "packed" not in line:
             continue  # the run did not end as ok
+
         with contextlib.suppress(*DAMAGE):  # the prediction itself reports unknown costs
             here = {Phase(name): _overhead(value) for name, value in line["overheads"].items()}
             if line["tf32"] == tf32:
                 operators |= costs_from_line(line)
             overheads |= here
+
     card = cards.find(record.name) if record.is_card else None
     if card is not None:
         size = record.lines.of(Kind.VISIT)[0].get("memory_bytes", 0)
         card = dataclasses.replace(card, memory_bytes=parse_bytes(size, "memory_bytes"))
+
     return Target(
         kind="cuda" if record.is_card else "cpu",
         card=card,

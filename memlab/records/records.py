@@ -81,27 +81,33 @@ def read_lines(path: Path) -> Lines:
     except OSError as error:
         said = f"{path} cannot be read ({error}); nothing of it is used."
         return Lines(path=path, content=(), kept_bytes=0, damage=said)
+
     content: list[dict[str, Any]] = []
     kept = 0
     *whole, rest = raw.split(b"\n")
+
     for number, text in enumerate(whole, 1):
         line = _parsed(text)
         if line is None:
             rest = text
             break
+
         if line["schema"] != SCHEMA:
             raise MemlabError(
                 f"{path}, line {number}: schema={line['schema']!r}; allowed is {SCHEMA}: this file "
                 "was written by another version of memlab, so read it with that one or a newer one"
             )
+
         content.append(line)
         kept += len(text) + 1
+
     damage = ""
     if rest:
         damage = (
             f"{path}, line {len(content) + 1} is damaged or cut short: kept are the "
             f"{len(content)} lines before it, {kept} of {len(raw)} bytes."
         )
+
     return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
 
 
@@ -128,6 +134,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
             _unpacked(packed)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return None
+
     return line
 
 
@@ -206,6 +213,7 @@ class RecordedRun:
         bare = dataclasses.replace(self.result, timeline=None, peak_holdings=())
         holdings = [holding.to_dict() for holding in self.result.peak_holdings]
         timeline = self.result.timeline
+
         return data | {
             "options": dict(self.options),
             "before_reading": list(self.before_reading),
@@ -236,6 +244,7 @@ class RecordedRun:
         if packed["timeline"] is not None:
             timeline = _timeline(_unpacked(packed["timeline"]))
             result = dataclasses.replace(result, timeline=timeline)
+
         _check_numbers(result)
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{
@@ -260,6 +269,7 @@ def _check_numbers(result: StepResult) -> None:
     for size in sizes:
         if size is not None and (type(size) is not int or not 0 <= size <= MOST_UNITS):
             raise ValueError("a size is none")
+
     times = [result.step_seconds, result.samples_per_second, *result.step_seconds_all]
     for time in times:
         if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
@@ -320,13 +330,16 @@ def _unpacked(text: str | None) -> bytes:
     """
     if text is None:
         return b""
+
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_UNPACKED_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from None
+
     if not unpacking.eof:
         raise ValueError(f"it is cut, or unpacks to more than {format_bytes(MOST_UNPACKED_BYTES)}")
+
     return data
 
 
@@ -342,6 +355,7 @@ def _timeline(deltas: bytes) -> Timeline:
     columns = np.frombuffer(deltas, INT).reshape(len(CATEGORIES) + 3, -1)
     table = np.cumsum(columns.astype(np.int64), axis=1).T
     phase, micro_batch, operator = table[:, len(CATEGORIES) :].T
+
     return Timeline(
         bytes_by_category=np.ascontiguousarray(table[:, : len(CATEGORIES)]),
         phase=phase.astype(np.int8),

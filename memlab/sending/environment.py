@@ -45,10 +45,12 @@ class Environment:
         changed = [name for name in names if callers.get(name) != self._set.get(name)]
         if any(name in self._read or name.startswith(NATIVE) for name in changed):
             return False
+
         for name in changed:
             if name in callers:
                 os.environ[name] = callers[name]
             else:
                 os.environ.pop(name, None)
+
         self._set = dict(callers)
         return True

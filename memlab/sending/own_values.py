@@ -46,8 +46,10 @@ def own_values(own_files: Mapping[str, str]) -> dict[str, dict[tuple[str, ...], 
             continue
         if not _is_of_present_file(module, file):
             continue
+
         if values := _values_of(module):
             found[name] = values
+
     return found
 
 
@@ -60,6 +62,7 @@ def _is_of_present_file(module: types.ModuleType, file: str) -> bool:
         source, cache = os.stat(file), importlib.util.cache_from_source(file)
     except (OSError, NotImplementedError):
         return False
+
     seen = id(module), source.st_mtime_ns, source.st_ctime_ns
     try:
         with open(cache, "rb") as stream:
@@ -70,6 +73,7 @@ def _is_of_present_file(module: types.ModuleType, file: str) -> bool:
         if first is None or first[0] != id(module):
             _first_seen[file] = seen
         return _first_seen[file] == seen
+
     stamp = (int(source.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
     size = (source.st_size & 0xFFFFFFFF).to_bytes(4, "little")
     is_same = header[8:16] == stamp + size
@@ -87,6 +91,7 @@ def _values_of(module: types.ModuleType) -> dict[tuple[str, ...], bytes]:
             continue
         if len(pickled) <= MOST_BYTES:
             found[names] = pickled
+
     return found
 
 
@@ -96,6 +101,7 @@ def _listed(module: types.ModuleType) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in vars(module).copy().items():
         if key.startswith("__"):
             continue
+
         if isinstance(value, type) and value.__module__ == name:
             for inner, of_class in vars(value).copy().items():
                 if not inner.startswith("__") and _is_sent(name, inner, of_class):
@@ -138,6 +144,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return all(is_plain(each, depth + 1) for each in value)
     if type(value) is dict:
         return all(is_plain(k, depth + 1) and is_plain(v, depth + 1) for k, v in value.items())
+
     return False
 
 
@@ -167,18 +174,21 @@ class OwnValues:
         module = sys.modules.get(name)
         if module is None:
             return
+
         for (*owners, key), pickled in self.values.get(name, {}).items():
             owner: Any = module
             for step in owners:
                 owner = vars(owner).get(step)
             if not hasattr(owner, "__dict__"):
                 continue
+
             old = vars(owner).get(key, MISSING)
             try:
                 new = pickle.loads(pickled)
                 is_same = is_equal(old, new)
             except Exception:  # whatever the class of a value does: it is one of another kind
                 continue
+
             if not is_same:
                 self._undo.append(functools.partial(_put, owner, key, old))
                 _put(owner, key, new)
@@ -210,4 +220,5 @@ def is_equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(is_equal, a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(is_equal(a[key], b[key]) for key in a)
+
     return bool(a == b)

@@ -78,6 +78,7 @@ def step_of(
     """
     if not _is_on_cpu(function, arguments):
         return None
+
     told = [arguments.get(name) for name in DECISIVE]
     around = [
         __version__,
@@ -87,11 +88,13 @@ def step_of(
         [_folder_stamp(entry) for entry in path if is_library(os.path.join(entry, "any.py"))],
     ]
     written = _Hash()
+
     try:
         around.append(os.getcwd())
         _pickler()(written).dump((told, around))
     except Exception:  # an object that cannot be pickled; sending the job will report it
         return None
+
     return written.sha256.hexdigest()
 
 
@@ -105,10 +108,12 @@ def remember(step: str | None, result: Any, stamps: Mapping[str, Stamp | None]) 
     """
     if step is None or not isinstance(result, StepResult) or result.outcome is not Outcome.OK:
         return
+
     files = {file: stamp for file, stamp in stamps.items() if not _is_machinery(file)}
     seconds = result.step_seconds_all
     if not seconds or result.step_seconds is None or result.peak_allocated_bytes is None:
         return
+
     run = MeasuredRun(
         step=step,
         least_seconds=min(seconds),
@@ -176,8 +181,10 @@ def _tensor_in_words(tensor: torch.Tensor) -> str:
     words += f"{tensor.device} {tensor.requires_grad}"
     if tensor.layout is not torch.strided:
         return words
+
     words += f" {tensor.stride()}"
     if tensor.nbytes > CONTENT_BYTES or tensor.device.type != "cpu":
         return words
+
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{words} {hashlib.sha256(content.tobytes()).hexdigest()}"

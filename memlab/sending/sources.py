@@ -122,6 +122,7 @@ class Sources:
             return True
         if self.found_on is None or self.found_on == (path, folder):
             return False
+
         folders = [os.path.join(folder, entry) for entry in path]
         return any(_is_elsewhere(name, folders) for name in sys.modules.copy())
 
