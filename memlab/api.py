@@ -91,9 +91,11 @@ def measure(
         "seed": seed,
         "memory_limit": limit,
     }
+
     run = runner(isolate, timeout_seconds, on_progress, cancel)
     # planning for a card registers a stand-in for CUDA, which a process cannot undo
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
+
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         result: StepResult = run("measure", arguments | {"plan": plan})
@@ -171,7 +173,9 @@ def predict_with_forecast(
         "seed": seed,
         "memory_limit": limit,
     }
+
     run = runner(True, timeout_seconds, on_progress, cancel)
+
     try:
         plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
         found: Prediction = run("predict", arguments | {"plan": plan})
@@ -223,14 +227,17 @@ def verify(
         "device": target,
         "seed": seed,
     }
+
     run = runner(isolate, timeout_seconds, on_progress, cancel)
     # planning for a card registers a stand-in for CUDA, which a process cannot undo
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
+
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         found: VerifyReport = run("verify", arguments | {"plan": plan})
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended))
+
     return found
 
 
@@ -247,6 +254,7 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
         )
     except Ended as ended:
         raise WorkloadError(f"workload {workload.name!r} cannot be built: {ended}") from None
+
     return facts
 
 
@@ -269,6 +277,7 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
             | {"peak_place": str(place) if place else None, "notes": " ".join(result.notes)}
             | {f"peak_{name}_bytes": size for name, size in categories.items()}
         )
+
     return pd.DataFrame(rows)
 
 
@@ -302,6 +311,7 @@ def _answering(result: StepResult, workload: Workload, config: StepConfig) -> St
             "the worker returned a result that was not asked for: workload "
             f"{result.workload_name!r} with {answered}; run it again",
         )
+
     return replace(result, config=config)
 
 
@@ -319,6 +329,7 @@ def _ended(
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
     return StepResult(
         outcome=ended.outcome,
         message=str(ended),

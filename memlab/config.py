@@ -215,12 +215,14 @@ class StepConfig:
             else:
                 value = of_type(field.name, value, field.type)
             object.__setattr__(self, field.name, value)
+
         if self.accumulation_steps > self.batch_size:
             raise ConfigError(
                 f"accumulation_steps={self.accumulation_steps} is more than "
                 f"batch_size={self.batch_size}; allowed is 1 to batch_size, since every "
                 "micro-batch needs a sample: raise batch_size or lower accumulation_steps"
             )
+
         for name in ("checkpoint_modules", "checkpoint_policy"):
             value = getattr(self, name)
             if self.checkpointing is Checkpointing.NONE and value != _default(name):
@@ -228,17 +230,20 @@ class StepConfig:
                     f"{name}={value!r} does nothing with checkpointing='none'; add "
                     "checkpointing='blocks', or leave it out"
                 )
+
         if not self.offload_activations and self.offload_fraction != 1.0:
             raise ConfigError(
                 f"offload_fraction={self.offload_fraction!r} does nothing with "
                 "offload_activations=False; add offload_activations=True, or leave it out"
             )
+
         is_eager = self.budget_engine is BudgetEngine.EAGER
         if is_eager and not self.compile and self.compile_mode is not CompileMode.DEFAULT:
             raise ConfigError(
                 f"compile_mode={str(self.compile_mode)!r} does nothing with compile=False; add "
                 "compile=True, or leave it out"
             )
+
         for name in ("budget_solver", "budget_estimator"):
             value = getattr(self, name)
             if is_eager and value != _default(name):
@@ -321,26 +326,31 @@ def _fraction(name: str, value: Any, means: str) -> float:
         number = float(value)
     except Exception:  # no number, or of a person's own class, which may raise anything
         raise ConfigError(f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0") from None
+
     if not 0.0 <= number <= 1.0:
         raise ConfigError(
             f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them use 0.5"
         )
+
     return number
 
 
 def _norm(name: str, value: Any) -> float | None:
     if value is None:
         return None
+
     try:
         if isinstance(value, bool | str):
             raise TypeError
         number = float(value)
     except Exception:  # no number, or of a person's own class, which may raise anything
         number = math.nan
+
     if not 0.0 < number < math.inf:
         raise ConfigError(
             f"{name}={shown(value)}; allowed is a number above 0, such as 1.0, or None not to clip"
         )
+
     return number
 
 
@@ -357,11 +367,13 @@ def _modules(name: str, value: Any) -> str:
 def _policy(name: str, value: Any) -> Policy:
     if is_a(value, str) and str.strip(value):
         return text(name, value).strip()
+
     if not callable(value):
         raise ConfigError(
             f"{name}={shown(value)}; allowed is one of {', '.join(map(repr, PRESET_POLICIES))}, "
             "operators by name ('aten.mm, aten.addmm'), or a policy function"
         )
+
     found: Policy = value
     return found
 

@@ -61,6 +61,7 @@ def measure_loading(
             f"dataset={shown(dataset)} is not map-style; give it __getitem__ and __len__, as "
             "torch.utils.data.Dataset describes"
         )
+
     _check_length(dataset)
     target = resolve_device(device)
     arguments: dict[str, Any] = {
@@ -72,7 +73,9 @@ def measure_loading(
         "num_steps": num_steps,
         "seed": seed,
     }
+
     run = runner(True, timeout_seconds, on_progress, cancel)
+
     try:
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
         found: LoadingResult = run("loading", arguments | {"plan": plan})
@@ -85,6 +88,7 @@ def measure_loading(
             loading=loading,
             workload_name=workload.name,
         )
+
     return found
 
 
@@ -104,5 +108,6 @@ def _check_length(dataset: Any) -> None:
             f"dataset={shown(dataset)}: its __len__ raised {type(error).__name__}: {error}; return "
             "the number of samples"
         ) from error
+
     if not isinstance(length, int) or length < 1:
         raise WorkloadError(f"dataset={shown(dataset)} has no samples; give it at least one")

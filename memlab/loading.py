@@ -46,12 +46,15 @@ class LoadingConfig:
                 value = count(1, MOST_PREFETCHED)(field.name, value)
             else:
                 value = of_type(field.name, value, field.type)
+
             object.__setattr__(self, field.name, value)
+
         if self.prefetch_factor is not None and self.num_workers == 0:
             raise ConfigError(
                 f"prefetch_factor={self.prefetch_factor} does nothing with num_workers=0; add "
                 "num_workers=2, or leave it out"
             )
+
         if self.non_blocking and not self.pin_memory:
             raise ConfigError(
                 "non_blocking=True does nothing with pin_memory=False: only a copy from pinned "

@@ -1,14 +1,14 @@
-"""`Plan`: which modules of a model are checkpointed, and what each of them keeps all the same.
+"""`Plan`: which modules of a model are recomputed, and which outputs each of them keeps.
 
-A plan is made from a trace (`memlab.planning.chain`) and carried out by `build_step`. It names
-operators by overload and by their number within one call of the module, so that it holds for every
-micro-batch of the model that it was made for, and for no other model.
+A plan is made from a recorded step (`memlab.planning.chain`) and applied by `build_step`. It
+identifies operators by their overload and their number within one call of the module. So it is
+valid for every micro-batch of its model, and for no other model.
 """
 
 from dataclasses import dataclass
 
 Instance = tuple[str, int]
-"""An operator by overload ("aten.mm.default"), and its number among those of one call."""
+"""The overload of an operator ("aten.mm.default"), and its number among those of one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +26,14 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is recomputed, and what that is predicted to cost.
+    """What is recomputed, and its estimated cost.
 
     Attributes:
-        regions: the modules that are checkpointed; none in the plain step.
-        saved_bytes: activations of a micro-batch that are held for backward, predicted.
-        plain_saved_bytes: of the plain step.
-        peak_bytes: most allocated at once in the step, estimated from the trace of the plain step.
-        recompute_seconds: what running operators again adds to a step; None if times are not known.
+        regions: the modules that are recomputed; none in the plain step.
+        saved_bytes: bytes of activations of a micro-batch that are held for backward.
+        plain_saved_bytes: the same for the plain step.
+        peak_bytes: most bytes allocated at once, estimated from the recorded plain step.
+        recompute_seconds: time that running operators again adds; None if times are not known.
     """
 
     regions: tuple[Region, ...]
@@ -44,5 +44,5 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """The share of the plain step's activations that is held: what a budget limits."""
+        """The share of the plain step's activations that is held, which a budget limits."""
         return self.saved_bytes / self.plain_saved_bytes if self.plain_saved_bytes else 1.0

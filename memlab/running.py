@@ -101,16 +101,19 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         return Outcome.FAILED, str(error)
     if is_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, f"out of memory in {place}: {text.rstrip('.')}; {SMALLER}"
+
     if any(unknown in text for unknown in NO_KERNEL_TEXTS):
         return Outcome.UNSUPPORTED, (
             f"{place}: this device has no kernel for this number format ({text}); use "
             "precision='fp32' or 'bf16-mixed'"
         )
+
     if isinstance(error, CheckpointError):
         return Outcome.UNSUPPORTED, (
             "a recomputed module computed something else when it ran again; if it fills a cache, "
             f"build the model with use_cache=False ({text})"
         )
+
     named = f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
     remedy = next((do for said, do in REMEDIES.items() if re.search(said, str(error))), "")
     return Outcome.FAILED, f"{place} raised {named}" + (f"; {remedy}" if remedy else "")

@@ -121,6 +121,7 @@ class Step:
             for index, weight in enumerate(self.loss_weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
+
         return total
 
     def unscale(self) -> None:
@@ -141,14 +142,17 @@ class Step:
         if self.config.max_grad_norm is not None:
             self.unscale()
             clipping.apply(self.optimizer, self.config.max_grad_norm)
+
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.is_unscaled = False
+
         if self.scheduler is not None:
             self.scheduler.step()
+
         self.optimizer.zero_grad(set_to_none=True)
 
     def _micro_step(self, index: int, weight: float, mark: Mark) -> float | torch.Tensor:
@@ -156,10 +160,12 @@ class Step:
         if self.device.type != "cpu":
             mark(Phase.DATA, index)
             batch = moved(batch, self.device)
+
         mark(Phase.FORWARD, index)
         offloaded = self.offloader or contextlib.nullcontext()
         with precision.autocast(self.config, self.device), offloaded:
             loss = self.workload.compute_loss(self.run_model, batch)
+
         _check_loss(loss)
         # on an accelerator .item() would wait for all queued kernels
         value = loss.item() if self.device.type == "cpu" else loss.detach()
@@ -168,6 +174,7 @@ class Step:
             loss = self.scaler.scale(loss)
         with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
             (loss if weight == 1.0 else loss * weight).backward()
+
         return value
 
 
@@ -213,14 +220,17 @@ def build_step(
     _check_model(model)
     if not config.model_cache:
         model_cache.switch_caches_off(model)
+
     cast_notes = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)
     if config.channels_last:
         layout.apply(model)
+
     weights = offload.apply(model, config, device) if config.offload_parameters else None
     model.to(device)
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
+
     model.train()
 
     # what changes how its forward runs
@@ -295,6 +305,7 @@ def _make_batch(
     sizes = config.micro_batch_sizes
     said = precision.batch_notes(batch, config.precision)
     accumulation.check_batch(workload, batch, config.batch_size)
+
     if len(sizes) == 1:
         micro_batches = [_own(batch, config, device)]
     elif workload.split_batch is None:
@@ -302,6 +313,7 @@ def _make_batch(
     else:
         parts = accumulation.split_by(workload, batch, sizes)
         micro_batches = [_own(part, config, device) for part in parts]
+
     return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
 
 
@@ -320,12 +332,14 @@ def _check_model(model: Any) -> None:
         raise WorkloadError(
             f"build_model returned {type(model).__name__}; return a new torch.nn.Module"
         )
+
     name = type(model).__name__
     if model in _built or any(p.grad is not None for p in model.parameters()):
         raise WorkloadError(
             f"build_model returned a {name} that has been trained already; return a new one each "
             "time, for instance copy.deepcopy(model)"
         )
+
     _built.add(model)
     if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
         raise WorkloadError(
@@ -353,11 +367,13 @@ def _check_loss(loss: Any) -> None:
             f"compute_loss returned {type(loss).__name__}; return a scalar tensor, "
             "the mean over the samples"
         )
+
     if loss.ndim != 0:
         raise WorkloadError(
             f"compute_loss returned a tensor of shape {tuple(loss.shape)}; allowed is a scalar "
             "(shape ()): return loss.mean()"
         )
+
     if not loss.requires_grad:
         raise WorkloadError(
             "compute_loss returned a loss that does not depend on the model's parameters; compute "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Category(StrEnum):
-    """What a block is for, decided by its lifetime; the order is that of the timeline's columns."""
+    """What a block is for, decided by its lifetime. The order is that of the timeline's columns."""
 
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
@@ -30,7 +30,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """Parts of a training run; a step is data, forward, backward (each micro-batch), optimizer."""
+    """Phases of a run. A step is data, forward, backward for each micro-batch, then optimizer."""
 
     BUILD = "build"
     DATA = "data"
@@ -46,7 +46,7 @@ PHASES: tuple[Phase, ...] = tuple(Phase)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in the step something happened; empty text where it is not known."""
+    """Where in the step something happened; a text is empty if it is not known."""
 
     phase: Phase
     micro_batch: int
@@ -98,7 +98,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A stretch of a run: one phase of one micro-batch of one step (step -1: outside any step)."""
+    """One phase of one micro-batch of one step (step -1 is outside of any step)."""
 
     step: int
     phase: Phase
@@ -107,7 +107,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trace:
-    """Every allocation and free of a run, from before the model exists until it is gone.
+    """Every allocation and free of a run, from before the model is built until it is deleted.
 
     Attributes:
         address: int64, (events,); a block is known by it from its allocation to its free.

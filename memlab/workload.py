@@ -71,14 +71,17 @@ class Workload:
             object.__setattr__(self, "name", text("name", self.name))
         except ConfigError as error:
             raise WorkloadError(str(error)) from None
+
         if not self.name:
             raise WorkloadError("name='' is empty; allowed is a non-empty text")
+
         for field in ("build_model", "make_batch", "compute_loss"):
             if not callable(getattr(self, field)):
                 raise WorkloadError(
                     f"{field}={shown(getattr(self, field))} cannot be called; "
                     f"pass a function, for instance {field}=lambda ...: ..."
                 )
+
         takes = {
             "num_loss_terms": "a batch to an int",
             "count_samples": "a batch to an int",
@@ -119,11 +122,13 @@ class Workload:
             raise WorkloadError(
                 f"module={shown(module)} is not a torch.nn.Module; pass the model itself"
             )
+
         if not callable(loss_fn):
             raise WorkloadError(
                 f"loss_fn={shown(loss_fn)} cannot be called; pass a function such as "
                 "torch.nn.functional.cross_entropy"
             )
+
         num_samples = _num_samples(example_batch)
         takes_model = _first_parameter(loss_fn) == "model"
         if not takes_model and not (is_a(example_batch, tuple | list) and len(example_batch) == 2):
@@ -159,6 +164,7 @@ def _num_samples(batch: Any) -> int:
             f"example_batch={shown(batch)} cannot be flattened into tensors; pass tensors in "
             "tuples, lists and dicts"
         ) from None
+
     sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(sizes) != 1 or 0 in sizes:
         raise WorkloadError(
@@ -166,6 +172,7 @@ def _num_samples(batch: Any) -> int:
             "tensor needs the same number of samples, and at least one. For another kind of batch "
             "write a Workload with make_batch, count_samples and split_batch"
         )
+
     return sizes.pop()
 
 

@@ -36,6 +36,7 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         return Line(text, remedy=("switch it off", {"model_cache": False}), kind=WARN)
     if shown is None or fit_verdict(shown, limit_bytes).kind != BAD:
         return Line("")
+
     limit = limit_bytes or shown.memory_limit_bytes
     fitting = _nearest_that_fits(shown, runs, limit)
     hopeless = _standing_line(shown, limit)
@@ -43,6 +44,7 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         line = _fitting_line(shown, fitting)
         text = f"{hopeless.text}: {line.text}" if hopeless else line.text
         return Line(text, remedy=line.remedy, kind=WARN)
+
     return hopeless or _next_line(shown.config)
 
 
@@ -59,11 +61,13 @@ def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: s
     if nearest is None:
         where = f"; memlab.panel({other_sizes}) is" if other_sizes else ""
         return Line(f"this workload is not recorded in these sizes{where}", kind=WARN)
+
     text = f"not recorded; the nearest recorded run is {nearest}"
     try:
         fields = from_config(nearest)
     except ConfigError:  # the panel cannot show it
         return Line(f"{text}, which memlab.recorded shows", kind=WARN)
+
     return Line(text, remedy=("go there", fields), kind=WARN)
 
 
@@ -106,10 +110,12 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
     """Say that saving activations cannot help, if what is held before forward is over the limit."""
     if limit is None or result.timeline is None or not len(result.timeline):
         return None
+
     first = result.timeline.bytes_by_category[0]
     standing = sum(int(first[CATEGORIES.index(category)]) for category in STANDING)
     if standing <= limit:
         return None
+
     return Line(
         f"{format_bytes(standing)} are held before the first forward: use a smaller model, "
         "optimizer or precision; saving activations cannot help",
@@ -122,12 +128,14 @@ def _next_line(config: StepConfig) -> Line:
     lower = next((b for b in NEXT_BUDGETS if b < config.memory_budget), None)
     fields: dict[str, object] = {"batch_size": batch // 2, "accumulation_steps": batch // 2}
     is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
+
     if is_eager and lower is not None and config.budget_engine is BudgetEngine.EAGER:
         fields = {"memory_budget": lower}  # it leaves the gradient as it is, bit by bit
     elif steps < batch:
         fields = {"accumulation_steps": min(2 * steps, batch)}
     elif batch == 1:
         return Line("a single sample does not fit, however much is recomputed", kind=WARN)
+
     field, value = next(iter(fields.items()))
     words = setting_words(field, value)
     return Line(f"no measured run fits; next, try {words}", remedy=(f"try {words}", fields),

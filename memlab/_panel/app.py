@@ -93,6 +93,7 @@ class Panel:
             run=self._run_clicked,
             stop=self._stop_clicked,
         )
+
         self._asked = Asked(self._view, workloads, device)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
         prewarm()
@@ -155,11 +156,13 @@ class Panel:
         """
         if self._page.closed:
             raise ConfigError("this panel is closed; make a new one with memlab.panel(...)")
+
         state.check_names(fields)
         settings = {name: fields[name] for name in state.FIELDS if name in fields}
         if settings:
             config = state.to_config({**self._view.controls.settings(), **settings})
             settings = {k: v for k, v in state.from_config(config).items() if k in settings}
+
         others = {name: fields[name] for name in state.HEADER_FIELDS if name in fields}
         self._asked.set(choices.checked(others, list(self._view.workload.options)))
         self._view.controls.set(settings)
@@ -178,6 +181,7 @@ class Panel:
         job = self._begin(by_cell=True)
         if job is None:
             raise ConfigError("a run of this panel is going on; press Stop, or wait for its end")
+
         try:
             run = self._measure(job)
         except MemlabError as error:
@@ -189,6 +193,7 @@ class Panel:
             raise
         finally:
             self._end(job)
+
         return run.result
 
     def close(self) -> None:
@@ -258,6 +263,7 @@ class Panel:
         with page.lock:
             if page.job is not None:
                 return None
+
             page.job = PanelJob(
                 workload=self.workload,
                 config=self.config,
@@ -280,6 +286,7 @@ class Panel:
             with self._page.lock:
                 prediction = with_numbers(estimate.result if estimate else None)
                 run.append(self._log.add(result, prediction))
+
             self._page.forecasts.doubt(result)
             self._page.show_runs()
 

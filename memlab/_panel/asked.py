@@ -144,6 +144,7 @@ class Asked:
         if self._view.limit.value.strip() == self._default_limit:
             self._default_limit = choices.default_limit(self.device)
             self._view.set_others({"memory_limit": self._default_limit})
+
         return True
 
 

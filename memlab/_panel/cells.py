@@ -35,11 +35,13 @@ def replace_former(panel: Closable) -> None:
     cell, execution = _here()
     if not cell:
         return
+
     former, panels = _made.get(cell, ("", []))
     if former != execution:
         for old in panels:
             old.close()
         panels = []
+
     _made[cell] = (execution, [*panels, panel])
 
 

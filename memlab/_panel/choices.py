@@ -37,6 +37,7 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
     known = workloads.SPECS.get(workload.name)
     if spec is None or known is None or type(spec) is not type(known):
         return None
+
     return {
         name: getattr(spec, name)
         for name in (field.name for field in dataclasses.fields(known))
@@ -55,12 +56,14 @@ def devices(chosen: str) -> list[tuple[str, str]]:
     if fastest.type != "cpu":
         count = torch.accelerator.device_count()
         names = [f"{fastest.type}:{i}" for i in range(count)]
+
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
     elsewhere = [offered_card(name) for name in cards.names()]
     shown += [("this machine: cpu", "cpu"), *elsewhere]
     shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
     if chosen not in dict(shown).values():
         shown.append(offered_card(chosen))
+
     return [*shown, (OTHER_TEXT, OTHER)]
 
 
@@ -107,13 +110,16 @@ def limit_text(memory_limit: int | str | None) -> str:
     """
     if memory_limit is None or (isinstance(memory_limit, str) and not memory_limit):
         return ""
+
     size = parse_bytes(memory_limit)
     if isinstance(memory_limit, str):
         return memory_limit.strip()
+
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = KIB ** ("KMGT".index(unit[0]) + 1)
         if size % factor == 0:
             return f"{size // factor} {unit}"
+
     return f"{size} B"
 
 
@@ -129,6 +135,7 @@ def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]
             f"workload={fields['workload']!r} is not in the panel; allowed is one of "
             f"{workload_names}, or a new memlab.panel(workload)"
         )
+
     if "device" in fields:
         found["device"] = name_of(fields["device"])
     if "memory_limit" in fields:
@@ -137,4 +144,5 @@ def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]
         raise ConfigError(
             f"check_gradients={fields['check_gradients']!r}; allowed is True or False"
         )
+
     return found

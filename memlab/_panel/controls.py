@@ -132,6 +132,7 @@ class Controls:
             "batch_size": (widgets.FloatLogSlider(max=8, **log), int),
             "accumulation_steps": (widgets.FloatLogSlider(max=5, **log), int),
         }
+
         self.sliders = {
             field: SliderRow(field, slider, kind, self._tell, submit, self.set)
             for field, (slider, kind) in sliders.items()
@@ -147,6 +148,7 @@ class Controls:
         self._has_blocks = True
         for choice in self._choices.values():
             choice.observe(lambda _: self._told_of_choice(), "value")
+
         self.precision_explained = ExplainedLine(self.set)
         self.more_explained = ExplainedLine(self.set)
         self.optimizer_explained = ExplainedLine(self.set)
@@ -181,6 +183,7 @@ class Controls:
                     self._choices[field].value = str(value) if isinstance(value, str) else value
         finally:
             self._quiet = False
+
         self._changed()
 
     def name_formats(self, formats: tuple[str, ...]) -> None:
@@ -246,6 +249,7 @@ def _choice(field: str) -> Any:
     control = CONTROLS[field]
     if isinstance(getattr(StepConfig(), field), bool):
         return widgets.Checkbox(description=control.label, indent=False)
+
     # text for names, which the page sends back as text
     options = [
         (control.in_words(value), str(value) if isinstance(value, str) else value)

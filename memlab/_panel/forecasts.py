@@ -108,6 +108,7 @@ def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
     spread = dict(base.result.uncertainty or {})
     if not exact:
         spread = {name: width + INTERPOLATED for name, width in spread.items()}
+
     how = "predicted" if exact else "interpolated"
     return dataclasses.replace(
         base.result,
@@ -188,6 +189,7 @@ class Forecasts:
             found, last = self._known.get(question), self._last
             base = None if found else self._nearest(question)
             is_sure = question not in self._doubted
+
         if found is not None:
             return Estimate(
                 question=question, result=found.result, exact=is_sure, forecast=found.forecast
@@ -216,6 +218,7 @@ class Forecasts:
         predicted = self.known(setting)
         if predicted is None or is_within(measured, predicted):
             return
+
         with self._condition:
             self._doubted |= {
                 question
@@ -230,11 +233,13 @@ class Forecasts:
         with self._condition:
             if self._closed:
                 return
+
             is_known = question in self._known and question not in self._doubted
             self._wanted = None if is_known or question == self._asked else question
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, daemon=True)
                 self._thread.start()
+
             self._condition.notify_all()
 
     def hold(self, held: bool) -> None:
@@ -271,6 +276,7 @@ class Forecasts:
             and prediction.forecast is not None
             and prediction.forecast.covers(sizes)
         ]
+
         return min(covering, key=lambda one: one[:3], default=(False, 0, 0, None))[3]
 
     def _loop(self) -> None:
@@ -286,7 +292,9 @@ class Forecasts:
                         oldest = next(iter(self._known))
                         del self._known[oldest]
                         self._doubted.discard(oldest)
+
                 self._condition.notify_all()
+
             if not cancelled and not self._closed:
                 self._arrived(Estimate(question=question, result=prediction.result, exact=True))
 
@@ -298,8 +306,10 @@ class Forecasts:
                 newest = self._wanted
                 if not self._condition.wait_for(partial(self._has_changed, newest), SETTLE_SECONDS):
                     break
+
             if self._closed:
                 return None
+
             self._wanted, self._asked, self._asked_at = None, newest, time.monotonic()
             return newest
 

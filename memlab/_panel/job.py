@@ -43,6 +43,7 @@ class PanelJob:
         if is_recorded(self.device):
             measured(recorded(self.workload, self.config, self.device))
             return
+
         throttled = Throttle(tell)
         try:
             result = measure(
@@ -55,6 +56,7 @@ class PanelJob:
             )
             throttled.drop()  # it would be shown over the result
             measured(result)
+
             if self.check_gradients and result.outcome is Outcome.OK:
                 checked(
                     verify(
@@ -86,10 +88,12 @@ class Throttle:
             self._waiting = value
             if self._timer is not None or self._closed:
                 return
+
             rest = self._last + UPDATE_SECONDS - time.monotonic()
             if rest <= 0:
                 self._flush()
                 return
+
             self._timer = threading.Timer(rest, self._later)
             self._timer.daemon = True
             self._timer.start()
@@ -137,6 +141,7 @@ class Latest:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, daemon=True)
                 self._thread.start()
+
             self._condition.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -160,6 +165,8 @@ class Latest:
                 self._condition.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
+
                 argument = self._waiting.pop()
                 self._busy = True
+
             self._function(argument)

@@ -87,9 +87,11 @@ class Outlook:
             return WRONG
         if self.is_pending:
             return PREDICTING
+
         here = self.question
         if self.last is None:
             return ""
+
         return verdicts.stale_note(self.last.result, here.workload_name, here.device, here.config)
 
     def scene(self, log: RunLog, where: tuple[str, str], limit_bytes: int | None) -> Scene:
@@ -126,16 +128,19 @@ class Outlook:
             result = self.run.result
             said = f"on {result.device.removesuffix(SAID)}: {result.source} {_numbers(result)}"
             return f"{said}; {_against(self.run, self.predicted)}" if self.predicted else said
+
         if self.predicted is not None:
             exact = self.run is not None or self.estimate is None or self.estimate.exact
             how = "predicted" if exact else "interpolated"
             said = f"{how} for {self.predicted.device}: {_numbers(self.predicted)}"
             return said + _recomputing(self.predicted, self.plain)
+
         if self.question is None:
             return ""
         if self.estimate is None:
             once = " (takes some seconds, once)" if self.doing == STARTING else ""
             return f"{PREDICTING}: {self.doing}{once}" if self.doing else PREDICTING
+
         words = verdicts.OUTCOME_WORDS[self.estimate.result.outcome]
         return f"no prediction ({words}): {self.estimate.result.message}"
 
@@ -189,6 +194,7 @@ def _numbers(result: StepResult) -> str:
         about = "about " if result.uncertainty else ""
         time = format_seconds(result.step_seconds)
         said.append(f"{about}{time}{_spread(result, 'step_seconds')} a step")
+
     return ", ".join(said)
 
 
@@ -201,6 +207,7 @@ def _recomputing(predicted: StepResult, plain: StepResult | None) -> str:
     """Return what recomputing changes against the plain step; "" if that is not known."""
     if plain is None or not plain.peak_allocated_bytes or not predicted.peak_allocated_bytes:
         return ""
+
     said = [
         f"{signed_percent(predicted.peak_allocated_bytes / plain.peak_allocated_bytes - 1)} "
         "allocated"

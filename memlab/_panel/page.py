@@ -71,6 +71,7 @@ class Page:
             self.closed = True
             if self.job:
                 self.job.cancel.set()
+
         self._find_facts.close()
         self.forecasts.close()
         self._draw.close()
@@ -92,6 +93,7 @@ class Page:
             self._view.say(self._why_not_here() or "ready")
         if name not in self._facts:
             self._find_facts(name)
+
         facts = self._facts.get(name)
         known = facts if isinstance(facts, WorkloadFacts) else None
         settings = self._view.controls.settings()
@@ -136,6 +138,7 @@ class Page:
                 facts: WorkloadFacts | str = inspect_workload(self._workloads[name])
             except MemlabError as error:
                 facts = str(error)
+
             with self.lock:
                 self._facts[name] = facts
             if not self.closed:
@@ -157,6 +160,7 @@ class Page:
             last = self._log.last
             if last is None or self.closed:
                 return
+
             self._view.table.show()
             self._view.show_json(last)
             self._view.say(
@@ -165,6 +169,7 @@ class Page:
             )
             self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
             self._show_outlook()
+
         self._draw()
 
     def show_error(self, error: Exception) -> None:
@@ -191,6 +196,7 @@ class Page:
                     self._log.change(run.number, prediction=with_numbers(estimate.result))
                 if runs and not self.closed:
                     self._view.table.show()
+
             self._draw()
 
     def _tell_prediction(self, text: str) -> None:
@@ -212,6 +218,7 @@ class Page:
             return  # it is about to be looked up; until then what is shown stays, or it would flash
         if now.run is None and now.estimate is not None and now.estimate.may_need_replay(limit):
             return  # as above
+
         fit = now.fit(limit)
         if self._asked.limit_problem:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
@@ -234,10 +241,12 @@ class Page:
                 self.forecasts.ask(question)
             elif question and question.plain:
                 self.forecasts.ask(question.plain)  # what recomputing saves is told against it
+
             with self.lock:
                 self._estimate, self._looked = estimate, question
                 self._show_outlook()
                 now, where = self.outlook(), (self._view.workload.value, self._view.device_name)
                 scene = now.scene(self._log, where, self._asked.limit_or_none)
+
             self._view.pictures.draw(scene)
             self._drawn()

@@ -94,6 +94,7 @@ class Pictures:
         elif scene.why:
             self._wait("timeline", scene.why)
             self._wait("peak", WAITING["peak"])
+
         if scene.runs:
             self._draw_runs(scene.runs)
             self._draw_heat_map(scene, scene.runs[-1])
@@ -110,6 +111,7 @@ class Pictures:
         if at_peak.peak_allocated_bytes is None:
             self._wait("peak", "No peak was measured.")
             return
+
         self._show(
             "peak",
             (at_peak, limit),
@@ -127,6 +129,7 @@ class Pictures:
             lambda size: plots.step_times(results, labels=labels, size=size),
             f"median time per step of {count_runs(len(runs))}",
         )
+
         self._show(
             "memory_against_time",
             key,
@@ -141,6 +144,7 @@ class Pictures:
         if len(runs) < 2:
             self._wait("heat_map", WAITING["heat_map"])
             return
+
         results, limit = [run.result for run in runs], scene.limit_bytes
         self._show(
             "heat_map",

@@ -168,6 +168,7 @@ def table_html(runs: Sequence[Run], compared: int = 0) -> str:
         f'<th scope="col"{_align(name)} title="{title}">{name}</th>' for name, title, _ in columns
     )
     rows = "".join(_row(run, columns, run.number == compared) for run in reversed(runs))
+
     return (
         f'<table class="memlab-runs"><thead><tr>{head}<th scope="col">outcome</th>'
         f'<th scope="col">gradients</th></tr></thead><tbody>{rows}</tbody></table>'

@@ -24,12 +24,14 @@ def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> st
     """Return the table of runs and the timeline of the shown one as a page needs them."""
     if shown is None:
         return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>'
+
     result = shown.result
     title = f"{result.workload_name} on {result.device}, {describe(result)}"
     image = ""
     if picture:
         source = f"data:image/png;base64,{as_text(picture)}"
         image = f'<img alt="{html.escape(str(result))}" src="{source}">'
+
     said = f"<p>{html.escape(result.message)}</p>"
     inside = f"<p><b>{html.escape(title)}</b></p>{said}{image}{table_html(runs)}"
     return f'<div class="memlab-still">{inside}</div>'
@@ -39,6 +41,7 @@ def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -
     """Return the timeline of the shown run, over its prediction if there is one."""
     if shown is None:
         return None
+
     scene = Scene(
         predicted=shown.prediction,
         shown=shown,

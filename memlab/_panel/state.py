@@ -63,16 +63,19 @@ def from_config(config: StepConfig) -> dict[str, Any]:
             raise ConfigError(
                 f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"
             )
+
     if config.checkpoint_modules != "auto":
         raise ConfigError(
             f"checkpoint_modules={config.checkpoint_modules!r} has no control in the panel; "
             "allowed is 'auto', or memlab.measure for others"
         )
+
     if config.compile_mode is not config.compile_mode.DEFAULT:
         raise ConfigError(
             f"compile_mode={str(config.compile_mode)!r} has no control in the panel; allowed is "
             "'default', or memlab.measure for others"
         )
+
     return {field: getattr(config, field) for field in FIELDS}
 
 
@@ -95,16 +98,19 @@ def problems(settings: Settings) -> dict[str, str]:
         alone = {field: value}
         if field == "accumulation_steps" and isinstance(value, int):
             alone["batch_size"] = max(value, 1)
+
         alone |= CONTROLS[field].only_with
         try:
             StepConfig(**alone)
         except ConfigError as error:
             found[field] = str(error)
+
     if not found:
         try:
             to_config(settings)
         except ConfigError as error:
             found["accumulation_steps"] = str(error)
+
     return found
 
 
@@ -131,6 +137,7 @@ def describe(result: StepResult) -> str:
         result.number_format,
         *others(config),
     ]
+
     return ", ".join(parts)
 
 
@@ -170,9 +177,11 @@ def source(
         value = getattr(config, field.name)
         if field.name != "batch_size" and value != field.default:
             shown.append(f"{field.name}={_expression(value, namespace or {})}")
+
     limit = ""
     if memory_limit and ask != "recorded":
         limit = f", memory_limit={literal(memory_limit)}"
+
     name, line = workload_source(workload, namespace or {})
     lines = [
         "import memlab",
@@ -185,6 +194,7 @@ def source(
     if check_gradients and ask == "measure":
         verified = f"memlab.verify({name}, config, device={literal(device)})"
         lines += [f"report = {verified}", "print(report)"]
+
     return "\n".join(lines) + "\n"
 
 

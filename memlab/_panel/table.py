@@ -47,6 +47,7 @@ class Table:
         self._numbers = [run.number for run in runs]
         while len(self._toggles) < len(runs):
             self._toggles.append(self._new_toggles(len(self._toggles)))
+
         self._quiet = True
         try:
             for run, (pin, compare) in zip(runs, self._toggles, strict=False):
@@ -54,8 +55,10 @@ class Table:
             self._show_name()
         finally:
             self._quiet = False
+
         if len(self._buttons.children) != len(runs):
             self._buttons.children = self._rows[: len(runs)]
+
         self.clear.disabled = not any(not run.name for run in runs[1:])
 
     def close(self) -> None:

@@ -80,6 +80,7 @@ def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -
         return refused
     if budget == 0.0:
         return Line("keeps as few activations as this model can, and recomputes the rest")
+
     return Line(f"keeps at most {100 * budget:.0f} % of the activations, and recomputes the rest")
 
 
@@ -93,6 +94,7 @@ def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
             remedy=by_memlab,
             kind=WARN,
         )
+
     if facts and facts.random_modules:
         return Line(
             f"refused: {facts.random_modules[0]} draws random numbers, and then torch.compile "
@@ -100,6 +102,7 @@ def _compiled_budget_line(budget: float, facts: WorkloadFacts | None) -> Line:
             remedy=by_memlab,
             kind=WARN,
         )
+
     keep = (
         f"saves at most {100 * budget:.0f} % for backward"
         if budget > 0
@@ -130,6 +133,7 @@ def _split_text(config: StepConfig) -> str:
         return "the batch is not split"
     if sizes[0] == sizes[-1]:
         return f"{len(sizes)} micro-batches of {sizes[0]}"
+
     more = sizes.count(sizes[0])
     return (
         f"{_count(more, 'micro-batch')} of {sizes[0]} and {len(sizes) - more} of {sizes[-1]}, "
@@ -142,6 +146,7 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
     precision = settings["precision"]
     formats = facts.parameter_formats if facts else ()
     size = masters = ""
+
     if facts:
         masters = f" ({format_bytes(facts.fp32_parameter_bytes)})"
         weights = facts.fp32_parameter_bytes
@@ -149,7 +154,9 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
             weights = facts.parameter_bytes
         elif precision in MODEL_DTYPE:
             weights = facts.half_parameter_bytes
+
         size = f" ({format_bytes(weights)})"
+
     fp32 = f"weights{size}, gradients and activations in 32-bit numbers"
     built = Precision.AS_BUILT.in_words(formats)
     texts = {
@@ -170,6 +177,7 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
         Precision.FP8_MIXED: f"linear layers multiply in fp8 (torchao; on Ada, Hopper and newer "
         f"cards); otherwise like bf16-mixed, weights{size} in fp32",
     }
+
     instead = {Precision.TF32: Precision.AS_BUILT, Precision.FP8_MIXED: Precision.BF16_MIXED}
     if precision in instead and device == "cpu":
         other = instead[Precision(precision)]
@@ -178,12 +186,14 @@ def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str)
             remedy=(f"use {other.in_words(formats)}", {"precision": other}),
             kind=WARN,
         )
+
     if precision == Precision.FP16_MIXED and device == "cpu":
         return Line(
             "many times slower than fp32 on a CPU; bf16-mixed saves as much memory",
             remedy=("use bf16-mixed", {"precision": Precision.BF16_MIXED}),
             kind=WARN,
         )
+
     return Line(texts[precision])
 
 
@@ -246,6 +256,7 @@ def lines(
     }
     if "batch_size" in wrong:
         explained["accumulation_steps"] = lambda: Line("needs a valid batch size first")
+
     return {
         field: wrong_line(field, wrong[field], settings) if field in wrong else explained[field]()
         for field in explained
@@ -269,6 +280,7 @@ def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
     if field == "accumulation_steps" and both and settings[field] > batch > 0:
         value = largest_accumulation(batch)
         sentence = f"more than the {batch} samples of the batch; every micro-batch needs a sample"
+
     return Line(sentence, remedy=(f"set to {value:g}", {field: value}), kind=BAD)
 
 
@@ -285,14 +297,17 @@ def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit:
     """Say what the workload is, or what is wrong with it or with the limit as it was typed."""
     if wrong:
         return Line(wrong, kind=BAD)
+
     if re.fullmatch(r"[0-9.]+", limit) and (size := parse_bytes(limit)) < MIB:
         meant = f"{limit} MiB"
         remedy = (f"did you mean {meant}?", {"memory_limit": meant})
         return Line(
             f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN
         )
+
     if facts is None:
         return Line(f"{name}: inspecting the model")
+
     blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
     return Line(
         f"{name}: {facts.num_parameters:,} parameters, "

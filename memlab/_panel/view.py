@@ -72,6 +72,7 @@ class View:
             "allocated bytes, on CUDA reserved bytes. For a card that is not in this machine it "
             "starts at what PyTorch can reserve there: the card's memory without the CUDA context"
         )
+
         self.card = widgets.Text(value="24 GiB", description="Memory", continuous_update=True)
         self.card.tooltip = "memory of any CUDA card, such as 24 GiB; its speed is not known"
         self.card.layout.display = "none"
@@ -84,6 +85,7 @@ class View:
         self.device.observe(self._offer_memory, "value")
         for control in (self.workload, self.device, self.limit, self.card, self.check):
             control.observe(lambda _: self._tell(), "value")
+
         self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
         self._run_button.button_style = "primary"
         self._progress = widgets.FloatProgress(min=0, max=1)
@@ -137,6 +139,7 @@ class View:
             "checkpointing, who plans the budget, optimizer, torch.compile, loss, offloading",
             inside,
         )
+
         return _box(widgets.HBox, "more-row", self._more_toggle), inside
 
     def _run_row(self) -> Any:

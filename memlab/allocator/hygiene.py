@@ -54,6 +54,7 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
     numbers: dict[str, int] = {}
     events = [_event(line, numbers) for line in story]
     moments = []
+
     for last, line in enumerate(story):
         now = _replayed(story[: last + 1], events[: last + 1], settings)
         emptied = _replayed(
@@ -70,6 +71,7 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
                 non_releasable_bytes=left - allocated,
             )
         )
+
     return moments
 
 
@@ -77,15 +79,18 @@ def _event(line: str, numbers: dict[str, int]) -> tuple[int, int]:
     """Return address and bytes of a line, as `replay` takes them."""
     if line == EMPTY_CACHE:
         return 0, 0
+
     name, is_taken, size = (part.strip() for part in line.partition("="))
     if is_taken and name:
         return numbers.setdefault(name, len(numbers) + 1), parse_bytes(size)
+
     freed = line.removeprefix("del ").strip()
     if not line.startswith("del ") or freed not in numbers:
         raise ConfigError(
             f"{line!r} is not a line of a story; allowed are 'a = 12 MiB', then 'del a', and "
             f"{EMPTY_CACHE!r}"
         )
+
     return numbers[freed], -1
 
 

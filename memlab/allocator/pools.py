@@ -66,6 +66,7 @@ class SegmentPool:
         if rest < self._smallest_rest:
             del self._end[start + whole]
             return start, whole
+
         self._size[start + size] = rest
         self._end[start + whole] = start + size
         insort(self._free, rest << ADDRESS_BITS | start + size)
@@ -78,11 +79,13 @@ class SegmentPool:
         if after:
             del free[bisect_left(free, after << ADDRESS_BITS | start + size)]
             size += after
+
         before = self._end.pop(start, None)
         if before is not None:
             del free[bisect_left(free, start - before << ADDRESS_BITS | before)]
             size += start - before
             start = before
+
         self._size[start] = size
         self._end[start + size] = start
         insort(free, size << ADDRESS_BITS | start)
@@ -100,8 +103,10 @@ class SegmentPool:
             whole = LARGE_SEGMENT
         else:
             whole = round_up(size, SEGMENT_GRANULE)
+
         if whole > room:
             return False
+
         self._bottom -= whole + 1  # the gap prevents joining blocks of two segments
         start = self._bottom
         self._segments[start] = whole
@@ -163,9 +168,11 @@ class ExpandablePool(SegmentPool):
             pages = min(round_up(size - have, self._page), end - gap)
             if pages > room:
                 return False
+
             room -= pages
             self._map(gap, pages)
             have = self._size[start]
+
         return True
 
     def _starts(self) -> list[int]:
@@ -181,6 +188,7 @@ class ExpandablePool(SegmentPool):
                 end = self._unmapped[end]
             else:
                 return False
+
         return True
 
     def _map(self, start: int, pages: int) -> None:
@@ -199,13 +207,16 @@ class ExpandablePool(SegmentPool):
             first, last = round_up(start, self._page), end // self._page * self._page
             if first >= last:
                 continue
+
             self._withdraw(key)
             if start < first:
                 self.give(start, first - start)
             if last < end:
                 self.give(last, end - last)
+
             self.reserved -= last - first
             self._unmapped[first] = last
+
         self._unmapped = _joined(self._unmapped)
 
 

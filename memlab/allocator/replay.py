@@ -140,6 +140,7 @@ class _Allocator:
             self._small, self._large = ExpandablePool(SMALL_SEGMENT), ExpandablePool(LARGE_SEGMENT)
         else:
             self._small, self._large = SegmentPool(1), SegmentPool(SMALL_REQUEST + 1)
+
         limit = settings.limit_bytes
         self._limit = UNLIMITED if limit is None else limit // BLOCK_BYTES
         self.num_flushes = 0
@@ -158,6 +159,7 @@ class _Allocator:
                 self.num_flushes += 1
                 pool.grow(size, self._limit - self.reserved)
             block = pool.take(size)
+
         return None if block is None else (pool, *block)
 
     def flush(self) -> None:
@@ -196,17 +198,20 @@ def replay(
             f"address has shape {np.shape(address)} and nbytes has shape {np.shape(nbytes)}; "
             "allowed are two arrays of one length, with one address and one size for each event"
         )
+
     strangers = sorted(event for event in flush_before if not 0 <= event < len(address))
     if strangers:
         raise ConfigError(
             f"flush_before={strangers} is outside of the events; allowed are indices from 0 to "
             f"{len(address) - 1}; leave out the others"
         )
+
     allocator = _Allocator(AllocatorSettings() if settings is None else settings)
     rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
     reserved, allocated, failed = _run(
         allocator, np.asarray(address).tolist(), rounded.tolist(), frozenset(flush_before)
     )
+
     return Reserved(
         reserved_bytes=np.array(reserved, np.int64) * BLOCK_BYTES,
         allocated_bytes=np.array(allocated, np.int64) * BLOCK_BYTES,
@@ -223,18 +228,22 @@ def _run(
     in_use = held = 0
     reserved: list[int] = []
     allocated: list[int] = []
+
     for event, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
         if event in flush_before:
             allocator.flush()
             held = allocator.reserved
+
         if size > 0:
             if address in live:
                 raise _misuse(event, address, "allocated while it is in use", "free it before that")
+
             block = allocator.allocate(size)
             held = allocator.reserved
             if block is None:
                 left = len(sizes) - event
                 return reserved + [held] * left, allocated + [in_use] * left, event
+
             live[address] = block
             in_use += block[2]
         elif size < 0:
@@ -242,11 +251,14 @@ def _run(
                 raise _misuse(
                     event, address, "freed while it is not in use", "allocate it before that"
                 )
+
             pool, start, whole = live.pop(address)
             pool.give(start, whole)
             in_use -= whole
+
         reserved.append(held)
         allocated.append(in_use)
+
     return reserved, allocated, None
 
 

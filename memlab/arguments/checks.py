@@ -113,6 +113,7 @@ def of_type(name: str, value: Any, annotation: Any) -> Any:
         return _instance(name, value, Mapping)
     if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
         return choice(*annotation)(name, value)
+
     return _instance(name, value, origin or annotation)
 
 
@@ -142,6 +143,7 @@ def _check_field(name: str, value: Any, annotation: Any) -> None:
             for each in value if plain is tuple else ():
                 _check_field(f"{name} holds", each, typing.get_args(kind)[0])
             return
+
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
     raise ConfigError(f"{name}={shown(value)}; allowed is {names.replace('NoneType', 'None')}")
 
@@ -163,6 +165,7 @@ def text(name: str, value: Any) -> str:
     """Return a text that can be shown and stored, which excludes lone surrogates."""
     if not is_a(value, str):
         raise ConfigError(f"{name}={shown(value)} is not text; allowed is a str")
+
     plain = str.__str__(value)  # a subclass of str may print itself as anything
     try:
         plain.encode()
@@ -171,6 +174,7 @@ def text(name: str, value: Any) -> str:
             f"{name}={shown(plain)} cannot be encoded as UTF-8; allowed is text without lone "
             "surrogates"
         ) from None
+
     return plain
 
 
@@ -261,6 +265,7 @@ def _real(value: Any) -> float | None:
         found = float(value)
     except Exception:  # too large, or of a person's own class, which may raise anything
         return None
+
     return None if math.isnan(found) else found
 
 
@@ -289,6 +294,7 @@ def _instance(name: str, value: Any, kind: type) -> Any:
 def _one_of_types(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
     if value is None and type(None) in kinds:
         return None
+
     said = []
     for kind in kinds:
         if kind is type(None):
@@ -297,8 +303,10 @@ def _one_of_types(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
             return of_type(name, value, kind)
         except MemlabError as error:
             said.append(error)
+
     if len(said) == 1:
         raise said[0]
+
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds
                         if kind is not type(None))  # fmt: skip
     kind_of_error = next((type(e) for e in said if type(e) is not ConfigError), ConfigError)
@@ -309,6 +317,7 @@ def _several(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     allowed = "allowed is a list"
     if is_a(value, str | bytes | Mapping) or not is_a(value, Iterable):
         raise ConfigError(f"{name}={shown(value)} is not a list; {allowed}")
+
     found: list[Any] = []
     try:
         for each in value:
@@ -323,6 +332,7 @@ def _several(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
         raise ConfigError(
             f"{name}={shown(value)} cannot be read: {type(error).__name__}; {allowed}"
         ) from error
+
     return tuple(found)
 
 

@@ -47,6 +47,7 @@ def shown(value: Any) -> str:
         text = printable(_REPR.repr(value))
     except Exception:  # a person's own __repr__ may raise anything
         text = f"<{type(value).__name__}>"
+
     if len(text) <= MAX_SHOWN:
         return text
     half = (MAX_SHOWN - 3) // 2
@@ -97,4 +98,5 @@ def literal(value: Any) -> str:
     if type(value) in (tuple, list):
         inside = ", ".join(map(literal, value))
         return f"[{inside}]" if type(value) is list else f"({inside}{',' * (len(value) == 1)})"
+
     raise TypeError(f"{type(value).__name__} has no literal")

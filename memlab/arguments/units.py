@@ -35,6 +35,7 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     field = field if type(field) is str else shown(field)
     allowed = 'an int (bytes) or text such as "24GiB" or "512 MiB"'
     given: Any = value
+
     if is_a(given, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str.__str__(given))
         unit = (match.group(2) or "B").upper() if match else ""
@@ -50,10 +51,12 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
             raise ConfigError(
                 f"{field}={shown(value)} is not a size; allowed is {allowed}"
             ) from None
+
     if size < 1:
         raise ConfigError(f"{field}={shown(value)} is below one byte; allowed is {allowed}")
     if size > MOST_BYTES:
         raise ConfigError(f"{field}={shown(value)} is more than any memory; allowed is {allowed}")
+
     return size
 
 

@@ -1,4 +1,4 @@
-"""`ladder`: one technique after another, each on top of those before it, and what each step costs.
+"""`ladder`: switch on one technique after another, and find out what each rung costs.
 
 The effective batch stays as it is, so the gradient does too, within what a narrower format rounds;
 `memlab.verify` of each result's config says how near. Left out: which rungs are worth their time.
@@ -37,10 +37,10 @@ RUNGS: tuple[Rung, ...] = (
     {"offload_parameters": True},
     {"expandable_segments": True},
 )
-"""From what costs least to what costs most; a rung that cannot be is left out and named."""
+"""From the cheapest to the most expensive. A rung that is refused is left out and named."""
 
 REFUSED = (Outcome.UNSUPPORTED, Outcome.FAILED)
-STOOD_ON = (Outcome.OK, Outcome.OUT_OF_MEMORY)
+BUILT_ON = (Outcome.OK, Outcome.OUT_OF_MEMORY)
 
 
 @checked(rungs=anything, repeats=count(1), batch_size=count(1), timeout_seconds=seconds)
@@ -56,7 +56,7 @@ def ladder(
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> list[StepResult]:
-    """Return what a step costs plain, and with each rung on top of those before it.
+    """Return the cost of the plain step, and with each rung on top of those before it.
 
     The plain step is fp32 with AdamW. A rung that this device, workload or combination cannot do
     is not stood on: of `rungs` its result stays in the list with its outcome. Of the usual ones
@@ -93,6 +93,7 @@ def ladder(
     config = StepConfig(batch_size=batch_size)
     if rungs is not None:
         rungs = _checked(rungs, config)
+
     results, left_out = [run(config)], list[str]()
     for rung in RUNGS if rungs is None else rungs:
         result = _tried(run, config, rung, results[0])
@@ -101,14 +102,16 @@ def ladder(
             results.append(result)
         else:
             left_out.append(f"{_said(rung)} is left out: {why}")
-        if result.outcome in STOOD_ON and (not why or rungs is not None):
+
+        if result.outcome in BUILT_ON and (not why or rungs is not None):
             config = result.config
+
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return results
 
 
 def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
-    """Return the rungs as a list that can be climbed, each on top of all before it.
+    """Return the rungs as a list, each on top of all before it.
 
     Raises:
         ConfigError: it is no such list; before anything is run.
@@ -119,6 +122,7 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
         raise ConfigError(
             f"{error} of dicts of fields of StepConfig: [{{'optimizer': 'sgd'}}]"
         ) from error
+
     config = plain
     for rung in every:
         config = _on_top(config, rung)
@@ -135,30 +139,32 @@ def _plain(rung: Any) -> Rung:
             f"rungs hold {shown(rung)}, which cannot be read ({type(error).__name__}); "
             "allowed is a list"
         ) from error
+
     raise ConfigError(f"rungs hold {shown(rung)}; allowed is a list")
 
 
 def _tried(
     run: Callable[[StepConfig], StepResult], config: StepConfig, rung: Rung, plain: StepResult
 ) -> StepResult:
-    """Return what a rung costs; one that needs a rung that was refused is refused as well."""
+    """Return the cost of a rung; it is refused if it needs a rung that was refused."""
     try:
         above = _on_top(config, rung)
     except ConfigError as error:
         return StepResult(
             outcome=Outcome.UNSUPPORTED,
-            message=f"{_said(rung)} needs a rung that is not stood on: {error}",
+            message=f"{_said(rung)} builds on a rung that was refused: {error}",
             source=plain.source,
             device=plain.device,
             versions=plain.versions,
             config=config,
             workload_name=plain.workload_name,
         )
+
     return run(above)
 
 
 def _idle(result: StepResult, before: StepResult) -> str:
-    """Return why a rung is not worth standing on, if it is not."""
+    """Return why a rung is left out; empty if it is kept."""
     pairs = (
         (result.peak_reserved_bytes, before.peak_reserved_bytes),
         (result.peak_allocated_bytes, before.peak_allocated_bytes),
@@ -182,6 +188,7 @@ def _is_here(device: str | torch.device | None) -> bool:
         resolve_device(device)
     except DeviceError:
         return False
+
     return True
 
 

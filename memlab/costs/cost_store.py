@@ -135,6 +135,7 @@ class Store:
         except MemlabError as error:
             self.path = Path(FILE)  # never opened
             self.problem = f"Costs of operators are not cached on disk: {error}."
+
         self._memory: dict[tuple[str, str], OperatorCost] = {}
         self._version: Version | None = None  # of the file that `_memory` was read from
         self._dropped: set[str] = set()  # operators whose row was damaged
@@ -148,6 +149,7 @@ class Store:
                 f"{len(self._dropped)} damaged rows of {self.path} were dropped, and their costs "
                 "were measured again."
             )
+
         return notes
 
     def read(self, signatures: Iterable[Signature]) -> dict[Signature, OperatorCost]:
@@ -162,6 +164,7 @@ class Store:
         missing = [text for text in by_text if (here, text) not in self._memory]
         for text, cost in self._rows(here, missing):
             self._memory[here, text] = cost
+
         known = {sig: self._memory.get((here, text)) for text, sig in by_text.items()}
         return {signature: cost for signature, cost in known.items() if cost is not None}
 
@@ -195,9 +198,11 @@ class Store:
                 taken_at = _cost(line, here, text).taken_at or 0.0
             except DAMAGED:
                 continue  # it is dropped when it is needed
+
             is_near = any(abs(taken_at - date) <= within_seconds for date in dates)
             if is_near and taken_at < before:
                 near.append((here, text))
+
         self.query("DELETE FROM cost WHERE circumstances = ? AND operator = ?", near)
         for key in near:
             self._memory.pop(key, None)
@@ -209,18 +214,21 @@ class Store:
             marks = ", ".join("?" * len(part))
             query = "SELECT operator, cost FROM cost WHERE circumstances = ?"
             found += self.query(f"{query} AND operator IN ({marks})", [(here, *part)])
+
         costs = []
         for text, line in found:
             try:
                 costs.append((text, _cost(line, here, text)))
             except DAMAGED:
                 self._dropped.add(text)
+
         return costs
 
     def query(self, query: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run the query on each row and return what it finds; nothing if the file is unusable."""
         if self.problem is not None or not rows:
             return []
+
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # a connection may not be shared between threads or forks, so each batch opens one
@@ -237,6 +245,7 @@ class Store:
         except (OSError, ValueError, OverflowError, sqlite3.Error) as error:
             self._give_up(error)
             return []
+
         self._stamp()
         return []
 
@@ -301,6 +310,7 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
     """
     if not isinstance(row, list) or len(row) not in (NUM_REQUIRED, len(fields(OperatorCost))):
         raise ValueError("it is not a row of a cost")
+
     outputs, peak, kept, seconds, extrapolated = row[:NUM_REQUIRED]
     if not isinstance(outputs, list) or not isinstance(extrapolated, bool):
         raise ValueError("it is not a row of a cost")
@@ -308,6 +318,7 @@ def cost_from_row(row: Any, *, is_overhead: bool = False) -> OperatorCost:
     for nbytes in (*outputs, peak, kept):
         if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
             raise ValueError("a size is not valid")
+
     if not extrapolated and peak < sum(outputs) + kept:  # extrapolation treats each separately
         raise ValueError("more bytes are live afterwards than at the peak")
     if seconds is not None and not (is_overhead_seconds if is_overhead else _is_time)(seconds):
@@ -341,6 +352,7 @@ def _check_conditions(cost: OperatorCost) -> None:
         raise ValueError("a time is not valid")
     if least is None or median is None or cost.seconds is None:
         return
+
     is_between = cost.extrapolated or least <= cost.seconds <= median
     if least > median or not is_between:
         raise ValueError("its times contradict each other")

@@ -105,6 +105,7 @@ def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
     x, mode, hidden, layers, train, both = args[0], args[6], args[7], args[9], args[12], args[13]
     if str(getattr(train, "text", train)) != "True":
         return None
+
     values = {0: 1, 1: 1, 2: 6, 3: 4}[mode]
     directions = 2 if str(getattr(both, "text", both)) == "True" else 1
     steps = x.shape[0] if args[14] else x.shape[0] * x.shape[1]  # packed, or padded

@@ -51,6 +51,7 @@ def convolution_bytes(operator: Operator, card: Card | None) -> int:
         if is_backward
         else (args[0], args[1], args[3], args[8])
     )
+
     y = args[0] if is_backward else operator.outputs[0]
     channels, window = x.shape[1], math.prod(weight.shape[2:])
     if groups == channels > 1 or window == 1 or _is_channels_last(x, weight):
@@ -60,6 +61,7 @@ def convolution_bytes(operator: Operator, card: Card | None) -> int:
         return _bytes(y) * window if takes else 0
     if not _has_tensor_cores(x, card) or is_backward != (groups > 1):
         return 0
+
     return _bytes(x) + _bytes(y) + _bytes(weight)
 
 

@@ -78,11 +78,13 @@ def write_run(store: Store, run: MeasuredRun) -> None:
     old, _ = read_run(store, run.step)
     if old is not None and old.peak_bytes == run.peak_bytes and old.files == run.files:
         run = _joined(old, run)
+
     row = asdict(run)
     del row["step"]
     line = json.dumps(row)
     if len(line) > MOST_CHARACTERS:
         return
+
     store.query(
         "INSERT OR REPLACE INTO measured VALUES (?, ?, ?)", [(circumstances(), run.step, line)]
     )
@@ -102,6 +104,7 @@ def read_run(store: Store, step: str) -> tuple[MeasuredRun | None, str | None]:
     )
     if not found:
         return None, None
+
     try:
         return _run_from_row(json.loads(found[0][0]), step), None
     except DAMAGED:
@@ -113,6 +116,7 @@ def _joined(old: MeasuredRun, new: MeasuredRun) -> MeasuredRun:
     in_vain_at = new.in_vain_at or old.in_vain_at
     if not 0 <= new.taken_at - old.taken_at <= SAME_SECONDS:
         return replace(new, in_vain_at=in_vain_at)
+
     better = old if old.is_quiet and not new.is_quiet else new
     return replace(
         better,
@@ -131,6 +135,7 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
     names = {field.name for field in fields(MeasuredRun)} - {"step"}
     if not isinstance(row, dict) or row.keys() != names or not isinstance(row["files"], dict):
         raise ValueError("it is not a row of a run")
+
     least, median, others = (
         row[name] for name in ("least_seconds", "median_seconds", "others_share")
     )
@@ -138,12 +143,15 @@ def _run_from_row(row: Any, step: str) -> MeasuredRun:
         raise ValueError("a time is not valid")
     if others is not None and not 0 <= _number(others) <= 1:
         raise ValueError("a share is not valid")
+
     for count, most in ((row["peak_bytes"], MOST_BYTES), (row["num_repeats"], MOST_BYTES)):
         if type(count) is not int or not 0 < count <= most:
             raise ValueError("a number is not valid")
+
     dates = [row["taken_at"], *([] if row["in_vain_at"] is None else [row["in_vain_at"]])]
     if not all(map(is_date, dates)):
         raise ValueError("a date is not valid")
+
     files = {file: _stamp_from(stamp) for file, stamp in row["files"].items()}
     return MeasuredRun(**{**row, "files": files, "step": step})
 

@@ -113,6 +113,7 @@ def step_time(
     """
     if card.memory_bytes_per_second is None:
         return None
+
     times: dict[tuple[Work, int], StepTime] = {}
     bound = estimate = 0.0
     for signature, outputs, num_kernels in calls:
@@ -122,6 +123,7 @@ def step_time(
             time = times[key] = _time_of(*key, card, tf32_matmul)
         bound += time.lower_bound_seconds
         estimate += time.estimate_seconds
+
     return StepTime(lower_bound_seconds=bound, estimate_seconds=estimate)
 
 
@@ -144,6 +146,7 @@ def work_of(signature: Signature, outputs: Outputs) -> Work:
     except AttributeError:  # an operator registered in another process: only its tensors are known
         tensors = _flat((signature[1], signature[2]))
         return Work(0, sum(map(_size, (*tensors, *outputs))), None, "")
+
     num_bytes = _bytes(func, signature, outputs)
     flops, kind = _flops(func, args, kwargs, outputs) if num_bytes else (0, "")
     floats = (t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point)
@@ -171,6 +174,7 @@ def _peak(work: Work, card: Card, tf32_matmul: bool) -> float | None:
     # torch.backends.cudnn.allow_tf32 is on by default, unlike that of matmul
     if work.kind == "cudnn" or (work.kind == "matmul" and tf32_matmul):
         return max(fp32, tf32)
+
     # the memory-efficient kernel multiplies fp32 as three tf32 products (OpMultiplyAddFastF32)
     return max(fp32, tf32 / 3) if work.kind == "attention" else fp32
 
@@ -187,9 +191,11 @@ def _flops(
         return _rnn_flops(name, args), "cudnn"
     if name.startswith("_scaled_dot_product"):
         return _attention_flops(func, args, kwargs), "attention"
+
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         return 0, ""
+
     results = tuple(_empty(spec) for spec in outputs)
     flops = count(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
     return int(flops), "cudnn" if name in CONVOLUTIONS else "matmul"
@@ -226,11 +232,13 @@ def _attention_flops(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) 
     batch, heads, queries, query_width = values["query"].shape
     keys, value_width = values["value"].shape[2:]
     pairs = queries * keys
+
     if values.get("is_causal"):
         seen = min(queries, keys)
         pairs = seen * (seen + 1) // 2 + max(0, queries - keys) * keys
     if "backward" in func.overloadpacket.__name__:
         return int(2 * batch * heads * pairs * (3 * query_width + 2 * value_width))
+
     return int(2 * batch * heads * pairs * (query_width + value_width))
 
 
@@ -240,9 +248,11 @@ def _bytes(func: OpOverload, signature: Signature, outputs: Outputs) -> int:
     no_kernel = name in NO_KERNEL or func.namespace in ("prim", "profiler")
     if no_kernel or (returned and all(a and not a.is_write for a in returned)):
         return 0
+
     passed = dict(zip((a.name for a in schema.arguments), signature[1], strict=False))
     passed |= dict(signature[2])
     sizes, traffic = [], []
+
     for position, argument in enumerate(schema.arguments):
         size = sum(map(_size, _flat(passed.get(argument.name))))
         written = argument.alias_info is not None and argument.alias_info.is_write
@@ -252,9 +262,11 @@ def _bytes(func: OpOverload, signature: Signature, outputs: Outputs) -> int:
         sizes.append(size)
         read = UNREAD.get(name) != position and not argument.is_out
         traffic.append(size * (read + written))
+
     fresh = 0 if any(returned) else sum(map(_size, outputs))
     if name in SPARSE:
         traffic[0] = min(traffic[0], 2 * (sum(sizes[1:]) + fresh))
+
     return sum(traffic) + fresh
 
 

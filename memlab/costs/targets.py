@@ -106,6 +106,7 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
     """Return the time of each interval, (intervals,); None if times are not known."""
     if kernels.seconds is None:
         return None
+
     interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
     count = len(recording.intervals)
     hidden = _is_hidden(recording)
@@ -113,6 +114,7 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
         np.bincount(interval[which], weights=kernels.seconds[which], minlength=count)
         for which in (~hidden, hidden)
     )
+
     return np.maximum(kernel, copy).astype(np.float64)
 
 
@@ -132,6 +134,7 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
         known = {} if target.costs is None else target.costs.operators
         times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
         seconds = np.array(times)
+
     return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
 
 
@@ -143,9 +146,11 @@ def _time_on(
     if operator.crosses:
         nbytes = sum(output.nbytes for output in operator.outputs)
         return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
+
     cost = known.get(operator.signature)
     if cost is not None and cost.seconds is not None:
         return cost.seconds
+
     call = KernelCall(operator.signature, operator.outputs)
     time = step_time([call], card, tf32_matmul=tf32_matmul)
     return 0.0 if time is None else time.estimate_seconds
@@ -166,17 +171,21 @@ def _on_cpu(
     wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
     num_outputs = {o.signature: len(o.outputs) for o in run if o.signature}
+
     if known is None:
         found, overheads = _found_here(num_outputs, on_progress, doubted_before)
     else:
         found, overheads = _looked_up(num_outputs, known), known.overheads
+
     phases = [interval.phase for interval in recording.intervals]
     overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]
     for first, seconds in _recomputing(recording):
         overhead[first] += seconds
+
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
     noisy = _noisy_share(run, found)
+
     return Kernels(
         effects=[
             None if cost is None else _effect(cost, operator)
@@ -218,6 +227,7 @@ def _found_here(
         doubted_before=doubted_before,
         on_progress=on_progress,
     )
+
     return found, overhead_seconds(_store, doubted_before)
 
 
@@ -234,6 +244,7 @@ def _looked_up(num_outputs: Mapping[Signature, int], known: KnownCosts) -> Calib
         found[signature] = cost if is_of_it else None
         if not is_of_it:
             found.reasons[signature] = "it is not in the record"
+
     return found
 
 
@@ -254,6 +265,7 @@ def _scale_to_other_size(program: Program, costs: list[OperatorCost | None]) -> 
     """Fill in unknown costs of step 0 from the same operators of step 1, scaled by size."""
     if program.differs:
         return
+
     fakes: dict[int, dict[int, int]] = defaultdict(dict)
     for block in program.recording.blocks:
         fakes[block.operator][block.output] = block.nbytes
@@ -336,6 +348,7 @@ def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
         cost = found[operator.signature]
         if cost is None or cost.seconds is None:
             unknown += weight
+
     return unknown / every if every else 0.0
 
 
@@ -344,19 +357,23 @@ def _notes(recording: Recording, found: Calibration) -> list[str]:
     alone = sorted({names[signature] for signature in found.reasons})
     smaller = sorted({names[s] for s, cost in found.items() if cost and cost.extrapolated})
     notes = []
+
     if alone:
         notes.append(
             f"Workspace and time are not known for {', '.join(alone)}, because the operator cannot "
             "run alone, would take too long alone, or is not in the record."
         )
+
     if smaller:
         notes.append(
             f"Too large to run alone, so extrapolated from smaller sizes: {', '.join(smaller)}."
         )
+
     by_values = sorted({names[signature] for signature in found if signature[0] in BY_VALUES})
     if by_values:
         notes.append(
             f"The memory of {', '.join(by_values)} depends on values that a prediction does not "
             "know."
         )
+
     return notes

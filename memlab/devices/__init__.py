@@ -1,4 +1,4 @@
-"""Devices: those of this machine, and cards that need not be in it.
+"""Devices of this machine, and cards that need not be in it.
 
 - `here.py`: the CPU and the accelerator of this machine, their names and free memory.
 - `cards.py`: what each known card holds and how fast it can be; `resolve` turns what a person

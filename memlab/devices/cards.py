@@ -47,13 +47,13 @@ CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
 CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
-SMALLEST_CARD_BYTES = GIB  # "4090" and "24" are no sizes in bytes that a person means
+SMALLEST_CARD_BYTES = GIB  # "4090" and "24" are surely not meant as sizes in bytes
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What is known of a card; None is "not known" or, for a number format, "no such unit".
+    """What is known about a card. None means not known, or for a number format not supported.
 
     Attributes:
         name: as `memlab.predict` takes it, for instance "rtx-4090" or "24GiB".
@@ -83,21 +83,21 @@ class Card:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether bf16 runs on units of its own; unknown cards count as not having them."""
+        """Whether the card has bf16 units; an unknown card counts as not having them."""
         if self.compute_capability is None:
             return self.bf16_flops_per_second is not None
         return self.compute_capability >= (8, 0)
 
     @property
     def context_bytes(self) -> int:
-        """What CUDA holds beside the allocator (context, kernels): an estimate, +-100 MiB."""
+        """Memory that CUDA holds besides the allocator (context, kernels), estimated +-100 MiB."""
         if self.num_multiprocessors is None:
             return CONTEXT_BYTES_UNKNOWN
         return CONTEXT_BASE_BYTES + CONTEXT_BYTES_PER_MULTIPROCESSOR * self.num_multiprocessors
 
     @property
     def usable_bytes(self) -> int:
-        """What the caching allocator can reserve: an estimate, since the context is one."""
+        """Memory that the caching allocator can reserve; an estimate, like the context."""
         return self.memory_bytes - self.context_bytes
 
     @property
@@ -114,7 +114,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What a prediction is for.
+    """The device that a prediction is made for.
 
     Attributes:
         kind: whose semantics hold.
@@ -221,7 +221,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(text: str) -> Card | None:
-    """Return the card that the text means, None if memlab knows none.
+    """Return the card of this name or memory; None if memlab does not know it.
 
     Known are the names, in any case and with any separators, the driver's names, and sizes from
     1 GiB up, which stand for a card of that memory whose speed is unknown.
@@ -239,6 +239,7 @@ def _of_size(text: str) -> Card | None:
         size = parse_bytes(text)
     except ConfigError:
         return None
+
     if size < SMALLEST_CARD_BYTES:
         return None
     name = f"{size // GIB}GiB" if size % GIB == 0 else format_bytes(size).replace(" ", "")
@@ -246,7 +247,7 @@ def _of_size(text: str) -> Card | None:
 
 
 def of_device(device: torch.device) -> Card:
-    """Return the card in this machine: its own memory, and the speed of the known card it is."""
+    """Return the card in this machine: its real memory, with the speed of that known model."""
     properties = torch.cuda.get_device_properties(device)
     known = _BY_KEY.get(_key(properties.name))
     multiprocessors = getattr(properties, "multi_processor_count", None)
@@ -254,6 +255,7 @@ def of_device(device: torch.device) -> Card:
         return dataclasses.replace(
             known, title=properties.name, memory_bytes=properties.total_memory
         )
+
     return Card(
         name="-".join(re.findall(r"[a-z0-9]+", properties.name.lower())),
         title=properties.name,
@@ -264,7 +266,7 @@ def of_device(device: torch.device) -> Card:
 
 
 def resolve(device: str | torch.device | None) -> Target:
-    """Return what to predict for: this machine's devices, or any card by name or memory.
+    """Return the target for a device of this machine, or for any card by name or memory.
 
     None is what `measure` would take. "cuda" where there is no card is CUDA without a limit.
 
@@ -281,6 +283,7 @@ def resolve(device: str | torch.device | None) -> Target:
         if here.type == "cpu":
             return Target(kind="cpu", card=None, name="cpu")
         return Target(kind="cuda", card=of_device(here), name=str(here))
+
     card = find(device) if isinstance(device, str) else None
     if card is None:
         raise DeviceError(
@@ -288,4 +291,5 @@ def resolve(device: str | torch.device | None) -> Target:
             f"{', '.join(repr(name) for name in names())}, or the memory of any other card, "
             f"such as '24GiB'"
         )
+
     return Target(kind="cuda", card=card, name=card.name)

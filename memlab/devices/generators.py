@@ -1,4 +1,4 @@
-"""Random numbers of torch, NumPy and `random`, and autocast: noted, compared and set again."""
+"""Save, compare and restore the random states of torch, NumPy and `random`, and autocast."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt1993
 
 
 def states_of_random(devices: Iterable[torch.device]) -> dict[torch.device, bytes]:
-    """Return the states of torch's generators: as bytes, which are no tensor that is held."""
+    """Return the states of torch's generators as bytes, so that no tensor is held."""
     return {device: bytes_of(_of_device(device).get_rng_state()) for device in devices}
 
 
@@ -24,7 +24,7 @@ def _of_device(device: torch.device) -> Any:
 
 def bytes_of(state: torch.Tensor) -> bytes:
     """Return the state of a generator of torch as bytes."""
-    # by address: over fake tensors, where nothing is drawn, no operator takes a real one
+    # read by address, since operators on a real tensor fail while tensors are fake
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
@@ -34,7 +34,7 @@ def states_in_python() -> tuple[Any, Any]:
 
 
 def marks_of_draws() -> tuple[Any, ...]:
-    """Return what moves with every draw of NumPy's or Python's own generator, in microseconds.
+    """Return a value that changes with every draw of NumPy's or Python's generator; fast.
 
     But for the second of two normal numbers of NumPy, which were drawn together.
     """
@@ -44,6 +44,7 @@ def marks_of_draws() -> tuple[Any, ...]:
         numpy: Any = ctypes.string_at(source.ctypes.state_address, MT19937_BYTES)
     else:
         numpy = repr(source.state)
+
     return words[0], words[-1], gauss, numpy
 
 
@@ -68,7 +69,7 @@ def autocast_of(devices: Iterable[torch.device]) -> list[Autocast]:
 
 @contextlib.contextmanager
 def same_autocast(noted: list[Autocast]) -> Iterator[None]:
-    """Run with autocast as it was noted."""
+    """Run with autocast as it was saved."""
     with contextlib.ExitStack() as stack:
         for kind, dtype, enabled, has_cache in noted:
             if enabled or torch.is_autocast_enabled(kind):
@@ -78,10 +79,10 @@ def same_autocast(noted: list[Autocast]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved_random_state(device: torch.device) -> Iterator[None]:
-    """Give the caller's generators back as they were, since a run here seeds them."""
+    """Restore the caller's generators afterwards, since a run in this process seeds them."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        # of this device alone: asking a card that is not measured would start CUDA on it
+        # of this device only: asking another card would start CUDA on it
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:

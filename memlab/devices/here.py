@@ -23,12 +23,14 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         accelerator = None  # memory is metered on the CPU and on CUDA only
     if device is None:
         return torch.device(accelerator.type, 0) if accelerator else torch.device("cpu")
+
     count = torch.accelerator.device_count() if accelerator else 0
     here = ["cpu", *(f"cuda:{i}" for i in range(count))]
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError, OverflowError):
         resolved = None
+
     if resolved is not None and resolved.type == "cuda" and resolved.index is None:
         resolved = torch.device("cuda", 0)
     if (
@@ -40,6 +42,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             f"device={said} is not in this machine; allowed here is "
             f"{', '.join(repr(name) for name in here)}, or None for the fastest of them"
         )
+
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
@@ -53,17 +56,19 @@ def describe(device: torch.device) -> str:
     """Return the name of the processor or the card."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
         pass
+
     return platform.processor() or platform.machine()
 
 
 def available_memory_bytes() -> int | None:
-    """Return what this process could still take of the machine's or its container's memory."""
+    """Return the memory that is available to this process, in its machine and its container."""
     return _least(_meminfo("MemAvailable"), _cgroup_available())
 
 

@@ -1,4 +1,4 @@
-"""How much of the processors other programs use: what a time was taken under.
+"""How much of the processors other programs use while a time is taken.
 
 Left out: what other programs do to caches and memory, which no counter tells.
 """
@@ -31,7 +31,7 @@ class LoadWatch:
 
 
 def is_quiet() -> bool:
-    """Return whether other programs leave the processors alone, after a tenth of a second."""
+    """Return whether the machine is quiet, after watching for a tenth of a second."""
     watch = LoadWatch()
     time.sleep(WINDOW_SECONDS)
     share = watch.others_share()
@@ -39,7 +39,7 @@ def is_quiet() -> bool:
 
 
 def _counters() -> tuple[float, float, float] | None:
-    """Return seconds: on the wall, of all processors at work, of this process at work."""
+    """Return seconds: wall time, busy time of all processors, busy time of this process."""
     try:
         line = STAT.read_text().splitlines()[0].split()
         ticks = [int(column) for column in line[1:9]]  # what comes after is counted in these
@@ -47,4 +47,5 @@ def _counters() -> tuple[float, float, float] | None:
         per_second = os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
     return time.perf_counter(), busy / per_second, time.process_time()

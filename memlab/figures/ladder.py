@@ -64,6 +64,7 @@ def waterfall(
         raise ConfigError(
             f"reports holds {len(reports)} for {len(results)} results; allowed is one for each"
         )
+
     held = [result.peak_reserved_bytes for result in results]
     is_reserved = all(
         peak is not None for peak, r in zip(held, results, strict=True) if r.peak_allocated_bytes
@@ -83,10 +84,12 @@ def waterfall(
     axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
     unit = byte_axis(axes, "x", axes.get_xlim()[1])
     before = None
+
     for row, result in enumerate(results):
         peak = peaks[row]
         _draw(axes, row, peak, before, said[row], is_ok=result.outcome is Outcome.OK)
         before = peak or before
+
     kind = "reserved" if is_reserved else "allocated"
     write_title(figure, f"peak {unit} {kind} ({origin(results)}), rung by rung")
     return figure
@@ -116,6 +119,7 @@ def _names(results: Sequence[StepResult]) -> list[str]:
         names.append(", ".join(changed) or "the same")
         if result.outcome is Outcome.OK:
             stood = result.config
+
     return names
 
 
@@ -129,6 +133,7 @@ def _said(
     result, peak, first = results[row], peaks[row], peaks[0]
     if peak is None:
         return str(result.outcome).replace("_", " ")
+
     words = [format_bytes(peak)]
     if row and first:
         words.append(f"{first / peak:.1f}x less")

@@ -103,6 +103,7 @@ def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float,
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+
     axes.spines["bottom"].set_color(GRID)
     axes.tick_params(
         colors=GRID, labelcolor=INK, labelsize=FONT_SIZE, labelfontfamily=FONT, length=0
@@ -266,18 +267,21 @@ def to_svg(figure: Figure, *, label: str) -> str:
     width, height = figure.get_size_inches() * POINTS
     buffer, dpi = io.StringIO(), figure.dpi
     figure.dpi = POINTS  # SVG units are points
+
     try:
         renderer = _TextRenderer(width, height, buffer, image_dpi=POINTS)  # type: ignore[no-untyped-call]
         figure.draw(renderer)
         renderer.finalize()  # type: ignore[no-untyped-call]
     finally:
         figure.dpi = dpi
+
     body = buffer.getvalue()
     body = body[body.index(">", body.index("<svg")) + 1 :]  # from here to "</svg>"
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
     body = _unique_ids(re.sub(r"(\.\d\d)\d+", r"\1", body))
     for color, on_page in PAGE_COLORS.items():
         body = body.replace(color, on_page)
+
     body = body.replace(f"'{FONT}'", "var(--jp-ui-font-family, sans-serif)")
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '

@@ -80,6 +80,7 @@ def peak_map(
     peak, by_category = result.peak_allocated_bytes, result.peak_by_category
     if not peak or by_category is None:
         return placeholder(result.message, size=size)
+
     figure = new_figure(size)
     overlay = canvas(figure)
     width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
@@ -88,11 +89,13 @@ def peak_map(
     ranked = sorted(sizes, key=lambda category: -sizes[category])
     boxes = squarified([sizes[c] for c in ranked], (6.0, 20.0, width - 12, height - 40))
     unnamed, pattern_of = [], patterns(result.peak_holdings)
+
     for category, box in zip(ranked, boxes, strict=True):
         held = [holding for holding in result.peak_holdings if holding.category is category]
         tiles = _tiles(held, pattern_of, peak)
         if not _draw_category(overlay, category, box, tiles, sizes[category], peak):
             unnamed.append((category, sizes[category]))
+
     _draw_unnamed(overlay, unnamed)
     return figure
 
@@ -105,9 +108,11 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
     total = sum(sizes)
     if not sizes or total <= 0:
         return []
+
     left, bottom, width, height = box
     areas = [size / total * width * height for size in sizes]
     boxes: list[Box] = []
+
     while areas:
         short = min(width, height)
         count = 1
@@ -115,9 +120,11 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
             areas[:count], short
         ):
             count += 1
+
         row, areas = areas[:count], areas[count:]
         thick = sum(row) / short if short else 0.0
         along = 0.0
+
         for area in row:
             long = area / thick if thick else 0.0
             if width >= height:  # a column at the left, from the top
@@ -125,10 +132,12 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
             else:  # a row at the top, from the left
                 boxes.append((left + along, bottom + height - thick, long, thick))
             along += long
+
         if width >= height:
             left, width = left + thick, max(width - thick, 0.0)
         else:
             height = max(height - thick, 0.0)
+
     return boxes
 
 
@@ -149,14 +158,17 @@ def _tiles(
     """
     if len({holding.operator for holding in held}) < 2 and not any(h.module for h in held):
         return []
+
     root = _Node("")
     modules = [_module(holding) for holding in held]
     places = Counter(pattern_of(module) for module in set(modules))
+
     for holding, module in zip(held, modules, strict=True):
         pattern = pattern_of(module)
         path = pattern if places[pattern] > 1 else module
         operator = holding.operator.rpartition("::")[2] or "no module"
         root.add(path.split(".") if path else [operator], holding.nbytes)
+
     shown = _split(root, peak)
     large = [node for node in shown if node.nbytes >= LEAST_TILE * peak][:MOST_TILES]
     left = root.nbytes - sum(node.nbytes for node in large)
@@ -179,6 +191,7 @@ def _split(root: _Node, peak: int) -> list[_Node]:
         largest = max(candidates, key=lambda node: node.nbytes, default=None)
         if largest is None:
             break
+
         parts = largest.parts()
         chain = len(parts) == 1  # one way to go on: deeper costs no tile
         if not chain and (
@@ -186,7 +199,9 @@ def _split(root: _Node, peak: int) -> list[_Node]:
         ):
             whole.add(id(largest))
             continue
+
         shown = [node for node in shown if node is not largest] + parts
+
     return sorted(shown, key=lambda node: -node.nbytes)
 
 
@@ -219,12 +234,15 @@ def _draw_category(
         for i, line in enumerate(lines):
             write(overlay, left + width / 2, middle - LINE_HEIGHT * i, line, ha="center", **style)
         return format_bytes(nbytes) in "".join(lines)
+
     for i, line in enumerate(lines):
         write(overlay, left + 5, bottom + height - HEADER / 2 - 1 - LINE_HEIGHT * i, line, **style)
+
     inner = (left + 2, bottom + 2, width - 4, height - header - 2)
     boxes = squarified([size for _, size in tiles], inner)
     for i, ((tile, size), at) in enumerate(zip(tiles, boxes, strict=True)):
         _draw_tile(overlay, tile, size, at, _tone(color, i, tile), peak)
+
     return format_bytes(nbytes) in "".join(lines)
 
 
@@ -239,6 +257,7 @@ def _headings(name: str, nbytes: int, peak: int, room: tuple[float, float]) -> l
         fits = BOLD * max(map(text_width, lines)) < width
         if fits and height >= HEADER + (LINE_HEIGHT if len(lines) > 1 else 0):
             return lines
+
     return []
 
 
@@ -252,6 +271,7 @@ def _draw_tile(overlay: Axes, name: str, nbytes: int, box: Box, color: str, peak
     size, share = format_bytes(nbytes), format_percent(nbytes / peak)
     below = next((t for t in (f"{size}  {share}", size) if text_width(t, SMALL) < room), "")
     title = _tail(name, room)
+
     if title and below and height > 2 * LINE_HEIGHT:
         write(overlay, x, y + LINE_HEIGHT / 2, title, **style)
         write(overlay, x, y - LINE_HEIGHT / 2, below, **style)
@@ -301,6 +321,7 @@ def _write_title(overlay: Axes, result: StepResult, peak: int, limit: int | None
         if text_width(f"{text}  {said}") < room:
             write(overlay, right, top, said, ha="right", **({"color": LIMIT} if over else {}))
             room -= text_width(f"{said}  ")
+
     texts = (*(f"{text} in {place}" for place in _places(result)), text)
     write(overlay, 6, top, next((t for t in texts if text_width(t) < room), shorten(text, room)))
 
@@ -323,6 +344,7 @@ def _draw_unnamed(overlay: Axes, categories: Sequence[tuple[Category, int]]) -> 
         text = f"{CATEGORY_LABELS[category]} {format_bytes(nbytes)}"
         if x + 14 + text_width(text) > overlay.get_xlim()[1]:
             break
+
         swatch = Rectangle((x, 5), 8, 8, facecolor=CATEGORY_COLORS[category], linewidth=0)
         overlay.add_artist(swatch)
         write(overlay, x + 12, 8.5, text)

@@ -85,6 +85,7 @@ def timeline(
     """
     if result.timeline is None or not len(result.timeline):
         return placeholder(result.message, size=size)
+
     lines = [(r.timeline, style) for r, style in ((measured, "-"), (compare, "--"))
              if r is not None and r.timeline is not None]  # fmt: skip
     figure, beside = new_figure(size), size[0] >= 6.4
@@ -100,15 +101,18 @@ def timeline(
     _draw_stack(axes, result.timeline, shown_limit)
     for line, style in lines:
         _draw_total(axes, line, style)
+
     overlay = canvas(figure)
     sources = [result] if measured is None else [result, measured]
     write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)})")
     _mark_phases(axes, overlay, result.timeline)
     _mark_peak(axes, overlay, result)
+
     if limit_bytes:
         counted = result.counted_peak
         what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
         _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
+
     _draw_key(overlay, rows, beside=beside)
     return figure
 
@@ -125,6 +129,7 @@ def _positions(timeline: Timeline) -> npt.NDArray[np.float64]:
     last = others[-1] + 1 if len(others) else 0  # in backward there may be updates before it
     if last >= len(x) or not 0 < x[last] < 1 - OPTIMIZER_SHARE:
         return x
+
     begin = x[last]
     x = np.interp(x, [0, begin, 1], [0, 1 - OPTIMIZER_SHARE, 1])
     return x
@@ -157,10 +162,12 @@ def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
     x = _positions(timeline)[rows]
     columns = [CATEGORIES.index(category) for category in STACK]
     tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
+
     for k in reversed(range(len(STACK))):
         if timeline.bytes_by_category[:, columns[k]].any():
             color, name = CATEGORY_COLORS[STACK[k]], CATEGORY_LABELS[STACK[k]]
             _area(axes, *_stairs(x, tops[:, k]), facecolor=color, label=name)
+
     if limit is not None and tops[:, -1].max() > limit:
         xs, ys = _stairs(x, tops[:, -1])
         _area(axes, xs, np.maximum(ys, limit), base=limit, facecolor="none", edgecolor=LIMIT,
@@ -201,6 +208,7 @@ def _stretches(timeline: Timeline) -> list[_Stretch]:
     step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
     begins = np.r_[0, np.flatnonzero(step) + 1]
     edges = np.r_[0.0, x[begins[1:]], 1.0]
+
     return [
         _Stretch(
             phase=PHASES[timeline.phase[begin]],
@@ -219,6 +227,7 @@ def _mark_phases(axes: Axes, overlay: Axes, timeline: Timeline) -> None:
     axes.spines["bottom"].set_visible(False)
     stretches = _stretches(timeline)
     names = _phase_names(stretches, width)
+
     for s in stretches:
         start, room, name = left + s.start * width, (s.end - s.start) * width, str(s.phase)
         overlay.add_artist(Rectangle((start, bottom - 6), max(room - 0.7, 0.3), 4, color=INK,
@@ -226,10 +235,12 @@ def _mark_phases(axes: Axes, overlay: Axes, timeline: Timeline) -> None:
         name = names.get(s.phase, name)
         if name and room > text_width(name):
             write(overlay, start + room / 2, bottom - 14, name, ha="center")
+
     spans: dict[int, tuple[float, float]] = {}
     for s in stretches:
         if s.phase is not Phase.OPTIMIZER:
             spans[s.micro_batch] = (spans.get(s.micro_batch, (s.start,))[0], s.end)
+
     if timeline.micro_batch.max() and spans:
         _mark_micro_batches(axes, overlay, spans, below=27 if names[Phase.FORWARD] else 14)
 
@@ -252,11 +263,13 @@ def _mark_micro_batches(
     count = len(spans)
     named = room > text_width(f"micro-batch {count}")
     every = max(1, math.ceil(text_width(f"{count} ") / max(room, 1)))
+
     for batch, (start, end) in spans.items():
         _line(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
         if batch % every == 0:
             text = f"micro-batch {batch + 1}" if named else str(batch + 1)
             write(overlay, left + (start + end) / 2 * width, bottom - below, text, ha="center")
+
     if below < 27:
         begin, end = min(spans.values())[0], max(spans.values())[1]
         write(overlay, left + (begin + end) / 2 * width, bottom - 27,
@@ -273,12 +286,14 @@ def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
     _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
     right = overlay.get_xlim()[1] - 6
     text = f"peak {format_bytes(y)}"
+
     if result.peak_place is not None:
         place = replace(result.peak_place, operator="")
         tail = ".".join(place.module.rsplit(".", 2)[-2:])
         places = (result.peak_place, place, replace(place, module=tail and f"…{tail}"))
         texts = [f"{text} in {place}" for place in places]
         text = next((t for t in texts if text_width(t) < right - left), texts[-1])
+
     text = shorten(text, right - left)
     start = max(left, min(left + x * width - 4, right - text_width(text)))
     write(overlay, start, bottom + height + 8, text)
@@ -290,6 +305,7 @@ def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
         write(axes, 0.99, 0.95 * axes.get_ylim()[1], f"{text}, above this axis", color=LIMIT,
               ha="right")  # fmt: skip
         return
+
     _line(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
           zorder=4, label="limit")  # fmt: skip
     # over the optimizer phase, where the least is live; the ground holds on what lies over it
@@ -313,6 +329,7 @@ def _key_rows(
         for category in reversed(STACK)
         if present[CATEGORIES.index(category)]
     ]
+
     if measured is not None and measured.timeline is not None:
         peak = int(measured.timeline.total_bytes.max())
         error = sum(at_peak.values()) / peak - 1
@@ -320,12 +337,14 @@ def _key_rows(
             ("-", f"{measured.source} peak", format_bytes(peak)),
             ("", "prediction error", signed_percent(error)),
         ]
+
     if compare is not None and compare.timeline is not None:
         other, mine = compare.config.to_dict(), result.config.to_dict()
         changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
         name = label or ", ".join(changed) or str(compare.source)
         peak = int(compare.timeline.total_bytes.max())
         rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
+
     return rows
 
 
@@ -345,6 +364,7 @@ def _draw_key(overlay: Axes, rows: Sequence[tuple[str, str, str]], *, beside: bo
         elif color:
             dashes: Any = (0, (2, 1)) if color == "--" else "-"
             _line(overlay, [x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
+
         room = column - 20 - text_width(size)
         write(overlay, x + 15, y, shorten(name, room))
         write(overlay, x + column, y, size, ha="right")

@@ -51,6 +51,7 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     model = _build_cheaply(workload).train()
     parameters = list(model.parameters())
     two = tensors_of(workload.make_batch(2))
+
     return WorkloadFacts(
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=precision.bytes_of(model, Precision.AS_BUILT),

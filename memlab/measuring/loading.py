@@ -109,6 +109,7 @@ def loading_in_process(
         feed.batches = iter(())  # ends the workers
         gc.collect()
         cuda.release(device)
+
     return LoadingResult(**facts, outcome=Outcome.OK, message=_summary(facts))
 
 
@@ -159,13 +160,16 @@ def _fed(step: Step, feed: Feed, num_steps: int, seed: int) -> dict[str, Any]:
     cuda.reset_peaks(step.device)
     synchronize(step.device)
     feed.waited_seconds, start = 0.0, time.perf_counter()
+
     for _ in range(num_steps):
         step.take_batch(step.config, seed=seed)
         _run(step, seed)
+
     synchronize(step.device)
     seconds = (time.perf_counter() - start) / num_steps
     peaks = cuda.read_peaks(step.device)
     loading = feed._loading
+
     return {
         "step_seconds": seconds,
         "waiting_fraction": feed.waited_seconds / num_steps / seconds,
@@ -188,6 +192,7 @@ def _resident() -> dict[str, int | None]:
     pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     resident = [resident_bytes(pid) for pid in pids]
     private = [private_bytes(pid) for pid in pids]
+
     return {
         "main_resident_bytes": resident_bytes(),
         "workers_resident_bytes": _total(resident),
@@ -209,11 +214,13 @@ def _explain(error: BaseException) -> tuple[Outcome, str]:
         return Outcome.OUT_OF_MEMORY, (
             f"out of shared memory (/dev/shm), through which loader workers pass batches; {FEWER}"
         )
+
     if "exited unexpectedly" in text or "killed by signal" in text:
         return Outcome.CRASHED, (
             f"a loader worker died ({text.splitlines()[0].rstrip('. ')}); if the system killed it "
             f"for memory, {FEWER}; with num_workers=0 an error of the dataset itself is shown"
         )
+
     lines = text.strip().splitlines()  # of the worker's traceback; its frames are indented
     last_frame = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
     raised = " ".join(lines[last_frame + 1 :])
@@ -231,4 +238,5 @@ def _summary(facts: dict[str, Any]) -> str:
     private = facts["workers_private_bytes"]
     if not private:
         return text
+
     return f"{text}; loader workers add {format_bytes(private)} of resident memory"

@@ -93,6 +93,7 @@ def measure_in_process(
             facts["notes"] = (*notes(config, device, plan), *built["notes"], *facts["notes"])
             if "outcome" in facts:
                 return StepResult(**facts).against_limit(memory_limit)
+
             timing = True
             facts |= _time_pass(workload, config, seed, repeats, warmup, build, report)
     except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
@@ -101,6 +102,7 @@ def measure_in_process(
         return StepResult(**{**built, **facts, **ended}).against_limit(memory_limit)
     finally:
         _clean_up(config, device)
+
     result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
     return result.against_limit(memory_limit)
 
@@ -142,6 +144,7 @@ def _memory_pass(
     _check_born(trace)
     last = len(peaks) - 1
     facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), *settled[0])
+
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes
         traced = facts.get("peak_allocated_bytes", 0)
@@ -155,6 +158,7 @@ def _memory_pass(
                 f"The trace shows a peak of {format_bytes(traced)}, but the allocator's statistics "
                 f"say {format_bytes(stats.allocated_bytes)}, so no breakdown is given."
             )
+
     facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
     if memory_limit is None or device.type == "cuda":  # there the allocator was held to the limit
         return facts
@@ -165,6 +169,7 @@ def _facts_of_trace(trace: Trace, last_step: int) -> dict[str, Any]:
     """Return peaks, breakdown and timeline; nothing if the profiler reported no allocation."""
     if not len(trace.nbytes):
         return {}
+
     memory = step_memory(trace, last_step)
     return {
         "timeline": memory.timeline,
@@ -193,6 +198,7 @@ def _run_until_settled(step: Step, run: Callable[[int, str], float]) -> tuple[in
         # if the loss itself is NaN, no smaller scale helps
         if updates == needed or (index > 0 and not math.isfinite(loss)):
             break
+
     return updates, any(scripted)
 
 
@@ -217,6 +223,7 @@ def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> li
             f"{format_bytes(trace.leftover_bytes)} were still held after the model, the optimizer "
             "and the batch were deleted: the workload or a library keeps tensors of its own."
         )
+
     return said
 
 
@@ -225,11 +232,13 @@ def _if_over(limit_bytes: int, trace: Trace, peak_bytes: int) -> dict[str, Any]:
     crossing = first_crossing(trace, limit_bytes)
     if crossing is None:
         return {}
+
     needs = f"the step needs {format_bytes(peak_bytes)}"
     remedy = SMALLER
     if crossing.phase is Phase.BUILD:  # no step has run yet, so its peak is not known
         needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
         remedy = "use a smaller model or a higher memory_limit"
+
     return {
         "outcome": Outcome.OUT_OF_MEMORY,
         "message": f"out of memory in {crossing}: {needs} of allocated memory, and the limit is "
@@ -252,9 +261,11 @@ def _time_pass(
     if step.scaler is not None:
         report(Progress(text="finding the loss scale", fraction=0.3))
         _run_until_settled(step, lambda index, what: timed_step(step, seed)[1])
+
     for index in range(warmup):
         report(Progress(text=f"warm-up {index + 1} of {warmup}", fraction=0.35))
         timed_step(step, seed)
+
     seconds: list[float] = []
     loss = math.nan
     for index in range(repeats):
@@ -263,6 +274,7 @@ def _time_pass(
         report(Progress(text=f"timing step {index + 1} of {repeats}{took}", fraction=fraction))
         elapsed, loss = timed_step(step, seed)
         seconds.append(elapsed)
+
     median = float(np.median(seconds))
     return {
         "step_seconds": median,

@@ -43,6 +43,7 @@ def limited_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
     if limit_bytes is None or device.type != "cuda":
         yield
         return
+
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), device)
     try:

@@ -70,6 +70,7 @@ class StepMemory:
         at = int(self.events[self.timeline.peak_index if instant is None else instant])
         live = np.flatnonzero((self.blocks.births <= at) & (at < self.blocks.deaths))
         found: dict[tuple[Category, str, str, Phase], list[int]] = {}
+
         for category, birth in zip(
             self.blocks.columns[live].tolist(), self.blocks.births[live].tolist(), strict=True
         ):
@@ -77,6 +78,7 @@ class StepMemory:
             group = found.setdefault(key, [0, 0])
             group[0] += 1
             group[1] += int(self.trace.nbytes[birth])
+
         holdings = [
             Holding(category=category, module=module, operator=operator, phase=phase,
                     num_blocks=count, nbytes=nbytes)
@@ -101,6 +103,7 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
     interval = trace.interval[events].copy()
     interval[0] = interval[1]  # the row of what existed before belongs to the first phase
     operator = trace.operator[events] - trace.operator[events[0]]
+
     return StepMemory(
         timeline=Timeline(
             bytes_by_category=live[events],
@@ -128,6 +131,7 @@ def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str,
         module = trace.parameters[address]
     elif category is Category.OPTIMIZER_STATE:
         module = trace.states.get(address, module)
+
     return category, module, place.operator, place.phase
 
 

@@ -105,9 +105,11 @@ def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace
         # torch 2.11 warns that a profile of several cycles would keep only the last one
         warnings.filterwarnings("ignore", message="Profiler clears events")
         prof: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
     with prof:
         run()
         gc.collect()
+
     return _trace(prof.profiler.kineto_results.experimental_event_tree(), meter, device)
 
 
@@ -126,6 +128,7 @@ def _trace(roots: list[Any], meter: Meter, device: torch.device) -> Trace:
     )
     before = np.searchsorted(starts[order], time, "right")
     interval = np.concatenate([[0], mark_index])[np.searchsorted(mark_time, time, "right")]
+
     return Trace(
         address=address,
         nbytes=nbytes,
@@ -161,7 +164,9 @@ def _matched(allocations: list[Allocation]) -> tuple[list[Allocation], int]:
             nbytes = -live.pop(address)
         else:
             continue
+
         matched.append((time, address, nbytes, inside, module, sequence))
+
     return matched, sum(live.values())
 
 
@@ -201,6 +206,7 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
                 at = (event.start_time_ns, block.ptr, block.alloc_size)
                 seen.allocations.append((*at, inside, module, sequence))
             continue
+
         name = event.name
         if name.startswith(MARK):
             seen.marks.append((event.start_time_ns, int(name.removeprefix(MARK))))
@@ -212,10 +218,13 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
                 sequence = number
                 if module >= 0:
                     seen.module_of_sequence[number] = module
+
             if inside < 0 and _is_dispatched(name):
                 inside = len(seen.operators)
                 seen.operators.append((event.start_time_ns, name))
+
         todo += [(child, inside, module, sequence) for child in reversed(event.children)]
+
     return seen
 
 
@@ -225,9 +234,11 @@ def _is_dispatched(name: str) -> bool:
     namespace, colons, packet_name = name.partition("::")
     if not colons or name == "aten::detach":  # a recompute calls it inside others
         return False
+
     packet = getattr(getattr(torch.ops, namespace, None), packet_name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False  # autograd's own nodes and annotations
+
     full_names = [f"{name}.{overload}".removesuffix(".default") for overload in packet.overloads()]
     return not any(
         torch._C._dispatch_has_kernel(full_name)  # some overloads are TorchScript's alone

@@ -68,6 +68,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         stride = value.stride() if value.layout is torch.strided else ()
         return _new(TensorSpec, (value.dtype, tuple(value.shape), stride))
+
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -81,6 +82,7 @@ def _key(value: Any) -> Any:
         return Scalar(f"complex({value.real!r}, {value.imag!r})")
     if isinstance(value, DROPPED):
         return None
+
     return f"<{kind.__name__}>"  # not an argument of a kernel; repeating such a call fails
 
 
@@ -176,6 +178,7 @@ def _key_of(node: ast.expr) -> Any:
         return tuple(_key_of(item) for item in node.elts)
     if isinstance(node, ast.Attribute):
         return getattr(torch, node.attr)
+
     value = _evaluate(node)
     return value if type(value) in PLAIN else Scalar(ast.unparse(node))
 

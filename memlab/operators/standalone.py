@@ -71,9 +71,11 @@ def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Op
     if is_view(on_meta(signature).func):
         on_meta(signature)()
         return functools.partial(on_meta, signature)
+
     ways = [functools.partial(build, signature, whole, device) for whole in (0, 1)]
     ways.append(functools.partial(build, _with_wide_statistics(signature), 0, device))
     first_error: Exception | None = None
+
     for make in ways:
         try:
             make()()
@@ -81,6 +83,7 @@ def prepare(signature: Signature, device: torch.device = CPU) -> Callable[[], Op
             first_error = first_error or error
         else:
             return make
+
     assert first_error is not None
     raise first_error
 
@@ -133,6 +136,7 @@ def _with_workspace(call: OperatorCall) -> OperatorCall:
         workspace if name == "workspace" else value
         for name, value in zip(names, call.args, strict=False)
     ]
+
     return OperatorCall(call.func, args, call.kwargs)
 
 
@@ -156,6 +160,7 @@ def _with_wide_statistics(signature: Signature) -> Signature:
         else key
         for argument, key in zip(packet._schema.arguments, signature[1], strict=False)
     ]
+
     return signature[0], tuple(keys), signature[2]
 
 
@@ -169,17 +174,20 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
 
     size = sum(spec.nbytes for spec in tensors_of(signature))
     call = OperatorCall(*call_of(signature, _on_meta))
+
     try:
         outputs = OperatorCall(
             call.func, call.args, call.kwargs | _device(call.func, torch.device("meta"))
         )()
     except Exception:  # an operator without a meta kernel: only its arguments are counted
         return size, _matrix_operations(signature)
+
     shared = is_view(call.func) or call.func._schema.is_mutable
     size += 0 if shared else sum(t.nbytes for t in tensors_in(outputs))
     count: Callable[..., int] | None = flop_registry.get(call.func.overloadpacket)
     if count is None:
         return size, _matrix_operations(signature)
+
     return size, int(count(*call.args, **call.kwargs, out_val=outputs))
 
 
@@ -224,6 +232,7 @@ def smaller(signature: Signature, share: float) -> tuple[Signature, float] | Non
         return None
     if signature[0].startswith(("aten._foreach_", "aten._fused_")):
         return map_tensors(signature, lambda spec: _cut(spec, share)), share
+
     whole = max(specs, key=lambda spec: spec.nbytes).shape[0]
     part = max(1, round(whole * share))
     if whole < 2 or part == whole:

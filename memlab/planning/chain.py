@@ -71,9 +71,11 @@ def chain_of(step: WhatIf) -> Chain:
     cuts = [Cut(step, cut) for cut in _cuts(candidates, step.recording.repeated)] or [Cut(step, [])]
     plain = _choice(cuts[0], (None,) * len(cuts[0].candidates))
     found = [plain]
+
     for cut in cuts:
         found += [_choice(cut, kept) for kept in _thinned(list(_descent(cut)))]
         found += [_choice(cut, kept) for kept in _thinned(list(_whole(len(cut.candidates))))]
+
     found += list(_nested(cuts, min(choice.cost.peak_bytes for choice in found)))
     all_blocks = cuts[0].evaluate([frozenset()] * len(cuts[0].candidates))
     choices = _monotonic(found, all_blocks.peak_bytes)
@@ -92,6 +94,7 @@ def _nested(cuts: Sequence[Cut], least: int) -> Iterator[_Choice]:
         around = [at for at, c in enumerate(outer.candidates) if c.path in paths]
         if not around or len(of) <= len(outer.candidates):
             continue
+
         for share in range(MOST_NESTED, 0, -1):
             number = len(around) * share // MOST_NESTED
             choice = _inside(outer, around[:number], inner.candidates, least)
@@ -113,6 +116,7 @@ def _inside(
     cost, chosen = cut.evaluate(kept), tuple(outer.candidates[at] for at in around)
     if cost.peak_bytes >= least:
         return None
+
     seconds = [c.seconds - _spared(outer.step, c, candidates) for c in chosen]
     again = sum(seconds)
     whole = sum(
@@ -123,6 +127,7 @@ def _inside(
         recompute_seconds=cost.recompute_seconds + again,
         seconds=cost.seconds + whole,
     )
+
     return _Choice(cut=cut, kept=kept, cost=cost, around=chosen)
 
 
@@ -134,6 +139,7 @@ def _spared(step: WhatIf, around: Candidate, inner: Sequence[Candidate]) -> floa
         own = [f for f in span.saving if not any(s.first <= f < s.end for s in inside)]
         stop = max([f + 1 for f in own] + [s.first for s in inside])
         spared += float(step.seconds[stop : span.stop].sum())
+
     return spared
 
 
@@ -157,6 +163,7 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
     )
     plans, lowest = [found[0]], plain.peak_bytes
     flat = (choice for choice in found if not choice.around)
+
     for choice in sorted(flat, key=lambda choice: choice.cost.seconds):
         cost, last = choice.cost, plans[-1].cost
         falls = last.saved_bytes - cost.saved_bytes >= LEAST_STEP * plain.saved_bytes
@@ -164,9 +171,11 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
         above = above and SAME * cost.peak_bytes >= end.cost.peak_bytes
         slower = last.recompute_seconds <= cost.recompute_seconds <= end.cost.recompute_seconds
         slower = slower and cost.seconds <= end.cost.seconds
+
         if falls and above and slower and cost.peak_bytes <= SAME * lowest:
             plans.append(choice)
             lowest = min(lowest, cost.peak_bytes)
+
     return plans if end is found[0] else [*plans, end]
 
 
@@ -200,10 +209,12 @@ def _ladder(at: int, candidate: Candidate, cut: Cut) -> list[_Move]:
     keep: frozenset[int] = frozenset()
     nbytes, seconds = 0.0, candidate.seconds
     points.append((nbytes, cut.total_seconds(candidate, seconds, keeps=False), keep))
+
     for item in items:
         keep |= set(item.operators)
         nbytes, seconds = nbytes + item.nbytes, seconds - item.seconds
         points.append((nbytes, cut.total_seconds(candidate, seconds, keeps=True), keep))
+
     return _hull(at, points, float(candidate.nbytes))
 
 
@@ -226,6 +237,7 @@ def _cuts(candidates: dict[str, Candidate], blocks: Sequence[str]) -> Iterator[l
     named = [candidates[path] for path in blocks if path in candidates]
     if named:
         yield named
+
     sizes = sorted({c.nbytes // max(len(c.spans), 1) for c in candidates.values()}, reverse=True)
     seen = {tuple(c.path for c in named)}
     for most in sizes[:: max(len(sizes) // MOST_CUTS, 1)]:
@@ -254,6 +266,7 @@ def _plan(step: WhatIf, choice: _Choice, plain: ChoiceCost) -> Plan:
         for c, keep in zip(choice.cut.candidates, choice.kept, strict=True)
         if keep is not None
     ]
+
     return Plan(
         regions=(*(Region(path=c.path) for c in choice.around), *regions),
         saved_bytes=cost.saved_bytes,

@@ -30,6 +30,7 @@ def plan_for(
     """
     if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
         return None  # build_step refuses settings that cannot be combined with a plan
+
     chain = chain_for(workload, config, target, seed=seed, run=run)
     if len(chain.plans) == 1:
         raise Ended(
@@ -38,6 +39,7 @@ def plan_for(
             "be recomputed: it has no submodules, or each of them changes its inputs in place or "
             "saves nothing for backward; use memory_budget=1.0 and more accumulation_steps",
         )
+
     return chain.pick(config.memory_budget)
 
 
@@ -54,13 +56,16 @@ def chain_for(
     plain = dataclasses.replace(config, **{name: getattr(default, name) for name in reset})
     key = (workload, plain, target.name, seed)
     found = _chains.get(key)
+
     if found is None:
         planning = run(
             "plan", {"workload": workload, "config": plain, "target": target, "seed": seed}
         )
         if planning.chain is None:
             raise Ended(planning.outcome, planning.message)
+
         found = _chains[key] = planning.chain
         while len(_chains) > MOST_KEPT:
             _chains.popitem(last=False)
+
     return found

@@ -163,6 +163,7 @@ class WhatIf:
         self.outputs: dict[int, list[int]] = defaultdict(list)
         for number, block in enumerate(recording.blocks):
             self.outputs[block.operator].append(number)
+
         self._find_activations(program)
 
         # copying a buffer takes about as long as the fastest operator of the forward
@@ -222,6 +223,7 @@ class WhatIf:
         self.holders: list[dict[int, int]] = [{} for _ in self.activations]
         self.written: set[int] = set()  # blocks that are written in place
         self.backward_of: dict[int, list[int]] = defaultdict(list)
+
         for number, operator in enumerate(self.recording.operators):
             if self.is_forward[number]:
                 for block in operator.reads:
@@ -245,6 +247,7 @@ class WhatIf:
         for call in self.recording.calls:
             if call.end > call.first and self.is_forward[call.first]:
                 spans[paths[call.module]].append(Span(call.first, call.end))
+
         spans.pop(self.recording.root, None)
         found = (self._candidate(path, calls) for path, calls in spans.items())
         return [candidate for candidate in found if candidate is not None]
@@ -258,6 +261,7 @@ class WhatIf:
                 return None
             if any(self._draws_unseen(number) for number in inside):
                 return None
+
             # the recompute can stop before the kernel of the last operator that saves its input
             span.saving = tuple(saving)
             span.stop = saving[-1] + self._saves_its_output(saving[-1])
@@ -273,6 +277,7 @@ class WhatIf:
             copies = 2 * len(span.state)
             candidate.seconds += copies * self.copy_seconds
             candidate.num_operators += span.stop - span.first + copies
+
         candidate.items = self._items(spans)
         return candidate
 
@@ -318,6 +323,7 @@ class WhatIf:
             # the kernel of a norm writes its statistics, though its schema says that it reads them
             is_norm = "batch_norm" in operator.name
             found.update(operator.reads if is_norm else operator.writes)
+
         return tuple(
             block
             for block in found - self.recording.parameters.keys()
@@ -332,6 +338,7 @@ class WhatIf:
         every = [self._instances(span) for span in spans]
         if any(instances.keys() != every[0].keys() for instances in every):
             return []
+
         items = []
         for instance in every[0]:
             operators = [instances[instance] for instances in every]
@@ -340,6 +347,7 @@ class WhatIf:
                 nbytes = sum(int(self.own[b]) for o in operators for b in self.outputs[o])
                 seconds = float(self.seconds[operators].sum())
                 items.append(Item(instance, operators, nbytes, seconds))
+
         return items
 
     def _can_be_kept(self, number: int) -> bool:
@@ -358,6 +366,7 @@ class WhatIf:
             if signature is not None:
                 found[signature[0], counts[signature[0]]] = number
                 counts[signature[0]] += 1
+
         return found
 
 

@@ -68,21 +68,25 @@ def layout_of(recording: Recording) -> Layout:
     num_blocks = len(recording.blocks)
     events = recording.events
     at, count = 0, len(events)
+
     for number, operator in enumerate(recording.operators):
         while at < count and events[at].operator == number and events[at].is_birth:
             event = events[at]
             rows.append((event.block, True, event.interval, number + 1, operator.module))
             at += 1
+
         if operator.signature is not None:
             kept = num_blocks + 2 * len(kernels)
             where = (operator.interval, number + 1, operator.module)
             rows += [(kept, True, *where), (kept + 1, True, *where), (kept + 1, False, *where)]
             kernels.append(number)
+
         while at < count and events[at].operator == number:
             event = events[at]
             module = operator.module if event.is_birth else -1
             rows.append((event.block, event.is_birth, event.interval, number + 1, module))
             at += 1
+
     columns = np.array(rows, np.int64).reshape(-1, 5).T
     return Layout(
         block=columns[0],
@@ -111,10 +115,12 @@ def sizes_of(
         known = None if effect is None else effect.output_bytes
         is_known = known is not None and block.output < len(known)
         sizes[number] = known[block.output] if known is not None and is_known else block.nbytes
+
     for number, operator in enumerate(layout.kernels.tolist(), start=0):
         if (effect := effects[operator]) is not None:
             at = layout.num_blocks + 2 * number
             sizes[at : at + 2] = effect.kept_bytes, effect.workspace_bytes
+
     return sizes
 
 
@@ -124,6 +130,7 @@ def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
     sizes = sizes_of(recording, layout, effects)[layout.block]
     nbytes = np.where(layout.is_birth, sizes, -sizes)
     real = nbytes != 0
+
     return Trace(
         address=layout.block[real],
         nbytes=nbytes[real],

@@ -39,6 +39,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
             "a model with TorchScript modules that cannot be built of fake tensors (a traced one, "
             "for instance) cannot be predicted; use memlab.measure, or the module before tracing"
         )
+
     for kind, tensor in ((type(t), t) for t in (*model.parameters(), *model.buffers())):
         if hasattr(kind, "__tensor_flatten__"):
             raise UnsupportedError(
@@ -46,6 +47,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
                 "is a tensor subclass that consists of other tensors, which a prediction cannot "
                 "follow; use memlab.measure"
             )
+
     memory: dict[tuple[Any, ...], torch.Tensor] = {}
     changed: Changed = {}
 
@@ -55,9 +57,11 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         key = (real.untyped_storage()._cdata, *place)
         if key not in memory:
             memory[key] = mode.from_tensor(real.detach().as_subclass(torch.Tensor)).clone()
+
         made = memory[key]
         if not isinstance(real, torch.nn.Parameter):
             return made
+
         parameter = torch.nn.Parameter(made, real.requires_grad)
         vars(parameter)["_kind"] = type(real)
         changed[id(real)] = (real, parameter)  # before its attributes, which may refer to it
@@ -67,6 +71,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             tensors.update({name: carried(t, fake, changed) for name, t in tensors.items()})
+
     follow(model, changed)
     return model
 
@@ -102,6 +107,7 @@ def carried(value: Any, change: Callable[[torch.Tensor], torch.Tensor], changed:
         vars(new).update(fields)
     else:
         new = value
+
     changed[id(value)] = (value, new)
     return new
 

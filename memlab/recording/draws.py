@@ -81,10 +81,12 @@ class Draws:
         outputs = tensors_in(out)
         if name not in FOLLOWED | REJECTING or any(t.device.type != "cpu" for t in outputs):
             return None
+
         is_small = all(t.numel() <= MOST_ELEMENTS for t in outputs)
         self._has_drawn |= is_small
         if not self.are_followed or self._is_lost:
             return None
+
         given = tensors_in([args, list(kwargs.values())])
         if name in REJECTING or sum(t.nbytes for t in (*given, *outputs)) > MOST_BYTES:
             self._is_lost = True
@@ -95,6 +97,7 @@ class Draws:
         with for_real():
             real_args = [_real(value, values) for value in args]
             real = func(*real_args, **{key: _real(v, values) for key, v in kwargs.items()})
+
         return real if is_known and is_small else None
 
 

@@ -33,6 +33,7 @@ def _grouped_mm(
     """
     for matrix in (a, b):
         _check_strides(matrix)
+
     a_is_2d, b_is_2d = a.dim() == 2, b.dim() == 2
     rows, columns = a.shape[-2], b.shape[-1]
     if a_is_2d and b_is_2d:
@@ -60,6 +61,7 @@ def _check_strides(matrix: torch.Tensor) -> None:
             f"Invalid strides/sizes, got {matrix.stride()} for strides and {tuple(matrix.shape)} "
             "for sizes"
         )
+
     if step * matrix.dtype.itemsize % ALIGNMENT:
         raise RuntimeError(f"strides should be multiple of {ALIGNMENT} bytes")
 
@@ -83,6 +85,7 @@ def missing_ones_run_on_cpu() -> Iterator[None]:
         elsewhere = [arg for arg in fakes if arg.fake_device.type not in ("cpu", "meta")]
         if not elsewhere:
             return run(mode, func, flat_args, spec, error)
+
         device, cpu = elsewhere[0].fake_device, torch.device("cpu")
         back: dict[int, Any] = {}
 

@@ -96,6 +96,7 @@ class _Batches:
             found = self.workload.split_batch(self.real, sizes)
         if not isinstance(found, list | tuple):
             return found
+
         self.hidden.clear()
         fakes = [self._faked(part) for part in found]
         self.parts.update((id(fake), part) for fake, part in zip(fakes, found, strict=True))
@@ -115,6 +116,7 @@ class _Batches:
         faked = map_tensors(fake, batch)
         if self.tracker.device_type == "cpu":
             self.hidden += [self.mode.from_tensor(t).clone() for t in _hidden_tensors(faked)]
+
         return faked
 
 
@@ -126,15 +128,18 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     waiting = [leaf for leaf in tree_leaves(batch) if is_object(leaf)]
     seen = {id(leaf) for leaf in waiting}
+
     while waiting and len(seen) < MOST_OBJECTS:
         for inner in gc.get_referents(waiting.pop()):
             if id(inner) in seen or isinstance(inner, NO_DATA):
                 continue
+
             seen.add(id(inner))
             if not isinstance(inner, torch.Tensor):
                 waiting.append(inner)
             elif not isinstance(inner, FakeTensor) and inner.device.type == "cpu":
                 found.setdefault(inner.untyped_storage()._cdata, inner)
+
     return list(found.values())
 
 

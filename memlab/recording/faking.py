@@ -33,6 +33,7 @@ def unnoticed() -> Iterator[None]:
     types, subclasses = _foreach_supported_types, torch._subclasses
     subclasses.FakeTensor = _NoFakeTensor  # type: ignore[misc,assignment]
     types.append(FakeTensor)
+
     try:
         yield
     finally:
@@ -73,8 +74,10 @@ def copied_as_fakes() -> Iterator[None]:
 
         if type(self) is not torch.Tensor or not self.is_leaf:
             return deepcopy(self, memo)  # type: ignore[no-untyped-call]
+
         if id(self) not in memo:
             memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+
         return memo[id(self)]
 
     torch.Tensor.__deepcopy__ = new_deepcopy  # type: ignore[method-assign]
@@ -96,6 +99,7 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
             # a model that is built for real
             return apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+
         depth += 1
         try:
             for child in self.children() if recurse else ():
@@ -103,6 +107,7 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
             for name, old in self._parameters.items():
                 if old is not None:
                     self._parameters[name] = _converted(old, fn, mode, replaced)
+
             for name, buffer in self._buffers.items():
                 if buffer is not None:
                     self._buffers[name] = fn(buffer)
@@ -111,6 +116,7 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
             if not depth:
                 follow(self, replaced)
                 replaced.clear()
+
         return self
 
     nn_module.Module._apply = new_apply  # type: ignore[method-assign]
@@ -133,11 +139,13 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
     with torch.no_grad():
         data = parameter if is_fake else mode.from_tensor(parameter)
         new = fn(data)
+
     result = parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
     replaced[id(parameter)] = (parameter, result)
     if result is not parameter and is_fake:
         with torch.no_grad():
             vars(result).update(carried(attributes_of(parameter), fn, replaced))
+
     return result
 
 
@@ -149,6 +157,7 @@ def accumulates_in_place(args: Any) -> bool:
     """
     if torch._C._current_autograd_node() is None or torch.is_grad_enabled() or len(args) != 2:
         return False
+
     old, new = args
     return (
         isinstance(new, torch.Tensor)
@@ -189,4 +198,5 @@ def uses_of_own_gradient() -> tuple[int, int]:
         loss = (x * 2).sum() + (x * 3).sum()
         with Count():  # type: ignore[no-untyped-call]
             loss.backward()
+
     return counts[0]

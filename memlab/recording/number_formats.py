@@ -44,10 +44,12 @@ def check_formats(func: Any, args: Sequence[Any]) -> None:
         if len(dtypes) > 1:
             names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise RuntimeError(f"{func}: operands must have the same dtype, but got {names}")
+
     if func in NORMS:
         value, weight = (args[place] for place in NORMS[func])
         if weight is None or value.device.type != "cpu" or value.dtype == weight.dtype:
             return
+
         if value.dtype not in HALVES or weight.dtype != torch.float32:
             raise RuntimeError(
                 f"{func}: input and weight must have the same dtype, but got {value.dtype} and "

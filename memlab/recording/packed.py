@@ -100,17 +100,21 @@ def _padded(
             "Expected total_length to be at least the length of the longest sequence in input, but "
             f"got total_length={total} and max sequence length being {steps}"
         )
+
     out = torch.full(
         (max(total, steps), most, *data.shape[1:]), value, dtype=data.dtype, device=data.device
     )
     lengths: list[int] = []
     done = first = 0
+
     for step in range(1, steps + 1):
         size, following = sizes[step - 1], sizes[step] if step < steps else 0
         if following == size:
             continue
+
         rows = data[done : done + size * (step - first)]
         out[first:step, :size].copy_(rows.view(step - first, size, *data.shape[1:]))
         done, first = done + len(rows), step
         lengths = [step] * (size - following) + lengths
+
     return out.transpose(0, 1) if batch_first else out, torch.tensor(lengths)

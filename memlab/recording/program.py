@@ -106,13 +106,16 @@ class Program:
             if extra and _is_middle(intervals[at]):
                 while _is_middle(intervals[end]):
                     end += 1
+
             for copy in range(extra + 1 if end > at + 1 else 1):
                 for recorded in range(at, end):
                     interval = intervals[recorded]
                     shift = copy if _is_middle(interval) else extra * (interval.micro_batch == 2)
                     moved = replace(interval, micro_batch=interval.micro_batch + shift)
                     parts.append(Part(recorded, copy, moved))
+
             at = end
+
         return parts
 
     def sizes_over_batch(
@@ -125,11 +128,13 @@ class Program:
         at_size, at_other = own.copy(), own.copy()
         if self.differs:
             return at_size, at_other
+
         births = self._births()
         for one, zero in self.partners.items():
             in_one, in_zero = births[one], births[zero]
             at_size[in_zero] = own[in_one]
             at_other[in_one] = own[in_zero]
+
         return at_size, at_other
 
     def trace(self, own: npt.NDArray[np.int64], micro_batch_sizes: Sequence[int]) -> Trace:
@@ -148,6 +153,7 @@ class Program:
         sizes[block[is_birth]] = born
         nbytes = np.where(is_birth, sizes[block], -sizes[block])
         real = (nbytes != 0) & (block >= 0)
+
         return Trace(
             address=block[real],
             nbytes=nbytes[real],
@@ -181,6 +187,7 @@ class Program:
         at_size, at_other = self.sizes_over_batch(own)
         if self.size == self.other_size:
             return at_size[self.layout.block[order]]
+
         mean = sum(micro_batch_sizes) / len(micro_batch_sizes)
         samples = np.array(
             [
@@ -207,6 +214,7 @@ class Program:
         extra = int(copy.max(initial=0))
         if not extra:
             return block
+
         count = int(self.layout.block.max()) + 1
         is_middle = np.array([_is_middle(i) for i in self.recording.intervals])
         birth_interval = np.zeros(count, np.int64)
@@ -233,6 +241,7 @@ class Program:
             rows, next_rows = slice(*row_of[index]), slice(*row_of[following])
             freed = ~self.layout.is_birth[rows]
             successor[self.layout.block[rows][freed]] = self.layout.block[next_rows][freed]
+
         return successor
 
     def names_of(self, parts: Sequence[Part]) -> list[str]:
@@ -280,6 +289,7 @@ def program_of(recording: Recording, sizes: tuple[int, ...], other_size: int) ->
         other_size=other_size,
         differs="",
     )
+
     return replace(program, differs=_difference(program))
 
 
@@ -288,16 +298,19 @@ def _difference(program: Program) -> str:
     recording, layout = program.recording, program.layout
     if recording.is_ragged:
         return "the batch has another shape"
+
     names = _by_interval(recording)
     births = program._births()
     rows = _slices(layout.interval, len(recording.intervals))
     pairs = list(program.partners.items())
+
     if program.num_recorded == MOST_RECORDED:
         pairs += [
             (recording.intervals.index(replace(i, micro_batch=2)), at)
             for at, i in enumerate(recording.intervals)
             if _is_middle(i)
         ]
+
     for one, zero in pairs:
         same_rows = np.array_equal(
             layout.is_birth[slice(*rows[one])], layout.is_birth[slice(*rows[zero])]
@@ -307,6 +320,7 @@ def _difference(program: Program) -> str:
             return _first_difference(names[one], names[zero], recording.intervals[one])
         if not same_rows and not is_data:
             return f"{recording.intervals[one].phase} frees in another order"
+
     return ""
 
 
@@ -328,6 +342,7 @@ def _partners(intervals: Sequence[Interval]) -> dict[int, int]:
     for at, i in enumerate(intervals):
         if i.step in (0, 1) and i.phase is not Phase.OPTIMIZER:
             (one if i.step else zero)[replace(i, step=0)].append(at)
+
     partners = {
         mine: theirs
         for interval, places in one.items()

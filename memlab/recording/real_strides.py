@@ -34,13 +34,16 @@ def as_on_cpu(func: Any, signature: Signature, out: Any) -> Any:
     """Return an operator's fake outputs with the order of dimensions that a CPU gives them."""
     if func in CONTIGUOUS or func._schema.is_mutable or torch.Tag.pointwise in func.tags:
         return out
+
     specs = [spec for spec in tensors_of(signature) if len(spec.stride) == len(spec.shape)]
     # dimensions of size one count too: their strides show whether an image is channels last
     if all(spec.stride == _strides(spec.shape, range(len(spec.shape))) for spec in specs):
         return out
+
     orders = _orders(signature)
     if len(orders) != len(tensors_in(out)):
         return out
+
     each = iter(orders)
     return pytree.tree_map_only(torch.Tensor, lambda fake: _ordered(fake, next(each)), out)
 
@@ -55,6 +58,7 @@ def _orders(signature: Signature) -> tuple[Order | None, ...]:
             # at least two rows, since the stride of a dimension of size one shows nothing
             part = smaller(signature, max(MOST_BYTES / nbytes, 2 / max(2, largest.shape[0])))
             signature = signature if part is None else part[0]
+
         with for_real(), as_in_training():
             return tuple(_order_of(tensor) for tensor in tensors_in(prepare(signature)()()))
     except Exception:  # an operator that cannot run alone keeps its fake strides

@@ -49,6 +49,7 @@ class Repeats:
         is_plain = self._is_plain(args, kwargs, None) and all(self._is_ours(t) for t in tensors)
         if not tensors or not is_plain:
             return
+
         specs: tuple[TensorSpec, ...] | None = None
         if func._schema.is_mutable:
             if torch.Tag.inplace_view in func.tags:  # it changes its argument's shape
@@ -61,6 +62,7 @@ class Repeats:
             if len(storages) != len(tensors) or not all(_is_whole(t) for t in tensors):
                 return
             specs = tuple(TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+
         self._outputs[signature] = _Outputs(
             specs,
             type(out) if isinstance(out, tuple | list) else None,
@@ -90,6 +92,7 @@ class Repeats:
                 )
                 for spec in known.specs
             ]
+
         return made[0] if known.container is None else known.container(made)
 
     def _is_plain(
@@ -119,6 +122,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
             tensors.append(arg)
         elif isinstance(arg, list | tuple):
             tensors += [item for item in arg if isinstance(item, torch.Tensor)]
+
     return tensors
 
 

@@ -41,8 +41,10 @@ class SavedNumbers:
             forward, nbytes = self._last
             self._blocks[forward] = self._begin(nbytes)
             self._last = None
+
         if func not in SAVING or isinstance(args[1], torch.Tensor):
             return
+
         is_saved = torch.is_grad_enabled() and args[0].requires_grad
         # hooks on saved tensors, such as those of a recompute, keep the number in their own way
         if is_saved and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:

@@ -177,10 +177,12 @@ class Sparse:
             summed = room if count == most else (room[0][:, :count], room[1][:count])
             if merged is not None:
                 self._values.learn(summed[0], merged)
+
             return summed
 
         if most > x.numel():  # both kernels then merge equal indices
             raise self.refusal(aten.add_.Tensor)
+
         return torch.cat([indices, new_indices], 1), torch.cat([values, new_values])
 
     def _merged(self, rows: int, first: Any, second: Any) -> torch.Tensor | None:
@@ -194,6 +196,7 @@ class Sparse:
                 "value",
             )
             return None
+
         with for_real():
             a, b = (
                 torch.sparse_coo_tensor(indices, torch.zeros(indices.shape[1], 1), (rows, 1))
@@ -221,6 +224,7 @@ def _bag_backward(
         counts = offsets.new_zeros(indices.shape[0] + 1)
         counts.index_add_(0, offsets, torch.ones_like(offsets))
         bag_of = counts.cumsum(0)[:-1]
+
     backward = aten._embedding_bag_sparse_backward.default
     return backward.decompose(
         gradient, indices, offsets, bag_of, sizes, rows, scale, mode, weights, *padding

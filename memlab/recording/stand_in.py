@@ -108,6 +108,7 @@ def device() -> torch.device:
     backend_registration._setup_privateuseone_for_python_backend(NAME, *registered)
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
+
     for name in stand_in_kernels.MODES:
         kernel = stand_in_kernels.recurrent(name)
         library.impl(f"{name}.input", kernel, "AutogradPrivateUse1")
@@ -115,11 +116,13 @@ def device() -> torch.device:
         on_packed = stand_in_kernels.recurrent_on_packed(name)
         library.impl(f"{name}.data", on_packed, "AutogradPrivateUse1")
         library.impl(f"{name}.data", on_packed, stand_in_autocast.KEY)
+
     library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
         library.impl(
             "_fused_sgd_", lambda *_, **__: None, "Meta"
         )  # torch 2.13 has all but this one
+
     # torch keeps no reference of its own
     _KEPT.extend((*registered, library, *stand_in_autocast.register()))
     return torch.device(NAME, 0)
@@ -139,6 +142,7 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     # torch.tensor(..., device=...) then moves by an operator that fake tensors see
     torch._C._set_only_lift_cpu_tensors(True)
     formats = stand_in_kernels.cudnn_memory_format()
+
     try:
         kernels = stand_in_kernels.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():

@@ -53,6 +53,7 @@ def attention(
     is_flash = _is_ampere and torch.backends.cuda.flash_sdp_enabled() and head_dim <= FLASH_HEAD_DIM
     if plain and is_flash and attn_mask is None and query.dtype in HALF:
         return _flash(query, key, value, dropout_p, is_causal, scale)
+
     same_heads = query.size(1) == key.size(1) == value.size(1)
     aligned = head_dim % (4 if query.dtype is torch.float32 else 8) == 0
     has_format = _is_ampere or query.dtype is not torch.bfloat16
@@ -65,6 +66,7 @@ def attention(
             query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
         return out
+
     math = aten._scaled_dot_product_attention_math
     out = math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -95,6 +97,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
             mask.logical_not(), -torch.inf
         )
+
     length = mask.size(-1)
     if length % 16:
         mask = torch.nn.functional.pad(mask, (0, -length % 16))[..., :length]
@@ -142,6 +145,7 @@ def _cudnn_rnn(
     projected = hidden.size(2) if hidden.size(2) != size else 0
     stride = (4 if has_biases else 2) + (1 if projected else 0)
     dtype = lower_dtype(x.device.type)
+
     with without_autocast():
         given = (x, params, hidden, cell)
         x, weights, hx, cx = given if dtype is None else [cast(v, dtype) for v in given]

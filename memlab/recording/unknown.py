@@ -61,9 +61,11 @@ class Guesses:
             latest_first = dict.fromkeys(reversed(self.read))
             others = [site for site in latest_first if site not in self.turned]
             self._candidates = others[:MOST_CANDIDATES]
+
         self._attempts += 1
         if not self._candidates or self._attempts > MOST_ATTEMPTS:
             return False
+
         self.turned = self._kept | {self._candidates.pop(0)}
         return True
 
@@ -113,15 +115,18 @@ class UnknownValues:
             return True
         if func is not aten._local_scalar_dense.default:
             raise self._refusal(func, "depends on values")
+
         self._guesses.read.append(site)
         is_turned = site in self._guesses.turned
         value = self._guess(args[0], _module(frame)) != is_turned
         dtype = args[0].dtype
         kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
         typed = kind(value)
+
         if matters and not is_turned:
             doubt = "value" if dtype.is_floating_point else "branch"
             self._assume(f"{_line(frame)} reads a value", f"assumed {typed!r}", doubt)
+
         return typed
 
     def _guess(self, tensor: Any, module: str) -> bool:
@@ -145,6 +150,7 @@ class UnknownValues:
             shape = (args[0].numel(), args[0].dim())
             # column by column, on a CPU and on CUDA alike
             return args[0].new_empty_strided(shape, (1, shape[0]), dtype=torch.int64)
+
         if func is aten.masked_select.default:
             self._assume(does, "assumed that the mask is full", "branch")
             return args[0].new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
@@ -152,6 +158,7 @@ class UnknownValues:
             return self._packed(args, does)
         if func in CTC:
             return self._aligned(args, does)
+
         raise self._refusal(func, "has a shape that depends on values")
 
     def shaped(self, args: Any, real: Any) -> Any:
@@ -166,10 +173,12 @@ class UnknownValues:
         data, lengths, batch_first = args
         steps, samples = data.shape[int(batch_first)], data.shape[1 - int(batch_first)]
         counts = self.values.of(lengths)
+
         if counts is None:
             self._assume(does, "assumed that every sequence is of full length", "value")
             with for_real():
                 counts = torch.full((samples,), steps)
+
         self._say_if_picked([lengths], does)
         return packed(data, counts, batch_first)
 
@@ -187,9 +196,11 @@ class UnknownValues:
                 counts = None if known is None else known.tolist()
         else:
             counts = list(lengths)
+
         if counts is None:
             self._assume(does, "assumed that every text is of full length", "value")
             counts = [targets.shape[1] if targets.dim() > 1 else targets.numel() // samples]
+
         longest = max(counts, default=0)
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
@@ -242,6 +253,7 @@ def _reader() -> FrameType:
         if not name.startswith(core) or name.startswith("torch.optim"):
             return frame
         frame = frame.f_back  # type: ignore[assignment]
+
     return first
 
 
@@ -263,6 +275,7 @@ def _guards_an_error(site: Site) -> bool:
         tree = _parsed(site.file)
     except SyntaxError:
         return False
+
     found = [
         node
         for node in ast.walk(tree)
@@ -271,9 +284,11 @@ def _guards_an_error(site: Site) -> bool:
     ]
     if not found:
         return False
+
     statement = max(found, key=lambda node: node.lineno)
     if isinstance(statement, ast.Assert):
         return True
+
     return any(isinstance(inner, ast.Raise) for inner in (*statement.body, *statement.orelse))
 
 

@@ -120,10 +120,12 @@ class Values:
         """
         if not self._known and func not in CONSTANTS:
             return None
+
         most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
         if any(tensor.numel() > most for tensor in tensors_in([out, args])):
             self.forget_written(func, args, kwargs)
             return self._on_uniform(func, args, kwargs, out)
+
         real_args = self._real(args)
         real_kwargs = None if real_args is None else self._real(list(kwargs.values()))
         if real_args is None or real_kwargs is None or _is_random(func):
@@ -132,6 +134,7 @@ class Values:
             return None
         if func not in CONSTANTS and not tensors_in(real_args):
             return None
+
         with for_real():
             return func(*real_args, **dict(zip(kwargs, real_kwargs, strict=True)))
 
@@ -142,10 +145,12 @@ class Values:
         is_known = torch.Tag.pointwise in func.tags or func in REDUCTIONS
         if not is_known or func._schema.is_mutable or kwargs or not isinstance(out, torch.Tensor):
             return None
+
         real_args = self._real(args)
         tensors = [] if real_args is None else tensors_in(real_args)
         if real_args is None or not tensors or not all(_is_uniform(t) for t in tensors):
             return None
+
         with for_real():
             one = [t.as_strided((), ()) if isinstance(t, torch.Tensor) else t for t in real_args]
             return func(*one).expand(out.shape)
@@ -162,6 +167,7 @@ class Values:
                 return {}
             with for_real():
                 return {0: torch.tensor(says).expand(out.shape)}
+
         if func is aten.rand.default and not out.dim():
             self._chances[id(out)] = out
         if func in CHANCES and self._chances.get(id(args[0])) is args[0]:
@@ -170,12 +176,15 @@ class Values:
                 return {}
             with for_real():
                 return {0: torch.tensor(says)}
+
         if func not in PICKS:
             return {}
+
         place = PICKS[func]
         picked = out if isinstance(out, torch.Tensor) else out[place]
         if picked.numel() > MOST_PICKED:
             return {}
+
         return {place: _evenly(func, args, picked)}
 
     def sum_of(self, fake: Any) -> int | None:
@@ -200,9 +209,12 @@ class Values:
             elif value is None:
                 found.append(None)
                 continue
+
             if real is None:
                 return None
+
             found.append(real)
+
         return found
 
     def forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -210,11 +222,13 @@ class Values:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
+
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 real = self.of(tensor) if isinstance(tensor, torch.Tensor) else None
                 if real is None:
                     continue
+
                 storage = real.untyped_storage()._cdata
                 self._known = {
                     key: known
@@ -249,9 +263,11 @@ def _evenly(func: Any, args: Sequence[Any], picked: torch.Tensor) -> torch.Tenso
         with for_real():
             count = max(1, scores.numel() // max(1, picked.numel()))
             return torch.arange(picked.numel()).remainder(count).view(picked.shape)
+
     dim = _dim_of(func, args)
     most, count = scores.shape[dim] if scores.dim() else 1, picked.shape[dim]
     rows = picked.numel() // max(1, count)
+
     with for_real():
         step = count if count < most else 1
         row, column = torch.arange(rows)[:, None], torch.arange(count)

@@ -1,4 +1,4 @@
-"""Records: what real devices did, kept as lines of JSON, and played back elsewhere.
+"""Records: measurements of real devices as lines of JSON, shown on machines without them.
 
 - `records.py`: lines, files, and how they are read.
 - `recorded.py`: `memlab.recorded` and `memlab.recordings`.

@@ -1,4 +1,4 @@
-"""`recorded` and `recordings`: what real devices did, played back on a machine without them.
+"""`recorded` and `recordings`: results of real devices, shown on a machine without them.
 
 The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left out: workloads that
 are not of the zoo, since nobody could tell that a record is of the same one.
@@ -40,7 +40,7 @@ from memlab.workload import Workload
 
 FOLDER = Path(__file__).parent / "data"
 NUM_NEAREST = 3
-SAID = ", recorded"  # after a device's name, so that nobody takes it for this machine's own
+SAID = ", recorded"  # after a device's name, to distinguish it from a device of this machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class DeviceRecord:
 
     @property
     def fitting(self) -> tuple[RecordedRun, ...]:
-        """The runs that constants may be chosen by: all that are not set aside."""
+        """The runs by which constants may be chosen: all that are not held out."""
         return tuple(run for run in self.runs if not run.holdout)
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def recordings() -> tuple[DeviceRecord, ...]:
 
 
 def read_record(path: Path) -> DeviceRecord | None:
-    """Return the record in a file, as far as it is good; None if that is not even its first line.
+    """Return the record in a file up to the first damage; None if the first line is damaged.
 
     Raises:
         MemlabError: it has a schema that this version does not know.
@@ -110,6 +110,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
         name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
     except DAMAGE:
         return None
+
     runs, notes = [], [lines.damage] if lines.damage else []
     every = lines.of(Kind.RUN)
     for line in every:
@@ -117,8 +118,10 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
             run = _as_built(RecordedRun.from_line(line, name + SAID))
             _spec_of_run(run)  # raises for options that the zoo does not have
             runs.append(run)
+
     if len(runs) < len(every):
         notes.append(f"{len(every) - len(runs)} damaged runs of {path} were dropped.")
+
     return DeviceRecord(
         name=name,
         title=title,
@@ -150,6 +153,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
         if run.result.config == config_as_built(config):
             said = (*run.result.notes, *record.notes)
             return dataclasses.replace(run.result, config=config, notes=said)
+
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
         message=_missing(workload, config, record),
@@ -162,7 +166,7 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
 
 
 def is_recorded(device: object) -> bool:
-    """Return whether a device is one that is played back, by its name alone.
+    """Return whether a device name means a recorded device.
 
     >>> is_recorded("h200, recorded"), is_recorded("h200")
     (True, False)
@@ -171,7 +175,7 @@ def is_recorded(device: object) -> bool:
 
 
 def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepConfig]:
-    """Return the recorded settings of a workload, those first that differ least from a config.
+    """Return the recorded settings of a workload, ordered by how little they differ from a config.
 
     Raises:
         DeviceError: nothing is recorded of the device.
@@ -229,6 +233,7 @@ def record_of(device: str) -> DeviceRecord:
     for record in every:
         if record.name in wanted:
             return record
+
     names = ", ".join(repr(record.name) for record in every) or "none yet"
     raise DeviceError(
         f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
@@ -237,7 +242,7 @@ def record_of(device: str) -> DeviceRecord:
 
 
 def _spec(workload: Workload) -> Any:
-    """Return the sizes of a workload of the zoo, None of any other."""
+    """Return the sizes of a workload of the zoo; None for any other."""
     spec = getattr(workload.build_model, "__self__", None)
     return spec if type(spec) in {type(known) for known in workloads.SPECS.values()} else None
 
@@ -254,6 +259,7 @@ def _missing(workload: Workload, config: StepConfig, record: DeviceRecord) -> st
             f"{workload.name} of these sizes is not recorded on {record.name}; recorded are: "
             f"{'; '.join(known)}"
         )
+
     return (
         f"{workload.name}, {config} is not recorded on {record.name}; the nearest that are: "
         f"{'; '.join(map(str, near))}"
@@ -273,7 +279,7 @@ def _distance(config: StepConfig, other: StepConfig) -> tuple[int, float]:
 
 
 def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
-    """Return what a prediction for a recorded device is for: operators cost what they did there.
+    """Return the target of a prediction for a recorded device, with its costs of operators.
 
     Args:
         record: of the device.
@@ -284,16 +290,19 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
     overheads: dict[Phase, float] = {}
     for line in record.lines.of(Kind.OPERATORS):
         if "packed" not in line:
-            continue  # it ended otherwise than ok
-        with contextlib.suppress(*DAMAGE):  # what is not known is said by the prediction
+            continue  # the run did not end as ok
+
+        with contextlib.suppress(*DAMAGE):  # the prediction itself reports unknown costs
             here = {Phase(name): _overhead(value) for name, value in line["overheads"].items()}
             if line["tf32"] == tf32:
                 operators |= costs_from_line(line)
             overheads |= here
+
     card = cards.find(record.name) if record.is_card else None
     if card is not None:
         size = record.lines.of(Kind.VISIT)[0].get("memory_bytes", 0)
         card = dataclasses.replace(card, memory_bytes=parse_bytes(size, "memory_bytes"))
+
     return Target(
         kind="cuda" if record.is_card else "cpu",
         card=card,
@@ -303,7 +312,7 @@ def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
 
 
 def _overhead(value: Any) -> float:
-    """Return a recorded time of what an operator takes besides its kernel.
+    """Return the recorded time that an operator takes besides its kernel.
 
     Raises:
         ValueError: it is none.
@@ -314,7 +323,7 @@ def _overhead(value: Any) -> float:
 
 
 def device_name(device: torch.device, title: str) -> str:
-    """Return what a device of this machine is called in a record.
+    """Return the name of a device of this machine in records.
 
     >>> device_name(torch.device("cpu"), "AMD EPYC 7B13")
     'amd-epyc-7b13'

@@ -1,8 +1,8 @@
-"""Records: what real devices did, kept as lines of JSON in files that only grow.
+"""Records: measurements of real devices, as lines of JSON in files that only grow.
 
-A line is one object: its schema, its kind, and what a thing of that kind holds. Every line is
-complete by itself, so that a file that was cut or damaged is good up to there. Timelines and
-holdings stand in a line as compressed text, and come back as they were, to the byte.
+A line is one object with its schema, its kind, and the data of that kind. Every line is complete by
+itself, so a file that was cut off or damaged is valid up to that line. Timelines and holdings are
+stored as compressed text and restored to the byte.
 """
 
 import base64
@@ -31,15 +31,15 @@ from memlab.trace import CATEGORIES, Timeline
 SCHEMA = 1
 SUFFIX = ".jsonl"
 MOST_BYTES = GIB  # of a file
-MOST_UNPACKED_BYTES = 2**28  # of one timeline or one list: a few bytes can unpack to gigabytes
+MOST_UNPACKED_BYTES = 2**28  # of one timeline or list, since a few bytes can unpack to gigabytes
 MOST_UNITS = 2**62  # bytes or seconds of a step
-# what reading a line that was written otherwise raises
+# errors that reading a damaged line may raise
 DAMAGE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 INT = "<i8"  # of packed arrays, whatever the machine
 
 
 class Kind(StrEnum):
-    """What a line holds."""
+    """The kind of data in a line."""
 
     VISIT = "visit"
     RUN = "run"
@@ -71,7 +71,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> Lines:
-    """Return the lines of a file up to the first damaged one; of a file that is not there, none.
+    """Return the lines of a file up to the first damaged one; none if the file does not exist.
 
     Raises:
         MemlabError: a line has a schema that this version of memlab does not know.
@@ -81,32 +81,38 @@ def read_lines(path: Path) -> Lines:
     except OSError as error:
         said = f"{path} cannot be read ({error}); nothing of it is used."
         return Lines(path=path, content=(), kept_bytes=0, damage=said)
+
     content: list[dict[str, Any]] = []
     kept = 0
     *whole, rest = raw.split(b"\n")
+
     for number, text in enumerate(whole, 1):
         line = _parsed(text)
         if line is None:
             rest = text
             break
+
         if line["schema"] != SCHEMA:
             raise MemlabError(
                 f"{path}, line {number}: schema={line['schema']!r}; allowed is {SCHEMA}: this file "
                 "was written by another version of memlab, so read it with that one or a newer one"
             )
+
         content.append(line)
         kept += len(text) + 1
+
     damage = ""
     if rest:
         damage = (
             f"{path}, line {len(content) + 1} is damaged or cut short: kept are the "
             f"{len(content)} lines before it, {kept} of {len(raw)} bytes."
         )
+
     return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return what a file holds; of a file that is not there, nothing.
+    """Return the bytes of a file; no bytes if the file does not exist.
 
     Raises:
         OSError: it is no file, or larger than a record can be.
@@ -119,7 +125,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return the object of a line, None if it is none or what is packed in it does not unpack."""
+    """Return the object of a line; None if it is damaged or its packed data cannot be unpacked."""
     try:
         line = _from_json(text)
         if not isinstance(line, dict) or not {"schema", "kind"} <= line.keys():
@@ -128,6 +134,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
             _unpacked(packed)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return None
+
     return line
 
 
@@ -151,7 +158,7 @@ def _from_json(text: str | bytes) -> Any:
 
 
 def cut_damage(lines: Lines) -> None:
-    """Move what lies from the damage on into a file beside, so that lines can be appended again."""
+    """Move everything from the damage on to another file, so that lines can be appended again."""
     if not lines.damage:
         return
     raw = lines.path.read_bytes()
@@ -161,7 +168,7 @@ def cut_damage(lines: Lines) -> None:
 
 
 def append(path: Path, kind: Kind, content: Mapping[str, Any]) -> None:
-    """Add one line to the file and see it on the disk: a cut loses at most what comes after."""
+    """Append one line and flush it to the disk, so an interruption loses at most what follows."""
     text = json.dumps({"schema": SCHEMA, "kind": str(kind), **content}, separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -206,6 +213,7 @@ class RecordedRun:
         bare = dataclasses.replace(self.result, timeline=None, peak_holdings=())
         holdings = [holding.to_dict() for holding in self.result.peak_holdings]
         timeline = self.result.timeline
+
         return data | {
             "options": dict(self.options),
             "before_reading": list(self.before_reading),
@@ -236,6 +244,7 @@ class RecordedRun:
         if packed["timeline"] is not None:
             timeline = _timeline(_unpacked(packed["timeline"]))
             result = dataclasses.replace(result, timeline=timeline)
+
         _check_numbers(result)
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{
@@ -248,7 +257,7 @@ class RecordedRun:
 
 
 def _check_numbers(result: StepResult) -> None:
-    """Raise ValueError for a result that holds what no step can cost."""
+    """Raise ValueError for a result with numbers that are not possible."""
     sizes = [
         result.peak_allocated_bytes,
         result.peak_reserved_bytes,
@@ -260,6 +269,7 @@ def _check_numbers(result: StepResult) -> None:
     for size in sizes:
         if size is not None and (type(size) is not int or not 0 <= size <= MOST_UNITS):
             raise ValueError("a size is none")
+
     times = [result.step_seconds, result.samples_per_second, *result.step_seconds_all]
     for time in times:
         if time is not None and (type(time) not in (int, float) or not 0 < time < MOST_UNITS):
@@ -273,7 +283,7 @@ def _check_numbers(result: StepResult) -> None:
 
 
 def _agrees(result: StepResult) -> bool:
-    """Return whether a result's peak is made of its parts, and its time is one of its times."""
+    """Return whether a result's peak is the sum of its parts, and its time within its times."""
     peak, reserved = result.peak_allocated_bytes, result.peak_reserved_bytes
     if peak is not None:
         parts = result.peak_by_category
@@ -285,7 +295,7 @@ def _agrees(result: StepResult) -> bool:
 
 
 def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
-    """Return what operators cost as plain JSON types; `costs_from_line` gives it back."""
+    """Return costs of operators as plain JSON types; `costs_from_line` reads them back."""
     rows = {
         to_text(signature): list(dataclasses.astuple(cost)) for signature, cost in costs.items()
     }
@@ -294,7 +304,7 @@ def costs_to_line(costs: Mapping[Signature, OperatorCost]) -> dict[str, Any]:
 
 
 def costs_from_line(line: Mapping[str, Any]) -> dict[Signature, OperatorCost]:
-    """Return the costs that `costs_to_line` wrote; rows that cannot be are left out.
+    """Return the costs that `costs_to_line` wrote; damaged rows are left out.
 
     Raises:
         ValueError, LookupError or TypeError: the line is damaged.
@@ -320,13 +330,16 @@ def _unpacked(text: str | None) -> bytes:
     """
     if text is None:
         return b""
+
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_UNPACKED_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from None
+
     if not unpacking.eof:
         raise ValueError(f"it is cut, or unpacks to more than {format_bytes(MOST_UNPACKED_BYTES)}")
+
     return data
 
 
@@ -342,6 +355,7 @@ def _timeline(deltas: bytes) -> Timeline:
     columns = np.frombuffer(deltas, INT).reshape(len(CATEGORIES) + 3, -1)
     table = np.cumsum(columns.astype(np.int64), axis=1).T
     phase, micro_batch, operator = table[:, len(CATEGORIES) :].T
+
     return Timeline(
         bytes_by_category=np.ascontiguousarray(table[:, : len(CATEGORIES)]),
         phase=phase.astype(np.int8),

@@ -1,4 +1,4 @@
-"""Sending: what of a person's own a worker needs to run their workload as it is now.
+"""Collect everything that a worker needs to run a person's workload as it is now.
 
 - `by_value.py`: what a notebook defines, pickled by value.
 - `own_values.py`: what a notebook has set on imported modules.

@@ -28,11 +28,11 @@ def dumps(value: Any) -> bytes:
 
 @functools.cache
 def pickler() -> Any:
-    """Return the class that pickles; it takes a stream."""
-    import cloudpickle  # late: `import memlab` need not wait for it
+    """Return the pickler class, which takes a stream."""
+    import cloudpickle  # late, so that `import memlab` need not wait for it
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Pickles what the decorators of `functools` make by value too."""
+        """Pickles by value also what the decorators of `functools` make."""
 
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is LRU_CACHE and not _is_found_by_name(obj):
@@ -51,7 +51,7 @@ def _cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> A
 
 
 def _is_found_by_name(function: Any) -> bool:
-    """Return whether another process that imports its module finds this very function there."""
+    """Return whether a process that imports the function's module finds this function there."""
     module = getattr(function, "__module__", None)
     if module in (None, "__main__"):
         return False

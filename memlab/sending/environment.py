@@ -1,4 +1,4 @@
-"""The environment variables of a worker: the caller's, as they are when a job begins.
+"""Give a worker the caller's environment variables as they are when a job begins.
 
 A variable that nobody in the worker has looked at yet is simply set. One that was looked at (by a
 library as it was imported, say), or that native code may have read by itself, needs a new worker.
@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# read by native code, which does not ask Python
+# variables that native code reads without Python
 NATIVE = (
     "ATEN", "BLIS", "CUBLAS", "CUDA", "CUDNN", "DNNL", "GLIBC", "GOMP", "HIP", "HSA", "KMP", "LANG",
     "LC_", "LD_", "MALLOC", "MKL", "NCCL", "NUMEXPR", "NVIDIA", "OMP", "ONEDNN", "OPENBLAS",
@@ -17,14 +17,14 @@ NATIVE = (
 
 
 class Environment:
-    """The variables that this process was started with, and which of them were looked at."""
+    """The variables that this process was started with, and which of them were read."""
 
     def __init__(self) -> None:
         self._set = dict(os.environ)
         self._read: set[str] = set()
 
     def watch(self) -> None:
-        """Note which variables are looked at, from now on."""
+        """From now on, record which variables are read."""
         get, noted = os._Environ.__getitem__, self._read
 
         def getitem(self: Any, key: Any) -> Any:
@@ -33,7 +33,7 @@ class Environment:
             return get(self, key)
 
         def copy(self: Any) -> dict[str, str]:
-            # for a process that is started, which is no look at any of them
+            # starting a process copies all variables, which does not count as reading them
             return {self.decodekey(k): self.decodevalue(v) for k, v in self._data.items()}
 
         os._Environ.__getitem__ = getitem  # type: ignore[method-assign]
@@ -45,10 +45,12 @@ class Environment:
         changed = [name for name in names if callers.get(name) != self._set.get(name)]
         if any(name in self._read or name.startswith(NATIVE) for name in changed):
             return False
+
         for name in changed:
             if name in callers:
                 os.environ[name] = callers[name]
             else:
                 os.environ.pop(name, None)
+
         self._set = dict(callers)
         return True

@@ -1,16 +1,16 @@
-"""What a notebook has set on a person's own modules: sent along, and set in the worker as well.
+"""Send values that a notebook has set on a person's own modules, and set them in the worker.
 
-The worker imports a person's modules anew, from their files. So a value that was set on one of them
-afterwards (`mymodule.WIDTH = 200`, `MyModel.width = 7`, `mymodule.block = a_function_of_mine`)
-has to be sent. All plain values of these modules are: the worker sets those that differ.
+The worker imports a person's modules from their files. So a value that was set on one of them after
+the import (`mymodule.WIDTH = 200`, `MyModel.width = 7`, `mymodule.block = a_function_of_mine`) has
+to be sent. All plain values of these modules are sent, and the worker sets those that differ.
 
-A file that was edited after it was imported here is another case: there the newest file counts, and
-the values of the old one are not sent. What is known of it is the bytecode that Python keeps, which
-is of the present file if the module was imported, or reloaded, since. Where it keeps none, the file
-is taken to be what was imported as long as it is as memlab first saw it.
+If a file was edited after it was imported here, the newest file counts and no values are sent. To
+find out, memlab looks at Python's bytecode cache, which belongs to the present file if the module
+was imported or reloaded since the edit. If there is no bytecode, the file is assumed to be
+unchanged as long as it is the same as when memlab first saw it.
 
-Not sent are values of other kinds (a tokenizer, a lock), what holds more than `MOST_BYTES`, and
-what was deleted.
+Left out: values of other kinds (a tokenizer, a lock), values above `MOST_BYTES`, and attributes
+that were deleted.
 """
 
 import enum
@@ -46,20 +46,23 @@ def own_values(own_files: Mapping[str, str]) -> dict[str, dict[tuple[str, ...], 
             continue
         if not _is_of_present_file(module, file):
             continue
+
         if values := _values_of(module):
             found[name] = values
+
     return found
 
 
-_first_seen: dict[str, tuple[int, int, int]] = {}  # module and file, as they were first met
+_first_seen: dict[str, tuple[int, int, int]] = {}  # module and file, as memlab first saw them
 
 
 def _is_of_present_file(module: types.ModuleType, file: str) -> bool:
-    """Return whether a module was imported from what its file holds now, as far as is known."""
+    """Return whether a module was imported from the present contents of its file, if known."""
     try:
         source, cache = os.stat(file), importlib.util.cache_from_source(file)
     except (OSError, NotImplementedError):
         return False
+
     seen = id(module), source.st_mtime_ns, source.st_ctime_ns
     try:
         with open(cache, "rb") as stream:
@@ -70,6 +73,7 @@ def _is_of_present_file(module: types.ModuleType, file: str) -> bool:
         if first is None or first[0] != id(module):
             _first_seen[file] = seen
         return _first_seen[file] == seen
+
     stamp = (int(source.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
     size = (source.st_size & 0xFFFFFFFF).to_bytes(4, "little")
     is_same = header[8:16] == stamp + size
@@ -87,6 +91,7 @@ def _values_of(module: types.ModuleType) -> dict[tuple[str, ...], bytes]:
             continue
         if len(pickled) <= MOST_BYTES:
             found[names] = pickled
+
     return found
 
 
@@ -96,6 +101,7 @@ def _listed(module: types.ModuleType) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in vars(module).copy().items():
         if key.startswith("__"):
             continue
+
         if isinstance(value, type) and value.__module__ == name:
             for inner, of_class in vars(value).copy().items():
                 if not inner.startswith("__") and _is_sent(name, inner, of_class):
@@ -110,7 +116,7 @@ def _listed(module: types.ModuleType) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _is_sent(module: str, key: str, value: Any) -> bool:
     if isinstance(value, FUNCTIONS):
-        # what the module defines itself is in its file; what stands under another name was set
+        # a definition under its own name is in the file; under another name it was set
         is_its_own = value.__module__ == module and value.__qualname__.rpartition(".")[2] == key
         return not is_its_own
     return is_plain(value)
@@ -127,7 +133,7 @@ def _is_config(value: Any) -> bool:
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a value is one that can be sent and compared."""
+    """Return whether a value can be sent and compared."""
     if isinstance(value, SCALARS + OF_TORCH):
         return True
     if type(value) in (np.ndarray, torch.Tensor, torch.nn.Parameter):
@@ -138,11 +144,12 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return all(is_plain(each, depth + 1) for each in value)
     if type(value) is dict:
         return all(is_plain(k, depth + 1) and is_plain(v, depth + 1) for k, v in value.items())
+
     return False
 
 
 class OwnValues:
-    """What one job sets on a person's modules, and how it is put back.
+    """The values that one job sets on a person's modules, and how to restore the old ones.
 
     Attributes:
         values: as `own_values` gives them.
@@ -155,7 +162,7 @@ class OwnValues:
         self._undo: list[functools.partial[None]] = []
 
     def set_all(self) -> None:
-        """Set the values of all modules that are imported by now."""
+        """Set the values of all modules that are already imported."""
         self.is_set = True
         for name in self.values:
             self.set(name)
@@ -167,24 +174,27 @@ class OwnValues:
         module = sys.modules.get(name)
         if module is None:
             return
+
         for (*owners, key), pickled in self.values.get(name, {}).items():
             owner: Any = module
             for step in owners:
                 owner = vars(owner).get(step)
             if not hasattr(owner, "__dict__"):
                 continue
+
             old = vars(owner).get(key, MISSING)
             try:
                 new = pickle.loads(pickled)
                 is_same = is_equal(old, new)
             except Exception:  # whatever the class of a value does: it is one of another kind
                 continue
+
             if not is_same:
                 self._undo.append(functools.partial(_put, owner, key, old))
                 _put(owner, key, new)
 
     def put_back(self) -> None:
-        """Set everything to what the files say."""
+        """Restore the values that the files define."""
         for undo in reversed(self._undo):
             undo()
 
@@ -199,7 +209,7 @@ def _put(owner: Any, key: str, value: Any) -> None:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether two values are the same to a run."""
+    """Return whether two values make no difference for a run."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -210,4 +220,5 @@ def is_equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(is_equal, a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(is_equal(a[key], b[key]) for key in a)
+
     return bool(a == b)

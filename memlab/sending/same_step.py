@@ -1,13 +1,14 @@
-"""Which step a job runs, so that a prediction finds what was measured of the very same step.
+"""Identify the step of a job, so that a prediction finds measurements of exactly the same step.
 
-A step is what a person's functions and values make of it. So it is told by what is sent to the
-worker: the workload and the config as cloudpickle writes them, values that were set on a person's
-modules, the caller's `sys.path`, folder and variables; and by what the worker imports: stamps of a
-person's own files, which are kept with a measured run, and of the folders of installed packages.
-What differs in any of these is another step, never a name alone. So a notebook's class that was
-defined anew, or a package that was installed since, needs a new measurement.
+A name is not enough, because a step depends on a person's functions and values. Its key is a hash
+of everything that is sent to the worker: the workload and the config as cloudpickle writes them,
+values that were set on a person's modules, and the caller's `sys.path`, folder and variables. In
+addition, stamps of a person's own files are stored with a measured run, and the folders of
+installed packages are part of the key. So a class that was defined again in a notebook, or a
+package that was installed later, needs a new measurement.
 
-Large tensors count by their shapes and formats alone: weights do not decide how long a step takes.
+Of large tensors only shape and format count, since the values of weights do not decide how long a
+step takes.
 """
 
 import contextlib
@@ -31,19 +32,19 @@ from memlab.sending.by_value import pickler
 from memlab.sending.own_values import Values
 from memlab.sending.sources import is_library
 
-MOST_BYTES = 64 * MIB  # of a workload, tensors apart, that is still told from others
-CONTENT_BYTES = 64 * KIB  # of a tensor that counts with its content: lengths, labels, tokens
-TOLD = ("workload", "config", "plan", "seed")  # arguments that decide what a step is
+MOST_BYTES = 64 * MIB  # of a workload without its tensors; a larger one gets no key
+CONTENT_BYTES = 64 * KIB  # a tensor up to this size counts with its values: lengths, labels
+DECISIVE = ("workload", "config", "plan", "seed")  # arguments that decide what a step is
 OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
 ZOO_FOLDER = OWN_FOLDER + "workloads" + os.sep
 
 
 class _TooLarge(Exception):
-    """A workload that takes too long to tell from others."""
+    """A workload is too large to be hashed."""
 
 
 class _Hash:
-    """A file that keeps of what is written to it no more than its hash."""
+    """A file that only hashes what is written to it."""
 
     def __init__(self) -> None:
         self.sha256 = hashlib.sha256()
@@ -66,7 +67,7 @@ def step_of(
     path: Sequence[str],
     environment: Mapping[str, str],
 ) -> str | None:
-    """Return what tells a step on this machine's CPU from all others; None if nothing does.
+    """Return the key of a step on this machine's CPU; None if it has none.
 
     Args:
         function: that the worker is asked for; None is returned of any but "measure" and "predict".
@@ -77,7 +78,8 @@ def step_of(
     """
     if not _is_on_cpu(function, arguments):
         return None
-    told = [arguments.get(name) for name in TOLD]
+
+    told = [arguments.get(name) for name in DECISIVE]
     around = [
         __version__,
         {name: dict(values) for name, values in own_values.items()},
@@ -86,16 +88,18 @@ def step_of(
         [_folder_stamp(entry) for entry in path if is_library(os.path.join(entry, "any.py"))],
     ]
     written = _Hash()
+
     try:
         around.append(os.getcwd())
         _pickler()(written).dump((told, around))
-    except Exception:  # any class can refuse to be pickled; sending it tells the person
+    except Exception:  # an object that cannot be pickled; sending the job will report it
         return None
+
     return written.sha256.hexdigest()
 
 
 def remember(step: str | None, result: Any, stamps: Mapping[str, Stamp | None]) -> None:
-    """Keep what a run measured, if that was a time of a step that can be told from others.
+    """Store what a run measured, if it has a time and the step has a key.
 
     Args:
         step: as `step_of` names it.
@@ -104,10 +108,12 @@ def remember(step: str | None, result: Any, stamps: Mapping[str, Stamp | None]) 
     """
     if step is None or not isinstance(result, StepResult) or result.outcome is not Outcome.OK:
         return
+
     files = {file: stamp for file, stamp in stamps.items() if not _is_machinery(file)}
     seconds = result.step_seconds_all
     if not seconds or result.step_seconds is None or result.peak_allocated_bytes is None:
         return
+
     run = MeasuredRun(
         step=step,
         least_seconds=min(seconds),
@@ -124,7 +130,7 @@ def remember(step: str | None, result: Any, stamps: Mapping[str, Stamp | None]) 
 
 
 def recall(step: str | None) -> tuple[MeasuredRun | None, str | None]:
-    """Return what was measured of a step, None if nothing; and a note on a damaged row."""
+    """Return the measured run of a step or None, and a note if its row was damaged."""
     if step is None:
         return None, None
     run, note = read_run(Store(), step)
@@ -147,7 +153,7 @@ def _is_machinery(file: str) -> bool:
 
 
 def _folder_stamp(folder: str) -> int:
-    """Return what changes when a package is installed in a folder, or removed."""
+    """Return a value that changes when a package is installed in a folder or removed."""
     try:
         return os.stat(folder).st_mtime_ns
     except OSError:
@@ -170,13 +176,15 @@ def _pickler() -> Any:
 
 
 def _tensor_in_words(tensor: torch.Tensor) -> str:
-    """Return the format of a tensor, and of a small one a hash of what it holds."""
+    """Return the format of a tensor, with a hash of its values if it is small."""
     words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
     words += f"{tensor.device} {tensor.requires_grad}"
     if tensor.layout is not torch.strided:
         return words
+
     words += f" {tensor.stride()}"
     if tensor.nbytes > CONTENT_BYTES or tensor.device.type != "cpu":
         return words
+
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{words} {hashlib.sha256(content.tobytes()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""A person's own source files: which they are, and whether they are still what was imported.
+"""Find a person's own source files, and whether they have changed since they were imported.
 
 So that stale code is never measured. Bytecode caches are not read for them, since a cache is told
 from a newer source only by whole seconds and size.
@@ -56,7 +56,7 @@ def own_files() -> dict[str, str]:
 
 
 def read_no_bytecode() -> None:
-    """Make this process compile a person's own files anew whenever it imports them."""
+    """Make this process compile a person's own files whenever it imports them."""
     cached = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
@@ -70,7 +70,7 @@ def read_no_bytecode() -> None:
 
 
 class Sources:
-    """The files of a person's own modules, and those they read, as they were at the import."""
+    """The files of a person's own modules, and files that these read while they were imported."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -108,7 +108,7 @@ class Sources:
                 io.open = builtins.open = opens
 
     def changed(self, callers: Mapping[str, str], path: list[str], folder: str) -> bool:
-        """Return whether a file is not what was imported or read, or another would be now.
+        """Return whether an imported or read file has changed, or another one would be found now.
 
         Args:
             callers: files of the caller's own modules, by name.
@@ -122,6 +122,7 @@ class Sources:
             return True
         if self.found_on is None or self.found_on == (path, folder):
             return False
+
         folders = [os.path.join(folder, entry) for entry in path]
         return any(_is_elsewhere(name, folders) for name in sys.modules.copy())
 

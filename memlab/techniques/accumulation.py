@@ -35,8 +35,10 @@ def check_batch(workload: Workload, batch: Any, batch_size: int) -> None:
                 f"{maker} returned a {type(leaf).__name__} at {path}, which holds no tensor; "
                 f"{PLAIN_BATCH}"
             )
+
     if not tensors_of(batch):
         raise WorkloadError(f"{maker} returned no tensor; {PLAIN_BATCH}")
+
     if workload.count_samples is not None:
         _check_count(workload, batch, batch_size, maker)
     elif workload.split_batch is None:
@@ -56,9 +58,11 @@ def split_by(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
         raise WorkloadError(
             f"{asked} returned {what}; allowed is a list of {len(sizes)} batches, one for each size"
         )
+
     for part, size in zip(found, sizes, strict=True):
         if workload.count_samples is not None:
             _check_count(workload, part, size, asked)
+
     return list(found)
 
 
@@ -89,16 +93,19 @@ def _split(part: Any, sizes: list[int], path: str) -> list[Any]:
         return list(torch.split(part, sizes))
     if not tensors_of(part) and not _has_objects(part):
         return [part] * len(sizes)
+
     is_list = isinstance(part, list) and len(part) == sum(sizes)
     if is_list and not has_samples_first(part, sum(sizes)):
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         return [part[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
     children, structure = pytree.tree_flatten_with_path(part, lambda node: node is not part)
     if isinstance(part, PackedSequence) or (len(children) == 1 and children[0][1] is part):
         raise WorkloadError(
             f"a {type(part).__name__} at {path} cannot be split into micro-batches; give the "
             f"workload a split_batch, or {PLAIN_BATCH}"
         )
+
     columns = [_split(child, sizes, path + pytree.keystr(key)) for key, child in children]
     return [
         pytree.tree_unflatten([column[i] for column in columns], structure)
@@ -115,6 +122,7 @@ def _check_first_dimensions(batch: Any, batch_size: int) -> None:
     agree = len({leaf.shape[:1] for _, leaf in tensors}) == 1
     is_list = isinstance(batch, list) and len(batch) == batch_size
     is_plain = agree and not is_list and not _has_objects(batch)
+
     for path, leaf in tensors:
         if is_plain or leaf.layout is not torch.strided:
             _check_tensor(leaf, batch_size, path)
@@ -123,6 +131,7 @@ def _check_first_dimensions(batch: Any, batch_size: int) -> None:
 def _check_tensor(tensor: torch.Tensor, num_samples: int, path: str) -> None:
     if tensor.layout is not torch.strided:
         raise WorkloadError(f"{path} is {tensor.layout}; allowed are dense tensors")
+
     if tensor.ndim == 0 or tensor.shape[0] != num_samples:
         raise WorkloadError(
             f"make_batch({num_samples}) returned a tensor of shape {tuple(tensor.shape)} at "
@@ -139,11 +148,13 @@ def _check_count(workload: Workload, batch: Any, expected: int, maker: str) -> N
         number = None if isinstance(counted, bool) else operator.index(counted)
     except TypeError:
         number = None
+
     if number is None:
         raise WorkloadError(
             f"count_samples returned {counted!r}; allowed is the number of samples of the batch, "
             "an int"
         )
+
     if number != expected:
         raise WorkloadError(
             f"{maker} returned a batch in which count_samples counts {number} samples; allowed is "
@@ -165,12 +176,14 @@ def weights(workload: Workload, micro_batches: Sequence[Any], sizes: Sequence[in
         terms = [float(size) for size in sizes]
     else:
         terms = [_number(workload.num_loss_terms(batch)) for batch in micro_batches]
+
     total = sum(terms)
     if not min(terms) >= 0 or not 0 < total < math.inf:
         raise WorkloadError(
             f"num_loss_terms returned {terms} for the micro-batches; allowed are counts, at least "
             "one of them above 0"
         )
+
     return [count / total for count in terms]
 
 
@@ -185,6 +198,7 @@ def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
         return _lines_of_own_kind(sizes)
     if len(sizes) == 1:
         return ["micro_batch = tree_map_only(torch.Tensor, lambda t: t.to(device), batch)"]
+
     return [
         f"sizes = {sizes}",
         "for index, size in enumerate(sizes):",
@@ -199,6 +213,7 @@ def _lines_of_own_kind(sizes: list[int]) -> list[str]:
     """Return the same for batches that the workload's own `split_batch` splits."""
     if len(sizes) == 1:
         return ["micro_batch = moved(batch, device)"]
+
     return [
         f"sizes = {sizes}",
         "parts = split_batch(batch, sizes)",

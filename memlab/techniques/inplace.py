@@ -70,9 +70,11 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
             f"inplace=True: no module of {type(model).__name__} may write over its input, "
             f"because {why_not}; use inplace=False"
         )
+
     expected = _tried(model, batch, loss_of)
     for module in found.values():
         module.inplace = True
+
     watch = OperatorWatch(model, _refuse)
     try:
         with watch.learning():
@@ -95,6 +97,7 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     kinds: tuple[type[nn.Module], ...] = ACTIVATIONS
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
         kinds += DROPOUTS
+
     candidates = {
         module: path
         for path, module in model.named_modules()
@@ -103,6 +106,7 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     if not candidates:
         names = " or ".join(kind.__name__ for kind in kinds)
         return {}, f"it has no active {names} that is not in place already"
+
     reads = _InputReads({*model.parameters(), *model.buffers()})
     hooks = [module.register_forward_hook(reads.note_call) for module in candidates]
     try:
@@ -110,6 +114,7 @@ def find(model: nn.Module, batch: Any, loss_of: Loss) -> tuple[dict[str, Any], s
     finally:
         for hook in hooks:
             hook.remove()
+
     reasons = {module: reads.why_not(module) for module in candidates}
     found = {path: module for module, path in candidates.items() if reasons[module] is None}
     path, reason = next(((p, reasons[m]) for m, p in candidates.items() if reasons[m]), ("", ""))
@@ -184,9 +189,11 @@ class _InputReads(TorchDispatchMode):
             return "its input is not a tensor that the model has computed"
         if given._is_view():
             return "its input is a view of another tensor"
+
         for name, read, node in self.operators[call.end :]:
             if storage in read and (node < 0 or node != call.node):
                 return f"{name} reads its input again"
+
         return None
 
 
@@ -226,6 +233,7 @@ def _compare(
     tensors = [found[0], *found[1]], [expected[0], *expected[1]]
     if all(torch.equal(ours, theirs) for ours, theirs in zip(*tensors, strict=True)):
         return
+
     norm = torch.stack([g.double().norm() for g in tensors[1]]).norm()
     pairs = zip(*tensors, strict=True)
     error = torch.stack([(a.double() - b.double()).norm() for a, b in pairs]).norm() / norm

@@ -34,6 +34,7 @@ def apply(model: nn.Module) -> None:
             f"channels_last=True does nothing for {type(model).__name__}: it has no convolution "
             "over images (4-D) or volumes (5-D); use channels_last=False"
         )
+
     for module in found:
         weight = module.weight
         weight.data = weight.data.contiguous(memory_format=FORMATS[weight.ndim])
@@ -43,6 +44,7 @@ def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that convert the weights."""
     if not asked.config.channels_last:
         return ScriptLines()
+
     kinds = ", ".join(f"torch.nn.{kind.__name__}" for kind in CONVOLUTIONS)
     formats = ", ".join(f"{ndim}: {format_}" for ndim, format_ in FORMATS.items())
     return ScriptLines(

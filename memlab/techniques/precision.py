@@ -69,6 +69,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             yield Refusal(why=f"{said} on {card.title}: {TF32_REASON}", remedies=(fp32, fp16))
         if precision in NEEDS_BF16 and not card.has_bf16:
             yield Refusal(why=f"{said}: {card.title} has no bfloat16 arithmetic", remedies=(fp16,))
+
     if precision is Precision.FP8_MIXED and find_spec("torchao") is None:
         yield Refusal(
             why=f"{said} needs torchao, which is not installed",
@@ -88,8 +89,10 @@ def notes(asked: Setup) -> list[str]:
             "fp16 has no loss scaler and rounds AdamW's eps (1e-8) to zero: gradients below 6e-8 "
             "vanish, and a weight whose gradient is zero becomes NaN. Use fp16-mixed or bf16."
         )
+
     if precision is Precision.FP8_MIXED:
         said.append("memlab's tests have not run on an fp8 card, so these numbers are unchecked.")
+
     return said
 
 
@@ -123,6 +126,7 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
     dtype = weight_dtype(precision)
     if dtype is None:
         return []
+
     cast = [
         *_counted("parameter", model.parameters(), dtype),
         *_counted("buffer", model.buffers(), dtype),
@@ -130,6 +134,7 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
     cast_weights(model, dtype)
     if not cast:
         return []
+
     return [
         f"precision={str(precision)!r} cast {' and '.join(cast)} to {_name(dtype)}; "
         "precision='as-built' keeps the formats that the model was built in."
@@ -156,6 +161,7 @@ def _counted(noun: str, tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> 
     for tensor in tensors:
         if can_be_cast(tensor) and tensor.dtype not in (dtype, torch.float32):
             by_format.setdefault(tensor.dtype, []).append(tensor.nbytes)
+
     return [
         f"{len(sizes)} {noun}{'s' * (len(sizes) != 1)} of {_name(found)} "
         f"({format_bytes(sum(sizes))})"
@@ -187,6 +193,7 @@ def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
             f"precision='fp8-mixed': {type(model).__name__} has no nn.Linear whose sizes are "
             "multiples of 16; use 'bf16-mixed'"
         )
+
     fp8 = Float8LinearConfig(emulate=emulate)
     convert_to_float8_training(model, config=fp8, module_filter_fn=_can_be_fp8)
 
@@ -233,6 +240,7 @@ def matrix_products(precision: Precision) -> Iterator[None]:
     if precision is not Precision.TF32:
         yield
         return
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -259,6 +267,7 @@ def source(asked: Setup) -> ScriptLines:
     functions = (text_of(can_be_cast), text_of(cast_weights)) if dtype else ()
     cache = ", cache_enabled=False" if config.offload_parameters else ""
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
+
     return ScriptLines(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
         functions=(*functions, *((text_of(_can_be_fp8),) if is_fp8 else ())),

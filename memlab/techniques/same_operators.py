@@ -46,6 +46,7 @@ class OperatorWatch:
             shapes = _shapes((args, kwargs))
             if shapes in self.checked and not self.is_learning:
                 return forward(*args, **kwargs)
+
             with _OperatorNames() as names:
                 try:
                     out = forward(*args, **kwargs)
@@ -53,8 +54,10 @@ class OperatorWatch:
                     refused = (REFUSED,) if REFUSED in str(error) else ()
                     self._compare((*names.ran, *refused))
                     raise
+
             if self.is_learning:
                 self.learned.add((*names.ran, END))
+
             self._compare((*names.ran, END))
             self.checked.add(shapes)
             return out

@@ -18,6 +18,7 @@ def relative_errors(found: Tensors, expected: Tensors) -> tuple[str, float, floa
     norm = math.sqrt(sum(float(_double(g).square().sum()) for g in expected.values()))
     floor = 1e-3 * norm / math.sqrt(len(expected))
     worst, max_error, squares = "", -1.0, 0.0
+
     for name, reference in expected.items():
         difference = float((_double(found[name]) - _double(reference)).norm())
         squares += difference**2
@@ -26,6 +27,7 @@ def relative_errors(found: Tensors, expected: Tensors) -> tuple[str, float, floa
             worst, max_error = name, error
         if math.isnan(error):
             break
+
     return worst, max_error, ratio(math.sqrt(squares), norm)
 
 
@@ -52,11 +54,13 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
         weight, gradient = ours.after.weights[name], theirs.gradients.get(name)
         if gradient is None or weight.dtype != reference.dtype:
             continue
+
         agrees = (ours.gradients[name] - gradient).abs() <= 0.01 * gradient.abs()
         rounding = 2 * torch.finfo(weight.dtype).eps * reference.abs()
         excess = ((weight - reference).abs() - rounding).clamp(min=0) * agrees
         squares += float(excess.double().square().sum())
         size += float(((reference - begin[name]).abs() * agrees).double().square().sum())
+
     if not ratio(math.sqrt(squares), math.sqrt(size)) <= tolerance:
         return "weights"
 
@@ -65,10 +69,12 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
         state = ours.after.states.get(place)
         if state is None or state.dtype != reference.dtype or state.shape != reference.shape:
             continue
+
         if reference.is_floating_point() or reference.is_complex():
             sums = kinds.setdefault(place.rpartition(": ")[2], [0.0, 0.0])
             sums[0] += float((state.to_dense() - reference.to_dense()).norm()) ** 2
             sums[1] += float(reference.to_dense().norm()) ** 2
+
     far = (
         kind
         for kind, (apart, whole) in kinds.items()
@@ -85,6 +91,7 @@ def first_difference(
         name = _first_unequal(found.begin.weights, kept.begin.weights)
         if name is not None:
             return 1, f"the first values of {name}"
+
     for number, (ours, theirs) in enumerate(zip(found.updates, kept.updates, strict=True), 1):
         if not torch.equal(ours.random_state, theirs.random_state):
             return number, RANDOM_STATE
@@ -92,6 +99,7 @@ def first_difference(
             return number, "the hooks of " + min(ours.hooks.items() ^ theirs.hooks.items())[0]
         if ours.loss != theirs.loss and not math.isnan(theirs.loss):
             return number, "the loss"
+
         pairs = {
             "the gradient of": (ours.gradients, theirs.gradients),
             "buffer": (ours.buffers, theirs.buffers),
@@ -103,6 +111,7 @@ def first_difference(
             name = _first_unequal(*pair)
             if name is not None:
                 return number, f"{kind.strip()} {name}"
+
     return None
 
 
@@ -129,4 +138,5 @@ def first_unequal_buffer(found: Tensors, expected: Tensors, tolerance: float) ->
             return name
         if not torch.allclose(buffer.double(), reference.double(), rtol=tolerance, atol=tolerance):
             return name
+
     return None

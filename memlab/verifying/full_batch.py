@@ -38,11 +38,13 @@ def judge_full_batch(
     """
     if reference.accumulation_steps == 1:
         return "yes", "the batch is not split"
+
     if divided.mixing:
         return "no", (
             f"{divided.mixing[0]} normalises over {reference.micro_batch_size} samples, "
             f"not {reference.batch_size}"
         )
+
     if divided.random:
         return "no", f"{divided.random[0]} draws other random numbers for each micro-batch"
 
@@ -54,6 +56,7 @@ def judge_full_batch(
     except Exception as error:  # the undivided batch may not fit into memory
         outcome, _ = explain(error, "the undivided batch")
         return "unknown", f"the undivided batch could not be run ({outcome})"
+
     found, expected = divided.updates[0].gradients, full.updates[0].gradients
     worst, max_error, global_error = relative_errors(found, expected)
     number = reference.accumulation_steps
@@ -64,6 +67,7 @@ def judge_full_batch(
     reason = _reason(workload, divided, full)
     if full.draws:  # fp64 would draw other numbers, so it cannot decide
         return "no", f"{differs}: {reason}"
+
     try:
         exact = in_fp64(workload)
         in_parts = run_updates(exact, parts, device, seed, num_updates=1).updates[0].gradients
@@ -76,11 +80,13 @@ def judge_full_batch(
             f"{differs}. Only fp64 would show whether this is rounding, and the model does not run "
             f"in fp64: {message}"
         )
+
     if is_rounding(in_parts, at_once, expected):
         return "yes", (
             f"{number} micro-batches give the gradient of the whole batch: {differs}, which is "
             "rounding, since it vanishes in fp64"
         )
+
     return "no", f"{differs}: {reason}"
 
 
@@ -114,11 +120,13 @@ def is_rounding(
     size = sum(float(gradient.norm()) ** 2 for gradient in at_once.values()) ** 0.5
     _, _, apart = relative_errors(narrow, at_once)
     factor = ROUNDING_FACTOR if apart <= MOST_ROUNDING else 0.0
+
     for name, exact in at_once.items():
         difference = float((in_parts[name] - exact).norm())
         rounding = float((narrow[name] - exact).norm())
         if not difference <= factor * rounding + FP64_ROUNDING * size:
             return False
+
     return True
 
 
@@ -126,16 +134,19 @@ def _reason(workload: Workload, divided: UpdatesRun, full: UpdatesRun) -> str:
     """Return why micro-batches give another gradient, as far as the runs show it."""
     if full.draws:
         return "the model draws random numbers in its forward, different ones in each micro-batch"
+
     before, after = full.begin.buffers, full.updates[0].buffers
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     if changed:
         return f"the model changes its buffer {changed[0]} in forward, which micro-batches share"
+
     losses = f"{full.updates[0].loss:.7g} whole, {divided.updates[0].loss:.7g} in micro-batches"
     if workload.num_loss_terms is not None:
         return (
             f"the loss ({losses}) is not a mean over the terms that num_loss_terms counts, or a "
             "term depends on the rest of its batch"
         )
+
     return (
         f"the loss ({losses}) is not a mean over the samples, or a sample's loss depends on the "
         "rest of its batch; if it is a mean over another number of terms, give the workload "

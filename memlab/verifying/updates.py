@@ -110,6 +110,7 @@ def run_updates(
         {t.dtype for t in [*step.model.parameters(), *step.model.buffers()]},
         start_of(step),
     )
+
     for index in range(num_updates):
         if like is not None:
             _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
@@ -117,6 +118,7 @@ def run_updates(
         if index == 0:
             set_seed(seed)
             run.draws = not torch.equal(torch.get_rng_state(), run.updates[0].random_state)
+
     return run
 
 
@@ -137,17 +139,21 @@ def _update(step: Step, seed: int, used: Tensors | None) -> Update:
         loss = float(step.accumulate())
         if step.scaler is None:
             break
+
         step.unscale()
         if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
             break
+
         step.skip_update()  # as training does after an overflow
         _copy_into(dict(step.model.named_buffers()), before)
+
     gradients = _gradients(step) | (used or {})
     buffers = _buffers(step)
     random_state = torch.get_rng_state()
     step.update()
     if used is not None:
         used.clear()
+
     return Update(loss, gradients, buffers, start_of(step), random_state, _hooks(step.model))
 
 
@@ -165,6 +171,7 @@ def _used_gradients(step: Step) -> Tensors:
     for name, parameter in step.model.named_parameters():
         if parameter.requires_grad:
             parameter.register_hook(partial(keep, name))
+
     return used
 
 

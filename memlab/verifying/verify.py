@@ -174,11 +174,13 @@ def verify_in_process(
                     f"the steps cannot be compared: under torch.compile {expected.random[0]} "
                     "draws other random numbers than in the reference step; set its dropout to 0"
                 )
+
             does = list(dict.fromkeys([*does, "recomputing"])) if own else does
             kept = None
             if does and not is_compiled(config):
                 report(Progress(text=f"updates without {' and '.join(does)}", fraction=0.3))
                 kept = expected if plain == reference else run(plain, like=expected)
+
             report(Progress(text="gradients of the whole batch", fraction=0.5))
             run.kept.put_back()
             same, why = judge_full_batch(workload, reference, device, seed, expected)
@@ -197,6 +199,7 @@ def verify_in_process(
                     with of_a_model_off():
                         repeats = first_difference(run(plain, like=expected), kept, device) is None
                 compared = _exactness(config, compared, found, kept, does, place, repeats)
+
             if not compared.ok:
                 compared = _judged_by_repeating(run, reference, expected, compared)
             if own:
@@ -208,6 +211,7 @@ def verify_in_process(
         if is_compiled(config):
             forget()
         cuda.release(device)
+
     return dataclasses.replace(
         compared, same_as_full_batch=same, why=f"{compared.why}; {why}", num_updates=NUM_UPDATES
     )
@@ -235,10 +239,12 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
     worst, max_error, global_error = "", -1.0, 0.0
     faults: list[tuple[int, str]] = []
     buffers_equal = True
+
     for number, (ours, theirs) in enumerate(zip(found.updates, expected.updates, strict=True), 1):
         one, own_max, own_global = relative_errors(ours.gradients, theirs.gradients)
         if math.isnan(own_max) or own_max > max_error:
             worst, max_error = one, own_max
+
         global_error = own_global if math.isnan(own_global) else max(global_error, own_global)
         if not (own_global if is_narrow else own_max) <= tolerance:
             faults.append((number, ""))
@@ -250,6 +256,7 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
         if abs(ours.loss - theirs.loss) > tolerance * max(abs(theirs.loss), 1.0):
             said = f"the loss is {ours.loss:g}, but {theirs.loss:g} in the reference step"
             faults.append((number, said))
+
         begin = expected.begin if number == 1 else expected.updates[number - 2].after
         moved = misplaced(ours, theirs, begin.weights, max(UPDATE_TOLERANCE, 4 * tolerance))
         if moved is not None:
@@ -258,9 +265,11 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
     text = f"relative error {global_error:.1e}"
     if not is_narrow:
         text = f"largest relative error {max_error:.1e} in {worst}"
+
     text += f" (allowed in {config.precision}{' compiled' * is_compiled(config)}: {tolerance:.0e})"
     if not math.isfinite(global_error):
         text = f"the gradients are not finite, first in {worst}"
+
     first = min((number for number, _ in faults), default=None)
     found_faults = [f"{what} (update {number})" for number, what in faults if what]
     return VerifyReport(
@@ -288,6 +297,7 @@ def _judged_in_fp64(
     error = compared.global_relative_error
     if is_narrow or is_compiled(config) or error is None or not error <= MOST_ROUNDING:
         return compared
+
     built = dataclasses.replace(config, precision=Precision.AS_BUILT)
     exact = dataclasses.replace(run, workload=in_fp64(run.workload))
     try:
@@ -296,9 +306,11 @@ def _judged_in_fp64(
         in_fp64_too = _compare(built, exact(built, plan, like=reference), reference)
     except Exception:  # some models run in one format only, and then the result in fp32 stands
         return compared
+
     largest = in_fp64_too.max_relative_error
     if not in_fp64_too.ok or largest is None or not largest <= FP64_TOLERANCE:
         return compared
+
     return dataclasses.replace(
         in_fp64_too,
         why=f"{compared.why}, which is rounding: in fp64 the largest error is {largest:.1e}",
@@ -314,6 +326,7 @@ def _judged_by_repeating(
         again = _compare(reference, run(reference, like=expected), expected)
     if again.ok:
         return compared
+
     return dataclasses.replace(
         compared,
         bitwise=None,
@@ -345,10 +358,12 @@ def _exactness(
     if place is None:
         said = f"{what} change{ending} no bit in {NUM_UPDATES} updates"
         return dataclasses.replace(compared, bitwise=True, why=f"{compared.why}; {said}")
+
     number, where = place
     said = f"{what} change{ending} bits, first in {where} of update {number}"
     if where == RANDOM_STATE:
         said = f"{what} leave{ending} another random state to the next step (update {number})"
+
     ok = False
     if not repeats and where != RANDOM_STATE:
         is_close, text = _within_rounding(config, found, kept)

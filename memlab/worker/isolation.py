@@ -64,11 +64,13 @@ class Lane:
                 "a run cannot start another run from inside itself (from on_progress, or from the "
                 "workload); start it after this one has ended"
             )
+
         if not self.lock.acquire(blocking=False):
             tell(Progress(text="waiting for another run to end", fraction=0.0))
             while not self.lock.acquire(timeout=POLL_SECONDS):
                 if cancel.is_set():
                     raise Ended(Outcome.CANCELLED, "stopped before it began")
+
         self.owner = threading.get_ident()
         try:
             yield
@@ -167,6 +169,7 @@ def run(
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )
+
     lane = _lane_of(function)
     with lane.turn(tell, cancel), spare.waits(is_timed=lane is measuring):
         return _converse(lane, job, timeout_seconds, tell, cancel)
@@ -194,6 +197,7 @@ def _converse(
         except BaseException:
             lane.replace()
             raise
+
         if kind == "result":
             return value
 
@@ -205,6 +209,7 @@ def _converse(
             continue
         if kind == "unloadable":
             raise Ended(Outcome.FAILED, _unloadable(value))
+
         raise Ended(Outcome.FAILED, f"memlab failed while {worker.doing}: {value}")
 
 
@@ -308,6 +313,7 @@ def run_here(
         value = FUNCTIONS[function](**arguments, report=report)
     if raised:
         raise raised[0]
+
     return value
 
 
@@ -317,6 +323,7 @@ def _teller(on_progress: OnProgress | None) -> OnProgress:
     def tell(progress: Progress) -> None:
         if on_progress is None:
             return
+
         try:
             on_progress(progress)
         except Exception as error:
@@ -338,6 +345,7 @@ def _over(
     """Return the outcome and the message of a run that has to end now, or None."""
     if cancel is not None and cancel.is_set():
         return Outcome.CANCELLED, f"stopped while {doing}"
+
     if time.monotonic() > deadline:
         return Outcome.TIMED_OUT, (
             f"not finished after {format_seconds(timeout_seconds)}, while {doing}; raise "

@@ -68,12 +68,14 @@ def main() -> None:
     signals, alarm = os.pipe()
     for descriptor in (signals, alarm):
         os.set_blocking(descriptor, False)
+
     signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler no signal is reported
 
     worker, output = start(sys.argv[3:], socket)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # the keeper ends only after the caller
+
     adopt_orphans()
     tell(b"started %d\n" % worker)
 
@@ -81,6 +83,7 @@ def main() -> None:
     if code is not None:
         output.drain()
         tell(b"ended %d %d\n" % (code, len(output.kept)) + output.kept)
+
     sweep(worker)
     os._exit(0)
 
@@ -90,6 +93,7 @@ def start(command: list[str], socket: int) -> tuple[int, Output]:
     ours, theirs = os.pipe()
     keeper = os.getpid()
     worker = os.fork()
+
     if worker == 0:
         try:
             os.setsid()
@@ -102,6 +106,7 @@ def start(command: list[str], socket: int) -> tuple[int, Output]:
             os.write(2, f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(127)
+
     os.close(theirs)
     os.close(socket)
     return worker, Output(ours)
@@ -120,6 +125,7 @@ def watch(caller: int, worker: int, output: Output, signals: int) -> int | None:
         # parent process as well
         if CONTROL in ready or os.getppid() != caller:
             return None
+
         if signals in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(signals, KEPT_BYTES)
@@ -142,8 +148,10 @@ def reap() -> dict[int, int]:
             if ended:
                 return ended
             raise
+
         if pid == 0:
             return ended
+
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
@@ -151,15 +159,18 @@ def sweep(worker: int) -> None:
     """Kill every process below this one and wait until all are gone."""
     with contextlib.suppress(OSError):
         os.killpg(worker, signal.SIGKILL)
+
     deadline = time.monotonic() + SWEEP_SECONDS  # a process may hang in the system itself
     while time.monotonic() < deadline:
         for pid in descendants():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
         try:
             reap()
         except ChildProcessError:
             return
+
         time.sleep(PAUSE_SECONDS)
 
 
@@ -170,11 +181,13 @@ def descendants() -> list[int]:
         for name in os.listdir("/proc"):
             if name.isdigit() and (parent := parent_of(name)) is not None:
                 children.setdefault(parent, []).append(int(name))
+
     found: list[int] = []
     level = [os.getpid()]
     while level:
         level = [child for parent in level for child in children.get(parent, [])]
         found += level
+
     return found
 
 
@@ -184,6 +197,7 @@ def parent_of(pid: str) -> int | None:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
+
     try:
         # "PID (name) state parent ...", and the name may hold anything
         return int(os.read(descriptor, 4096).rpartition(b")")[2].split()[1])

@@ -42,6 +42,7 @@ class KeptProcess:
         self._heard = b""
         self._is_silent = False  # the keeper has ended
         keeper = [command[0], "-I", "-S", keeping.__file__, str(os.getpid()), str(descriptor)]
+
         with theirs:
             self._keeper = subprocess.Popen(
                 [*keeper, *command],
@@ -97,9 +98,11 @@ class KeptProcess:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
+
         if self._is_orphaned():
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
+
         self._line.close()
 
     def forget(self) -> None:
@@ -122,8 +125,10 @@ class KeptProcess:
                     break
                 except OSError:  # closed, after a kill
                     found = b""
+
                 self._heard += found
                 self._is_silent = not found
+
             return self._heard
 
 
@@ -139,6 +144,7 @@ def interpreter() -> str:
     for candidate in filter(None, candidates):
         if os.access(candidate, os.X_OK) and Path(candidate).is_file():
             return candidate
+
     raise MemlabError(
         f"sys.executable={sys.executable!r} is not a Python that a worker could run in; set it to "
         "the path of one that has memlab's dependencies, or measure with isolate=False"

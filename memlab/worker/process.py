@@ -56,6 +56,7 @@ class WorkerProcess:
                 theirs.fileno(),
                 {k: value for k, value in os.environ.items() if k not in hidden},
             )
+
         self.channel = Channel(ours, blocks=False)
         self.doing = STARTING
         self.number = 0
@@ -85,6 +86,7 @@ class WorkerProcess:
                 raise self._unreadable(error) from None
             except (EOFError, OSError):
                 raise self.ending() from None
+
             if number == self.number:  # a thread of an earlier job may still send messages
                 break
 
@@ -94,8 +96,10 @@ class WorkerProcess:
                 raise Garbage(f"{kind!r} is not a kind of message")
         except Exception as error:  # bytes that mean nothing can raise anything
             raise self._unreadable(error) from error
+
         if kind == "progress":
             self.doing = value.text
+
         return kind, value
 
     def is_ready(self) -> bool:
@@ -130,20 +134,24 @@ class WorkerProcess:
                 f"the worker's socket was closed while {self.doing}; does the workload close file "
                 "descriptors that it did not open (os.closerange)?",
             )
+
         said = self._said()
         aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
         if aborts:
             return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
+
         if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return Ended(
                 Outcome.OUT_OF_MEMORY,
                 f"the system killed the worker while {self.doing}, because this machine has no "
                 "memory left",
             )
+
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)
         if self.doing == STARTING and said.strip():
             where = f", saying {said.strip().splitlines()[-1]!r}"
+
         return Ended(
             Outcome.CRASHED,
             f"the worker {how} while {self.doing}{where}; this does not affect the notebook, and "

@@ -43,6 +43,7 @@ def rehearse(*, is_predicting: bool) -> None:
             workload, config, resolve("cpu"), seed=0, memory_limit=None, report=_say_nothing
         )
         return
+
     cpu = torch.device("cpu")
     measure.measure_in_process(
         workload, config, cpu, repeats=1, warmup=0, seed=0, memory_limit=None, report=_say_nothing

@@ -130,20 +130,24 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     state.note_modules()
     gc.freeze()
     channel.send(0, _pickled(("ready", os.getpid())))
+
     while True:
         try:
             number, content = channel.receive()
         except (EOFError, OSError, Garbage):
             return
+
         if number == 0:  # no job yet, but which jobs will come
             rehearse(is_predicting=pickle.loads(content))
             state.begin()
             continue
+
         job: Job = pickle.loads(content)
         is_stale = sources.changed(job.own_files, job.path, job.folder)
         if state.is_changed or is_stale or not environment.takes(job.environment):
             channel.send(number, _pickled(("stale", None)))
             return
+
         os.write(log, beginning(number).encode())
         standard_library.shadowed = frozenset(job.own_files)
         started_ns = time.time_ns()
@@ -151,6 +155,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         sources.note(started_ns, job.path, job.folder)
         if job.function == "measure" and channel.is_own():
             remember(job.step, answer[1], sources.stamps)
+
         _send(channel, number, answer)
         del job, content, answer
         state.look()
@@ -181,6 +186,7 @@ def _send(channel: Channel, number: int, message: tuple[str, Any]) -> None:
             return
     except OSError:
         pass
+
     os._exit(LOST_STATUS)  # also a fork of the worker, whose socket this is not
 
 
@@ -196,6 +202,7 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         state.own_values.set_all()
     except BaseException as error:  # a person's own module may raise anything on import
         return "unloadable", f"{type(error).__name__}: {error}"
+
     limit_memory(job.guard_bytes)
     try:
         if job.function == "predict":
@@ -216,6 +223,7 @@ def _pickled(message: tuple[str, Any]) -> bytes:
     except Exception as error:
         text = f"the result cannot be sent ({type(error).__name__}: {error})"
         pickled = pickle.dumps(("raised", text))
+
     return pickled
 
 
@@ -229,11 +237,13 @@ def limit_memory(guard_bytes: int | None) -> None:
         import resource
     except ImportError:
         return
+
     if guard_bytes is None:
         available = available_memory_bytes()
         if available is None:
             return
         guard_bytes = int(available * GUARD_FRACTION)
+
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     now = _data_bytes()
     unlimited = now is None or guard_bytes == sys.maxsize
@@ -249,6 +259,7 @@ def _data_bytes() -> int | None:
                 return int(line.split()[1]) * KIB
     except OSError:
         pass
+
     return None
 
 
@@ -256,6 +267,7 @@ def _give_memory_back(state: WorkerState) -> None:
     gc.collect()
     state.look_at_kept_tensors()
     gc.freeze()  # libraries stay: the next job's collections need not walk through them again
+
     try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise
     except (OSError, AttributeError):

@@ -51,6 +51,7 @@ class Spare:
             self._forget_timer()
             if is_timed and self.worker is not None and not self.worker.is_ready():
                 _signal(self.worker, "SIGSTOP")
+
         try:
             yield
         finally:

@@ -64,6 +64,7 @@ def end_with(keeper: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
         return
+
     if os.getppid() != keeper:  # the keeper ended before the call
         os._exit(0)
 

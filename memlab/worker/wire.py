@@ -116,6 +116,7 @@ class Channel:
         while True:
             if message := self._message(most_bytes=MOST_BYTES):
                 return message
+
             check()
             if self._is_ready(select.POLLIN):
                 with contextlib.suppress(BlockingIOError):
@@ -145,13 +146,17 @@ class Channel:
             raise Garbage(f"{bytes(self.read[:16])!r} is not a message of memlab")
         if len(self.read) < HEADER.size:
             return None
+
         _, number, length = HEADER.unpack_from(self.read)
         if most_bytes is not None and length > most_bytes:
             raise Garbage(f"a message of {length} bytes; the most is {most_bytes}")
+
         end = HEADER.size + length
         if len(self.read) < end:
             return None
+
         with memoryview(self.read) as whole:
             content = bytes(whole[HEADER.size : end])
+
         del self.read[:end]
         return number, content

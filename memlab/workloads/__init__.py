@@ -95,12 +95,14 @@ def get(name: str, **options: Any) -> Workload:
         near = difflib.get_close_matches(name[:MAX_SHOWN], SPECS, n=1) if is_a(name, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise WorkloadError(f"workload {shown(name)} is unknown{hint}; allowed is one of {names()}")
+
     spec = SPECS[name]
     known = {field.name: field.type for field in dataclasses.fields(spec)}
     if unknown := [option for option in options if option not in known]:
         raise WorkloadError(
             f"{name} has no option {shown(unknown[0])}; allowed is one of {list(known)}"
         )
+
     given = {option: _checked(option, value, known) for option, value in options.items()}
     return dataclasses.replace(spec, **given).workload(name)
 
@@ -119,9 +121,11 @@ def _checked(option: str, value: Any, types: Mapping[str, Any]) -> Any:
             return size(option, value)
         if types[option] is float:
             return number(0.0, HIGHEST_DROPOUT)(option, value)
+
         found = of_type(option, value, tuple[Any, ...])
         if not found:
             raise ConfigError(f"{option}={shown(value)} is empty; give at least one number")
+
         return tuple(size(f"{option}[{index}]", each) for index, each in enumerate(found))
     except ConfigError as error:
         raise WorkloadError(str(error)) from None

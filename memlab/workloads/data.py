@@ -68,10 +68,12 @@ def digit_masks_batch(n: int, size: Sequence[int]) -> tuple[torch.Tensor, torch.
     images, _ = digits_images()
     pixels = torch.tensor(images[torch.randint(len(images), (n,)).numpy()])[:, None]
     pixels = torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear")
+
     if len(size) == 3:
         depth = size[0]
         is_inside = (torch.arange(depth) - (depth - 1) / 2).abs() < depth / 4
         pixels = pixels[:, :, None] * is_inside[:, None, None]  # (n, 1, depth, height, width)
+
     return pixels, (pixels[:, 0] > INK).long()
 
 

@@ -38,6 +38,7 @@ class JpegDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.image_size, self.mode = image_size, "L" if num_channels == 1 else "RGB"
         self.labels = torch.from_numpy(labels[:num_files].copy())
         self.files = []
+
         for pixels in images[:num_files]:
             picture = Image.fromarray((255 * pixels).astype(np.uint8))
             file = io.BytesIO()

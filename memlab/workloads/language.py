@@ -46,6 +46,7 @@ class Gpt:
                 use_cache=False,
             )
         )
+
         return model
 
     def workload(self, name: str) -> Workload:
@@ -88,6 +89,7 @@ class Llama:
                 use_cache=False,
             )
         )
+
         return model
 
     def workload(self, name: str) -> Workload:
@@ -137,6 +139,7 @@ class LstmChunk(nn.Module):
         for layer, state in zip(self.layers, states, strict=True):
             hidden, state_after = layer(hidden, state)
             after.append(state_after)
+
         # (n, time, vocabulary) -> (n * time, vocabulary)
         logits = self.decoder(hidden).flatten(0, 1)
         return nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"), after
@@ -163,6 +166,7 @@ class LstmLanguageModel(nn.Module):
         ):
             loss, states = self.chunk(*pair, states)
             losses.append(loss)
+
         return torch.stack(losses).sum() / targets.numel()
 
 

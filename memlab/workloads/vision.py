@@ -55,6 +55,7 @@ class ResNet:
         if self.segment_length > 1:
             for stage in model.resnet.encoder.stages:
                 stage.layers = _in_segments(stage.layers, self.segment_length)
+
         classifier: nn.Module = model
         return classifier
 
@@ -93,6 +94,7 @@ class ViT:
                 num_labels=self.num_labels,
             )
         )
+
         return model
 
     def workload(self, name: str) -> Workload:

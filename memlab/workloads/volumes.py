@@ -83,6 +83,7 @@ class VNet:
         for part in model.modules():
             if isinstance(part, _DropoutNd):  # MONAI leaves 0.5 on two of its skip connections
                 part.p = self.dropout
+
         return model
 
     def workload(self, name: str) -> Workload:

@@ -32,6 +32,7 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
     """
     if detect_fake_mode() is not None:
         return build_model()
+
     try:
         return deferred.build_on_meta(build_model, device)
     except deferred.CannotDefer as error:
@@ -46,11 +47,13 @@ def notes(asked: Setup) -> list[str]:
     """Say where the initial values come from, and that nothing is saved on a CPU."""
     if not asked.config.init_on_meta:
         return []
+
     if asked.device.type == "cpu" or asked.config.offload_parameters:
         return [
             "init_on_meta saves nothing here, because the model's weights are in host memory "
             "anyway. The initial values equal those of a plain build on a CPU bit by bit."
         ]
+
     return [
         "The initial values are drawn on the card, which draws other random numbers than a CPU."
     ]
@@ -61,6 +64,7 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if not config.init_on_meta:
         return ScriptLines()
+
     # offloaded weights are created in host memory
     where = 'torch.device("cpu")' if config.offload_parameters else "device"
     written = inspect.getsource(deferred)

@@ -73,12 +73,14 @@ def budget_refusals(asked: Setup) -> Iterator[Refusal]:
     config = asked.config
     if not _is_planned(config):
         return
+
     if config.budget_solver is BudgetSolver.ILP and importlib.util.find_spec("scipy") is None:
         yield Refusal(
             why="budget_solver='ilp' needs the package scipy, which is not installed",
             remedies=({"budget_solver": BudgetSolver.DP},),
             otherwise="install scipy",
         )
+
     if config.budget_estimator is BudgetEstimator.PROFILE and asked.device.type != "cuda":
         yield Refusal(
             why="budget_estimator='profile' times operators with CUDA events, which "
@@ -95,14 +97,17 @@ def notes(asked: Setup) -> list[str]:
     config, device = asked.config, asked.device
     if not is_compiled(config):
         return []
+
     said = []
     if device.type != "cuda":
         said = [
             f"torch.compile ran with backend {backend(device)}, which generates no code on a CPU."
         ]
+
     if _is_planned(config) and _last is not None and _last[1:3] == (config, device):
         for choice in _last[3].choices:
             said += [note for note in choice.notes(str(config.budget_solver)) if note not in said]
+
     return said
 
 
@@ -115,6 +120,7 @@ def source(asked: Setup) -> ScriptLines:
     config, device = asked.config, asked.device
     if not is_compiled(config):
         return ScriptLines()
+
     budget, mode = config.memory_budget, str(config.compile_mode)
     switches = {
         "activation_memory_budget": budget,
@@ -125,6 +131,7 @@ def source(asked: Setup) -> ScriptLines:
     arguments = f"backend={backend(device)!r}, fullgraph={budget < 1.0}"
     if mode != "default":
         arguments += f", mode={mode!r}"
+
     return ScriptLines(
         imports=("import torch._functorch.config",) if budget < 1.0 else (),
         before=tuple(lines) if budget < 1.0 else (),
@@ -158,6 +165,7 @@ def apply(
     budget = config.memory_budget
     if budget < 1.0 and (names := random_modules(model)):
         raise UnsupportedError(_random_reason(budget, f"{names[0]} draws random numbers"))
+
     compiled: Any = torch.compile(
         model,
         backend=backend(device),
@@ -168,6 +176,7 @@ def apply(
     if _last is None or _last[:3] != (workload, config, device):
         forget()
         _last = (workload, config, device, CompiledPlan())
+
     plan = _last[3]
 
     def check_graph(graph: torch.fx.Graph) -> None:
@@ -180,6 +189,7 @@ def apply(
             with _budget(config):
                 yield
             return
+
         planned_before = bool(plan.choices)
         chosen = partitions.chosen(partitions.stepped(budget), plan.choices.append, check_graph)
         with _budget(config), chosen:
@@ -190,6 +200,7 @@ def apply(
                 if isinstance(inner, UnsupportedError):  # memlab's own, raised in the partitioner
                     raise inner from None
                 raise UnsupportedError(_graph_break_reason(budget, model, error)) from error
+
         if not planned_before:
             _check_plan(plan, budget, model)
 
@@ -247,6 +258,7 @@ def _check_plan(plan: CompiledPlan, budget: float, model: torch.nn.Module) -> No
             f"memory_budget={budget:g} did nothing: torch.compile compiled no backward of {name}; "
             "compute_loss must call model(...) itself, and the model needs trainable parameters"
         )
+
     if not any(choice.changed for choice in plan.choices):
         raise UnsupportedError(
             f"memory_budget={budget:g} changed nothing: the plan of {name} is the same as at 1.0; "
@@ -269,6 +281,7 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
     rnn = next(((p, m) for p, m in model.named_modules() if isinstance(m, torch.nn.RNNBase)), None)
     if rnn and "RNN" in str(error):
         return f"{rnn[0] or 'the model'} ({type(rnn[1]).__name__})"
+
     for frame in reversed(getattr(error, "real_stack", None) or []):
         for path, module in model.named_modules():
             code = getattr(type(module).forward, "__code__", None)
@@ -277,6 +290,7 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
             lines = [line for *_, line in code.co_lines() if line]
             if min(lines) <= (frame.lineno or 0) <= max(lines):
                 return f"{path or 'the model'} ({type(module).__name__})"
+
     return "the model"
 
 

@@ -78,6 +78,7 @@ def _peak_and_end(
                 live += nbytes
             sizes[key] = nbytes
             holders[key] += 1
+
         peak = max(peak, live)
 
     def drop(node: torch.fx.Node) -> None:
@@ -92,13 +93,16 @@ def _peak_and_end(
     for node in graph.nodes:
         if node.op == "output":
             break
+
         if node.op != "placeholder":
             make(node)
             if any(name in str(node.target) for name in WITH_WORKSPACE):
                 call = _signature(node)
                 at_calls[call] = max(live, at_calls.get(call, 0))
+
         for dead in dying[node]:
             drop(dead)
+
     return peak, live
 
 
@@ -108,6 +112,7 @@ def _dying(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
     for node in graph.nodes:
         last[node] = node
         last |= dict.fromkeys(node.all_input_nodes, node)
+
     dying: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
     for node, reader in last.items():
         dying[reader].append(node)

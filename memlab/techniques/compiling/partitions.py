@@ -77,6 +77,7 @@ class GraphChoice:
             which = "the next lower budget whose plan cannot"
             if taken.budget > asked.budget:
                 which = "because every plan at or below the budget may"
+
             said.append(
                 f"PyTorch's own plan for memory_budget={asked.budget:g} may peak higher than its "
                 f"plan for a larger budget. memlab ran the plan for {taken.budget:g}, {which}: the "
@@ -84,12 +85,14 @@ class GraphChoice:
                 f"of {format_bytes(asked.footprint.peak_bytes)} (estimated, without what kernels "
                 "allocate for themselves)."
             )
+
         if asked.kept_fraction > asked.budget + SOLVER_GRAIN:
             said.append(
                 f"budget_solver={solver!r} exceeds its budget: it saves "
                 f"{asked.kept_fraction:.3f} of the activations for memory_budget={asked.budget:g} "
                 "(pytorch issue 197871)."
             )
+
         return said
 
 
@@ -107,6 +110,7 @@ def take(asked: float, plan_for: Callable[[float], Partition]) -> Partition:
             taken = plan
             if taken.budget <= asked:
                 break
+
     return taken
 
 
@@ -135,10 +139,12 @@ def chosen(
     def extracted(joint_module: torch.fx.GraphModule, saved: Any, **options: Any) -> Any:
         if not node_info:  # a graph without a backward is not planned
             return extract(joint_module, saved, **options)
+
         made = _Plans(joint_module, node_info.pop(), options, choose, extract)
         with _solved_once():
             taken = take(budget, made.plan_for)
             decided(GraphChoice(plain=made.plan_for(1.0), own=made.plan_for(budget), taken=taken))
+
         nodes = made.nodes(taken.budget)
         saved[:] = [node for node in nodes if not partitioners.is_sym_node(node)]
         options["saved_sym_nodes"][:] = filter(partitioners.is_sym_node, nodes)
@@ -171,6 +177,7 @@ class _Plans:
         names = frozenset(node.name for node in nodes)
         if names not in self._footprints:
             self._footprints[names] = self._footprint(nodes)
+
         span = _saved_bytes(self.nodes(1.0)) - self._least
         above = _saved_bytes(nodes) - self._least
         return Partition(

@@ -61,11 +61,13 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
         embeddings = get_embeddings() if callable(get_embeddings) else None
         if embeddings in linear:
             return linear[embeddings], embeddings
+
     if not linear:
         raise UnsupportedError(
             f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
             "logits; use loss_chunks=1"
         )
+
     head, path = list(linear.items())[-1]
     return path, head
 
@@ -75,6 +77,7 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if config.loss_chunks == 1:
         return ScriptLines()
+
     written = inspect.getsource(lazy_logits)
     return ScriptLines(
         imports=(

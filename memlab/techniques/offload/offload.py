@@ -67,6 +67,7 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
     config = asked.config
     if not getattr(config, field):
         return
+
     stay = {field: False}
     if asked.device.type == "cpu":
         yield Refusal(
@@ -75,14 +76,17 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
             remedies=(stay,),
             otherwise="memlab.predict for a card: device='h200'",
         )
+
     if field == "offload_optimizer":
         return
+
     if is_compiled(config):
         yield Refusal(
             why=f"{field}=True with {asked_by(config)} is not implemented: a compiled graph "
             "decides itself what it saves for backward",
             remedies=(without(config), stay),
         )
+
     if field == "offload_parameters" and config.precision is Precision.FP8_MIXED:
         yield Refusal(
             why="offload_parameters=True with precision='fp8-mixed' is not implemented: torchao's "
@@ -115,11 +119,13 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if not any(getattr(config, field) for field in FIELDS):
         return ScriptLines()
+
     # the whole files but their docstrings and imports
     functions = [_text(offloading, "SMALLEST_BYTES = ")]
     place: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     given = ""
+
     if config.offload_parameters:
         functions.append(_text(weight_reads, "QUESTIONS = "))
         weights = _text(weight_offloading, "class OffloadedWeights")
@@ -127,6 +133,7 @@ def source(asked: Setup) -> ScriptLines:
         stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
         place = (f"weights = OffloadedWeights(model, device{stay})",)
         after, given = ("weights.restore()",), ", weights"
+
     fraction = config.offload_fraction if config.offload_activations else 0.0
     is_hooked = config.offload_activations or config.offload_parameters
     return ScriptLines(
@@ -151,6 +158,7 @@ def says(asked: Setup) -> str:
     names = [what for field, what in FIELDS.items() if getattr(config, field)]
     if not names:
         return ""
+
     offloaded = " and ".join(names)
     if config.offload_activations and config.offload_fraction < 1.0:
         offloaded = f"{config.offload_fraction:.0%} of the {offloaded}"

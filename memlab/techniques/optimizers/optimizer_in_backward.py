@@ -42,6 +42,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     config = asked.config
     if not config.optimizer_in_backward:
         return
+
     after = {"optimizer_in_backward": False}
     if config.accumulation_steps > 1:
         yield Refusal(
@@ -49,6 +50,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             "the backward of each micro-batch would update the weights",
             remedies=({"accumulation_steps": 1}, after),
         )
+
     if config.precision is Precision.FP16_MIXED:
         yield Refusal(
             why="optimizer_in_backward=True with precision='fp16-mixed': the loss scaler must see "
@@ -81,6 +83,7 @@ class InBackward(torch.optim.Optimizer):
         self._updated: set[int] = set()
         self.of_each = [make_one([parameter]) for parameter in parameters]
         myself = weakref.ref(self)  # the garbage collector cannot see a cycle through a hook
+
         for parameter, own in zip(parameters, self.of_each, strict=True):
             own.state = self.state
             hook = partial(_update, myself, weakref.ref(own))
@@ -102,6 +105,7 @@ class InBackward(torch.optim.Optimizer):
                 "its gradient in two parts, as in a model that runs backward inside backward "
                 "(checkpoint with use_reentrant=True); use optimizer_in_backward=False"
             )
+
         self._updated.add(id(parameter))
         self.on_phase(Phase.OPTIMIZER)
         own.param_groups[0]["lr"] = self.param_groups[0]["lr"]

@@ -43,6 +43,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     """Refuse an 8-bit optimizer whose package is not installed or has no kernel for a CPU."""
     if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
         return
+
     instead: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
     if find_spec("bitsandbytes") is None:
         yield Refusal(
@@ -51,6 +52,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             otherwise="pip install 'memlab[optimizers]'",
         )
         return
+
     import bitsandbytes  # an optional package, which takes a second to import
 
     has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
@@ -74,6 +76,7 @@ def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
             why=f"{said}: bitsandbytes has one implementation, which is fused",
             remedies=({"optimizer_implementation": OptimizerImplementation.DEFAULT},),
         )
+
     if config.optimizer is Optimizer.ADAFACTOR and chosen is OptimizerImplementation.FUSED:
         yield Refusal(why=f"{said}: torch.optim.Adafactor has no fused kernel", remedies=NOT_FUSED)
     if config.precision in (Precision.BF16, Precision.FP16):
@@ -112,6 +115,7 @@ def make(
     if half is not None and config.precision is Precision.AS_BUILT:
         name = str(half.dtype).removeprefix("torch.")
         refuse(_of_fused_sgd(config, half.device, f"weights of {name}"))
+
     make_one = _offloaded(_maker(config), config, weights)
     optimizer = (
         InBackward(parameters, make_one, learning_rate(config))
@@ -120,6 +124,7 @@ def make(
     )
     if config.optimizer is not Optimizer.SGD_MOMENTUM:
         return optimizer, None
+
     return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
 
 
@@ -131,6 +136,7 @@ def source(asked: Setup) -> ScriptLines:
     module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
     made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
+
     if config.precision is Precision.BF16_MASTER:
         made = f"given_master_weights({made})"
         parts.append(master_weights.source())
@@ -145,12 +151,14 @@ def source(asked: Setup) -> ScriptLines:
         parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
     else:
         parts.append(ScriptLines(optimizer=(f"optimizer = {made.format('parameters')}",)))
+
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         schedule = (
             "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
             f"optimizer, T_max={SCHEDULE_STEPS})"
         )
         parts.append(ScriptLines(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
+
     return together(parts)
 
 
@@ -170,6 +178,7 @@ def states_of(
     weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
     each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
     updated = [held for one in each for group in one.param_groups for held in group["params"]]
+
     for (path, weight), held in zip(weights, updated, strict=True):
         assert held is weight
         for value in optimizer.state.get(held, {}).values():
@@ -188,9 +197,11 @@ def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.opt
         import bitsandbytes  # an optional package, which takes a second to import
 
         module = bitsandbytes.optim
+
     kind: Callable[..., torch.optim.Optimizer] = partial(getattr(module, name), **options)
     if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
         kind = _sharing_maps(kind)
+
     given = {
         Precision.BF16_MASTER: master_weights.given_master_weights,
         Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
@@ -242,9 +253,11 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {"lr": learning_rate(config)}
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         options["momentum"] = MOMENTUM
+
     options |= IMPLEMENTATIONS[config.optimizer_implementation]
     if config.optimizer is Optimizer.ADAFACTOR:
         options.pop("fused", None)  # Adafactor has no such argument
+
     return names[config.optimizer], options
 
 

@@ -31,6 +31,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
                 if _is_block(child) and child not in found:
                     groups[type(child)][f"{path}.{name}".lstrip(".")] = child
                     found.add(child)
+
     return _largest(groups) or _largest(_repeated(model))
 
 
@@ -54,11 +55,14 @@ def select(model: nn.Module, which: str) -> dict[str, nn.Module]:
                 "select modules with checkpoint_modules (a class or a pattern of paths), or use "
                 "accumulation_steps to save activations"
             )
+
         step = int(every[1]) if every else 1
         return dict(list(blocks.items())[::step])
+
     named = find_named(model, which)
     if not named:
         raise UnsupportedError(_nothing_meant(model, which))
+
     return named
 
 
@@ -79,6 +83,7 @@ def _nothing_meant(model: nn.Module, which: str) -> str:
     classes = {type(m).__name__ for m in modules.values() if _is_block(m)}
     near = difflib.get_close_matches(which, [*classes, *modules], n=1, cutoff=0.5)
     suggestion = f"did you mean {near[0]!r}? " if near else ""
+
     return (
         f"checkpoint_modules={which!r} matches no module of {type(model).__name__}: {suggestion}"
         "allowed are 'auto', 'every 2', a class "
@@ -98,6 +103,7 @@ def _repeated(model: nn.Module) -> dict[type, dict[str, nn.Module]]:
     for path, module in model.named_modules():
         if path and _is_block(module) and type(module) is not nn.Sequential:
             groups[type(module)][path] = module
+
     return {
         kind: {path: m for path, m in group.items() if not _is_inside(path, group)}
         for kind, group in groups.items()

@@ -30,12 +30,14 @@ def budget_refusals(asked: Setup) -> Iterator[Refusal]:
     config = asked.config
     if not config.is_planned:
         return
+
     said = f"memory_budget={config.memory_budget:g} with budget_engine='eager'"
     if config.compile:
         yield Refusal(
             why=f"{said} plans eager steps only, and compile=True is set",
             remedies=({"budget_engine": BudgetEngine.COMPILE}, {"compile": False}),
         )
+
     if config.checkpointing is not Checkpointing.NONE:
         yield Refusal(
             why=f"{said} chooses itself what to recompute, and "
@@ -75,6 +77,7 @@ def apply(model: nn.Module, config: StepConfig, *, compiled: bool) -> None:
             f"checkpoint_policy={config.checkpoint_policy!r} with torch.compile is not "
             "implemented; use compile=False, or memory_budget with budget_engine='compile'"
         )
+
     _check(model)
     tally = _Tally(config)
     for path, module in modules.items():
@@ -82,6 +85,7 @@ def apply(model: nn.Module, config: StepConfig, *, compiled: bool) -> None:
             module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
         else:
             wrap(path, module, keeps, tally.add)
+
     if not compiled:
         tally.judge_after_a_forward_of(model, list(modules))
 
@@ -104,12 +108,14 @@ def notes(asked: Setup) -> list[str]:
     config, plan = asked.config, asked.plan
     if plan is None:
         return []
+
     said = (
         f"{len(plan.regions)} modules are recomputed; by prediction {plan.share:.0%} of the plain "
         "step's activations are held."
     )
     if plan.share <= config.memory_budget:
         return [said]
+
     return [
         f"{said} This is the least that this model can hold, and more than "
         f"memory_budget={config.memory_budget:g} allows."
@@ -162,6 +168,7 @@ class _Tally:
                     "but this model does not call its forward, so nothing is recomputed; select "
                     "a module around it, or use checkpointing='none'"
                 )
+
             keeps_nothing = self.config.checkpoint_policy == "recompute-all"
             if not self.keeps_something and not keeps_nothing:
                 raise UnsupportedError(

@@ -43,9 +43,11 @@ class Keep(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func.namespace in NO_OPERATORS or func in MOVES:
             return out
+
         number = self.counts[func]
         self.counts[func] += 1
         self.position += is_counted(func)
+
         if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
             func, policies.values_of(func, args, kwargs)
         ):
@@ -53,6 +55,7 @@ class Keep(TorchDispatchMode):
                 self.position,
                 pytree.tree_map_only(torch.Tensor, _kept, out),
             )
+
         return out
 
 
@@ -80,6 +83,7 @@ class Reuse(TorchDispatchMode):
                 self.refuse(f"runs other operators before {func} than the first time")
             if found is not None and all(kept.is_unchanged for kept in _kept_in(found)):
                 return pytree.tree_map_only(_KeptOutputs, lambda kept: kept.tensor, found)
+
         return func(*args, **(kwargs or {}))
 
 

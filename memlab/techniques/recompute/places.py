@@ -104,6 +104,7 @@ class OfClass(PythonPlace):
         half = len(contents) // 2
         wanted = dict(zip(contents[:half], contents[half:], strict=True))
         held = dict(vars(self.holder))
+
         for name in held.keys() | wanted.keys():
             value = wanted.get(name, MISSING)
             is_of_python = name.startswith("__") or name == "_abc_impl"
@@ -280,6 +281,7 @@ def place_of(holder: Any, where: str) -> PythonPlace | None:
         return GeneratorPlace(holder, where)
     if isinstance(holder, (np.ndarray, *BYTES)):
         return Memory(holder, where)
+
     return Advances(holder, f"{where} ({type(holder).__name__})") if is_iterator(holder) else None
 
 

@@ -93,6 +93,7 @@ def draws(func: OpOverload, values: dict[str, Any]) -> bool:
     for name in ("dropout_p", "dropout"):
         if name in (argument.name for argument in func._schema.arguments):
             return bool(values.get(name, 0.0))
+
     return True
 
 
@@ -108,20 +109,24 @@ def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
     for func in seen:
         if not callable(policy):
             break
+
         try:
             answer = policy(context, func.overloadpacket)
         except Exception:  # a policy that reads its arguments cannot be asked without them
             continue
+
         if answer is True or answer in SAVE:
             return (
                 "checkpoint_policy keeps nothing: it compares operators with "
                 f"{func.overloadpacket}, but is called with overloads; compare with "
                 f"torch.ops.{func}"
             )
+
     ran = ", ".join(sorted(str(func) for func in seen if can_be_kept(func, {}))[:8])
     said = f"checkpoint_policy {_name(policy)} keeps nothing in the checkpointed modules. They run"
     if not ran:
         return f"{said} no operator whose output can be kept; use 'recompute-all'"
+
     return f"{said} {ran}; name some of these, or use 'recompute-all'"
 
 
@@ -162,16 +167,20 @@ def _by_function(
             f"checkpoint_policy {_name(policy)} raised {type(error).__name__} for {func}: {error}; "
             "it is called as policy(context, overload, *args, **kwargs)"
         ) from error
+
     if answer is True or answer is False:
         return answer is True
+
     if isinstance(answer, CheckpointPolicy):
         if answer in SAVE or answer in RECOMPUTE:
             return answer in SAVE
+
         raise UnsupportedError(
             f"checkpoint_policy {_name(policy)} returned {answer} for {func}: without "
             "torch.compile, PyTorch silently recomputes instead of offloading; return MUST_SAVE or "
             "MUST_RECOMPUTE"
         )
+
     said = repr(answer) if isinstance(answer, str | float | int | None) else type(answer).__name__
     raise UnsupportedError(
         f"checkpoint_policy {_name(policy)} returned {said} for {func}; allowed is a bool or a "
@@ -189,18 +198,22 @@ def overloads(names: str) -> frozenset[OpOverload]:
         packet = _packet(namespace, packet_name)
         if not isinstance(packet, OpOverloadPacket):
             raise ConfigError(_unknown_operator(name))
+
         if overload and overload not in packet.overloads():
             raise ConfigError(
                 f"checkpoint_policy names {name!r}, and {packet} has the overloads "
                 f"{', '.join(packet.overloads())}; leave the overload out to mean all of them"
             )
+
         chosen = [overload] if overload else packet.overloads()
         found += [getattr(packet, each) for each in chosen]
+
     if not found:
         raise ConfigError(
             f"checkpoint_policy={names!r} names no operator; allowed is one of "
             f"{', '.join(map(repr, PRESET_POLICIES))}, or operators: 'aten.mm, aten.addmm'"
         )
+
     return frozenset(found)
 
 
@@ -225,4 +238,5 @@ def _unknown_operator(name: str) -> str:
     hint = f"allowed are {presets} and operators such as 'aten.mm'"
     if near:
         hint = f"did you mean {near[0] if near[0] in PRESET_POLICIES else f'aten.{near[0]}'!r}?"
+
     return f"checkpoint_policy names the operator {name!r}, which does not exist; {hint}"

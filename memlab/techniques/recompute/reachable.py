@@ -104,6 +104,7 @@ class Reachable:
             if type(value) not in ATOMS and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look_into(where, value)
+
         self.seen = list(self._seen.values())
         self._seen.clear()
 
@@ -170,12 +171,14 @@ class Reachable:
         namespace = function.__globals__
         if _is_foreign(namespace.get("__name__", "")):
             return
+
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=False
         ):
             variable = f"{name!r} of {function.__qualname__}"
             self.places.append(Cell(cell, variable))
             self._ahead += [(variable, item) for item in contents_of(cell)]
+
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         self._ahead += [(f"a default of {function.__qualname__}", item) for item in defaults]
         if vars(function):
@@ -198,6 +201,7 @@ class Reachable:
                 self._ahead.append((f"{name!r} of {of}", value))
             elif not _is_foreign(value.__name__) and id(value) not in self._seen:
                 self._look_into_names(vars(value), used - {name}, stored, value.__name__)
+
         if stored:
             self.places.append(NamesPlace(namespace, f"the globals of {of}", tuple(stored)))
 
@@ -205,6 +209,7 @@ class Reachable:
         for base in kind.__mro__:
             if _is_foreign(base.__module__) or (base is not kind and id(base) in self._seen):
                 continue
+
             self._seen[id(base)] = base
             self.places.append(OfClass(base, f"the class {base.__qualname__}"))
             for name, value in tuple(vars(base).items()):
@@ -224,6 +229,7 @@ class Reachable:
             return
         if _is_foreign(kind.__module__) and not is_module and kind not in HOLDERS:
             return
+
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict) and id(value) in self._inside:
             for name, item in tuple(own.items()):
@@ -233,10 +239,12 @@ class Reachable:
         elif isinstance(own, dict):
             self.places.append(Items(own, where))
             self._ahead += [(f"{where}.{name}", item) for name, item in tuple(own.items())]
+
         slots = tuple(_slots(kind))
         if slots:
             self.places.append(NamesPlace(value, where, slots))
             self._ahead += [(f"{where}.{name}", getattr(value, name, None)) for name in slots]
+
         self._ahead.append((where, kind))
 
 

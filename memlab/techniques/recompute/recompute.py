@@ -63,6 +63,7 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, after_forward: After
                 "cannot be restored; set that dropout to 0, or leave the module out by "
                 "checkpoint_modules"
             )
+
     region = _RecomputedRegion(path, module, keeps, after_forward)
     method: Any = getattr(region.forward, "__func__", None)
 
@@ -196,11 +197,13 @@ class _ForwardCall:
                         "PyTorch cannot drop saved tensors"
                     )
                 raise
+
         if inspect.isgenerator(out):
             raise UnsupportedError(
                 f"{region.path} cannot be recomputed: its forward is a generator, whose operators "
                 "run after it has returned; leave it out by checkpoint_modules"
             )
+
         self._check_inputs("changes an input of this module in place")
         region.after_forward(region.path, self.kept, keep.counts if keep else ())
         return out
@@ -221,6 +224,7 @@ class _ForwardCall:
                 f"{'saves fewer tensors' if tensor is None else 'changes a tensor that it saved'} "
                 "for backward; leave it out by checkpoint_modules"
             )
+
         return tensor
 
     def _run_again(self) -> None:
@@ -232,10 +236,12 @@ class _ForwardCall:
         inputs = [t.detach().requires_grad_(t.requires_grad) for t in given]
         for at, number in self.saved_at:
             leaves[at] = inputs[number]
+
         del inputs, given
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         del leaves
         reuse = Reuse(self.kept, region.refuse) if region.keeps else contextlib.nullcontext()
+
         try:
             with (
                 contextlib.suppress(_HasAll),
@@ -283,18 +289,22 @@ class _Filling:
         every = self.call.dropped
         if self.count == len(every):
             self.call.region.refuse("saves more tensors for backward than the first time")
+
         # detached, or a saved tensor would hold the graph of the recompute that holds it
         tensor = tensor.detach() if tensor.requires_grad else tensor
         dropped = every[self.count]()
         self.count += 1
+
         if dropped is not None:
             if dropped.kind != _kind(tensor):
                 self.call.region.refuse(
                     "saves tensors of another shape or format than the first time"
                 )
             dropped.tensor, dropped.version = tensor, _version(tensor)
+
         if self.call.region.stops_early and self.count == len(every):
             raise _HasAll
+
         return tensor
 
 

@@ -95,17 +95,20 @@ class SeenTensors:
             before = self.of(one.tensor)
             is_silent = before is not None and before[1]
             has_moved = version(one.tensor) != one.version
+
             if not has_moved and not one.is_statistic and not is_silent:
                 if before is None and one.before is not None:
                     is_silent = _has_changed(one.before, one.tensor)
                 elif one.sum is not None:
                     is_silent = one.sum != sum_of_bytes(one.tensor)
+
             is_changed = has_moved or one.is_statistic or is_silent
             if is_changed:
                 changed.append(one)
             if before is None or (is_changed, is_silent) != before:
                 changes = is_changed or (before is not None and before[0])
                 self._changes[id(one.tensor)] = (weakref.ref(one.tensor), changes, is_silent)
+
         return changed
 
 
@@ -122,6 +125,7 @@ def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) ->
         tensor = reference()
         if tensor is not None and id(tensor) not in inputs:
             watched.append(Watched(where, tensor, is_fixed=tensor.requires_grad))
+
     for one in watched:
         one.version = version(one.tensor)
         known = seen.of(one.tensor)
@@ -129,6 +133,7 @@ def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) ->
             one.before = one.tensor.detach().clone()
         elif known is None or seen.writes_unseen:
             one.sum = sum_of_bytes(one.tensor)
+
     return watched
 
 
@@ -139,11 +144,13 @@ def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool
             if parameter is not None:
                 kind = "trainable" if parameter.requires_grad else "frozen"
                 yield f"a {kind} parameter", parameter, True, False
+
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 is_statistic = isinstance(part, _NormBase) and part.training
                 is_statistic = is_statistic and name.startswith("running_")
                 yield f"its buffer {name!r}", buffer, False, is_statistic
+
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor):
                 yield f"its attribute {name!r}", value, True, False
@@ -226,13 +233,16 @@ def sum_of_bytes(tensor: torch.Tensor) -> int | None:
         return None
     if 0 in tensor.stride():  # expanded from fewer numbers, like an offloaded weight
         return None
+
     with _disable_current_modes(), torch.no_grad():
         flat = tensor.data
         if flat.is_complex():
             flat = torch.view_as_real(flat.resolve_conj())
+
         flat = flat.view(OF_BYTES[flat.element_size()])
         if flat.device.type == "cpu":
             return zlib.crc32(flat.contiguous().numpy().data, tensor.data_ptr() & 0xFFFFFFFF)
+
         return hash((int(flat.sum(dtype=torch.int64)), tensor.data_ptr()))
 
 

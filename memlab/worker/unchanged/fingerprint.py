@@ -76,16 +76,19 @@ class ModulePlace:
         self.note()
         if not refused:
             return
+
         if self.kind in ("list", "set"):
             come = {id(new) for _, _, new in refused}
             gone = [old for _, old, _ in refused if old is not MISSING]
             self.held = (*(value for value in self.held if id(value) not in come), *gone)
             return
+
         entries = dict(zip(self.keys, self.held, strict=True))
         for key, old, _ in refused:
             entries.pop(key, None)
             if old is not MISSING:
                 entries[key] = old
+
         self.keys, self.held = tuple(entries), tuple(entries.values())
 
     def is_same(self) -> bool:
@@ -117,6 +120,7 @@ def _readers(kind: str, holder: Any) -> tuple[Callable[[], Iterable[Any]], ...]:
     if kind == "class":
         entries = type.__getattribute__(holder, "__dict__")
         return entries.keys, entries.values
+
     entries = holder if kind == "dict" else object.__getattribute__(holder, "__dict__")
     return functools.partial(dict.keys, entries), functools.partial(dict.values, entries)
 
@@ -206,6 +210,7 @@ class Fingerprint:
             found += [(place, key, new) for key, _, new in refused]
             place.accept(refused)
             self._walk_values(place)
+
         return found
 
     def _changed_places(self) -> list[ModulePlace]:
@@ -218,6 +223,7 @@ class Fingerprint:
             then = list(itertools.chain.from_iterable([place.held for place in some]))
             if len(now) != len(then) or not all(map(operator.is_, now, then)):
                 changed += [place for place in some if not place.is_same()]
+
         return changed
 
     def _is_usual(self, place: ModulePlace, key: Any, old: Any, new: Any) -> bool:
@@ -227,6 +233,7 @@ class Fingerprint:
             return place.kind == "module" and isinstance(new, types.ModuleType)
         if _name(place, key).startswith(CHANGED_ONCE):
             return True
+
         is_entry = place.kind in ("dict", "list", "set")
         is_data = not (is_definition(old) or is_definition(new))
         if (is_entry or is_data) and is_cache(_name(place, key)):
@@ -235,21 +242,25 @@ class Fingerprint:
             return self._is_usual_addition(place, key, new)
         if new is MISSING and package_of(old) == "memlab":
             return True  # recorded in the middle of a prediction, which has removed it since
+
         is_private = isinstance(key, str) and key.startswith("_")
         if old is None and is_private and package_of(new) == place.package:
             return True  # created when it was first needed
+
         return is_wrapped_by_torch(old, new)
 
     def _is_usual_addition(self, place: ModulePlace, key: Any, new: Any) -> bool:
         is_late = place.package not in self._base_packages  # of a library that a job has imported
         if place.kind == "module":
             return is_of_library(new)
+
         if place.kind == "class":
             hidden = [vars(base)[key] for base in place.holder.__mro__[1:] if key in vars(base)]
             if hidden:
                 return is_wrapped_by_torch(hidden[0], new)
             is_cached = is_late and type(new) in PLAIN and key.startswith("_")
             return is_cached or (is_definition(new) and is_of_library(new))
+
         return place.kind in ("dict", "set") and is_late
 
     def _walk(self, name: str, package: str, holder: Any) -> None:
@@ -265,6 +276,7 @@ class Fingerprint:
     def _walk_values(self, place: ModulePlace) -> None:
         if place.kind not in ("module", "class", "object"):
             return
+
         for key, value in zip(place.keys, place.held, strict=True):
             kind = type(value)
             if kind in PLAIN or key in IGNORED_NAMES or value is sys.modules:
@@ -273,9 +285,11 @@ class Fingerprint:
                 continue
             if kind.__module__ == "torch._ops":  # operators cache themselves when they are used
                 continue
+
             if kind in (staticmethod, classmethod):
                 value = value.__func__
                 kind = type(value)
+
             if kind is FUNCTION:
                 self._parts.note_function(value)
             elif kind is property:
@@ -306,14 +320,17 @@ def _kind(holder: Any) -> str | None:
     for base, name in ((type, "class"), (dict, "dict"), (list, "list"), (set, "set")):
         if issubclass(kind, base):
             return name
+
     if issubclass(kind, types.ModuleType):
         return "module"
     if kind is LRU_CACHE:
         return "cache"
+
     try:
         entries = object.__getattribute__(holder, "__dict__")
     except AttributeError:
         return None
+
     return "object" if type(entries) is dict else None
 
 

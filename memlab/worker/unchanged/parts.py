@@ -34,11 +34,13 @@ class Parts:
         name = f"{function.__module__}.{function.__qualname__}"
         if not self.code.note(function, name):
             return False
+
         for variable, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=False
         ):
             if variable != "__class__":
                 self.cells.note(cell, f"{name}.{variable}")
+
         if isinstance(vars(function).get("registry"), types.MappingProxyType):
             self.dispatched.note(function, f"{name}.register")
         return True
@@ -75,6 +77,7 @@ class Parts:
         for number, column in enumerate(self._columns()):
             if column is self.code:  # no known library replaces the code of another
                 continue
+
             column.accept(
                 index
                 for index in column.changed()

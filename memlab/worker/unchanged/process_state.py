@@ -189,6 +189,7 @@ def _of_the_system(open_file: Any = open) -> list[str]:
                 found.append(file.read())
         except OSError:
             found.append("")
+
     return found
 
 
@@ -201,6 +202,7 @@ def _streams(fstat: Any = os.fstat) -> Any:
             files.append((status.st_dev, status.st_ino))
         except OSError:
             files.append(None)
+
     return files, [getattr(stream, "closed", True) for stream in (sys.stdout, sys.stderr)]
 
 

@@ -91,6 +91,7 @@ class WorkerState:
             self.fingerprint.note_new_modules(is_own_module)
         except BaseException as error:  # what a job has done to Python itself
             self.found.append(f"{type(error).__name__}: {error}")
+
         self.is_watching = True
 
     def look_at_kept_tensors(self) -> None:
@@ -106,6 +107,7 @@ class WorkerState:
             self._packages = set()
         if not is_own:
             self._packages.add(loader.name.partition(".")[0])
+
         self._importing.append(is_own)
         try:
             with self.sources.reading() if is_own else contextlib.nullcontext():
