@@ -6,7 +6,15 @@ runs is an `Outcome` of the `StepResult`, with the same kind of sentence.
 
 
 class MemlabError(ValueError):
-    """Base of every error that memlab raises; the message says what, which value, and a remedy."""
+    """Base of every error that memlab raises; the message says what, which value, and a remedy.
+
+    >>> import memlab
+    >>> try:
+    ...     memlab.workloads.get("gpt-tiny")
+    ... except memlab.MemlabError as error:
+    ...     print(str(error).split("; ")[0])
+    workload 'gpt-tiny' is unknown (did you mean 'gpt-small'?)
+    """
 
 
 class ConfigError(MemlabError):

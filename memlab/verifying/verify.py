@@ -114,6 +114,9 @@ class VerifyReport:
         num_updates: how many were compared; 0 without a comparison.
         first_different_update: the first, from 1, in which more differs than is allowed.
         why: one sentence.
+
+    >>> print(VerifyReport(ok=True, why="largest relative error 0.0e+00"))
+    gradients same: largest relative error 0.0e+00
     """
 
     ok: bool
