@@ -10,5 +10,6 @@ belongs to one, `every.py` lists them all; `memlab.step.build_step` applies them
   a model still does what it did when something was decided.
 
 To add a technique: its field in `memlab/config.py`, its file, a line in `every.py`, a line in
-`build_step`.
+`build_step`. `python -m benchmarks.combinations` and `python -m benchmarks.saving` then write what
+docs/ derives from it.
 """

@@ -2,10 +2,11 @@
 
 A technique's file says what it does to a model (`apply`, or another function that `build_step`
 calls) and ends with a `Technique`: its fields, what it leaves of the plain step's numbers, what
-refuses it, its lines in a script and an example. `every.py` lists them all. Whatever goes through
-the techniques reads that list: the checks of `build_step`, `script`, the reference step of
-`verify`, the config that a plan is made for, docs/combinations.md. So a technique that is not in
-the list does nothing, and one that is cannot be forgotten anywhere.
+refuses it, its lines in a script, an example, and what it saves and costs. `every.py` lists them
+all. Whatever goes through the techniques reads that list: the checks of `build_step`, `script`, the
+reference step of `verify`, the config that a plan is made for, docs/combinations.md and
+docs/saving.md. So a technique that is not in the list does nothing, and one that is cannot be
+forgotten anywhere.
 
 A refusal is data. From this one
 
@@ -109,6 +110,23 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """A line of docs/saving.md: what a setting saves, what it costs, and when not to use it.
+
+    Attributes:
+        setting: as a person writes it, in Markdown; several that have the same line.
+        saves: bytes or time, and of what.
+        costs: in return; "" for nothing.
+        not_for: models, devices and other settings with which it saves nothing or is refused.
+    """
+
+    setting: str
+    saves: str
+    costs: str = ""
+    not_for: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
     """All that is said of one technique.
 
@@ -123,6 +141,7 @@ class Technique:
         notes: returns what a reader of the step's numbers must know; nothing where it is off.
         controls: of its fields in the panel; a field without one is for code alone.
         says: returns a clause on what it does now, for the line below its controls; "" if nothing.
+        savings: its lines in docs/saving.md, one for each setting that a person chooses.
     """
 
     fields: tuple[str, ...]
@@ -135,6 +154,7 @@ class Technique:
     notes: Callable[[Setup], list[str]] = lambda _: []
     controls: tuple[Control, ...] = ()
     says: Callable[[Setup], str] = lambda _: ""
+    savings: tuple[Saving, ...] = ()
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:
