@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
-TARGETS = ["lab", "test", "test-deps", "notebooks", "lint", "bench", "clean"]
+TARGETS = ["lab", "test", "test-deps", "notebooks", "lint", "bench", "picture", "clean"]
 
 
 def requirements(lines: list[str]) -> dict[str, SpecifierSet]:
