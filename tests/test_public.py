@@ -92,6 +92,17 @@ def test_prose_names_only_what_is_public(path):
         assert [name for name in named if not is_public(name)] == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_link_leads_to_a_file(path):
+    links = re.findall(r"\]\(([^)#\s]+)", path.read_text())
+    files = [link for link in links if not link.startswith("http")]
+    assert [link for link in files if not (path.parent / link).exists()] == []
+
+
+def test_the_picture_of_the_panel_is_small():
+    assert (ROOT / "docs" / "panel.png").stat().st_size < 200 * 2**10
+
+
 def test_the_check_sees_a_private_name_in_every_form():
     forms = {
         "import memlab.api": ["api"],
