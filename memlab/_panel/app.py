@@ -52,6 +52,14 @@ def panel(
 
     Raises:
         MemlabError: an argument cannot be; the message names it and what is allowed.
+
+    In a notebook, `memlab.panel(workload)` as the last line of a cell shows it. From code:
+
+    >>> shown = panel(device="t4", config=StepConfig(batch_size=8))
+    >>> shown.set(batch_size=16)
+    >>> shown.config.batch_size
+    16
+    >>> shown.close()
     """
     made = Panel(workload, device=device, memory_limit=memory_limit, config=config)
     cells.replace_former(made)

@@ -16,10 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from memlab.api import predict_with_forecast
-from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.meters.lifetimes import step_memory
+from memlab.predicting.interpolation import interpolated
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.workload import Workload
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 0.15  # a slider that has not moved for so long is worth an exact prediction
 PATIENCE_SECONDS = 10.0  # after which a prediction that nobody waits for is worth a new worker
 MOST_KEPT = 64  # predictions, about 1 MB each; the oldest goes
-INTERPOLATED = (
-    0.03  # more uncertainty between recorded sizes; see tests/system/test_panel_forecasts.py
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +91,6 @@ class Estimate:
         """Whether a limit is new, so that the caching allocator may have to be replayed at it."""
         has_cache = self.forecast is not None and self.forecast.settings is not None
         return has_cache and self.result.memory_limit_bytes != limit_bytes
-
-
-def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
-    """Return what the forecast of another prediction says of this config, which it must cover."""
-    forecast, sizes = base.forecast, config.micro_batch_sizes
-    assert forecast is not None
-    exact = forecast.is_exact(sizes)
-    trace, reserved = forecast.trace(sizes)
-    memory = step_memory(trace, 1)
-    seconds = forecast.step_seconds(sizes) or None  # 0: timing noise, drawn out beyond the recorded
-    spread = dict(base.result.uncertainty or {})
-    if not exact:
-        spread = {name: width + INTERPOLATED for name, width in spread.items()}
-
-    how = "predicted" if exact else "interpolated"
-    return dataclasses.replace(
-        base.result,
-        message=f"{how} peak {format_bytes(memory.peak_bytes)} allocated in {memory.peak_place}",
-        config=config,
-        timeline=memory.timeline,
-        peak_allocated_bytes=memory.peak_bytes,
-        peak_reserved_bytes=reserved,
-        peak_by_category=memory.timeline.peak_by_category,
-        peak_place=memory.peak_place,
-        peak_holdings=memory.holdings(),
-        first_step_peak_bytes=step_memory(trace, 0).peak_bytes,
-        step_seconds=seconds,
-        samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty=spread,
-        memory_limit_bytes=None,
-        fits=None,
-        close_to_limit=None,
-    )
 
 
 def is_within(measured: StepResult, predicted: StepResult) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from memlab import workloads
 from memlab.api import measure, predict, predict_with_forecast
+from memlab.arguments.checks import checked, count, size
 from memlab.arguments.units import GIB, format_bytes, format_seconds, parse_bytes
 from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
@@ -113,9 +114,10 @@ class Pair:
         ])  # fmt: skip
 
 
-def compare(
+@checked(memory_limit=size, batch_limit=count(1))
+def compare_recompute(
     workload: Workload,
-    limit: int | str | None = None,
+    memory_limit: int | str | None = None,
     device: str | None = None,
     *,
     batch_limit: int = DEFAULT_BATCH_LIMIT,
@@ -124,17 +126,20 @@ def compare(
 
     Args:
         workload: what is trained.
-        limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is 2 GiB
-            on a CPU and what a process can use of a card.
+        memory_limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is
+            2 GiB on a CPU and what a process can use of a card.
         device: as for `memlab.predict`; measured too if it is in this machine.
         batch_limit: above which no batch is tried.
 
     Raises:
         MemlabError: not even one sample fits, or nothing of the model can be recomputed.
+
+    >>> workload = workloads.get("lstm-text", hidden_size=64, chunk_length=8)
+    >>> pair = compare_recompute(workload, "64MiB", "t4", batch_limit=64)
+    >>> pair.ratio > 1  # how many times larger the batch is
+    True
     """
-    if batch_limit < 1:
-        raise ConfigError(f"batch_limit={batch_limit}; allowed is an int of at least 1")
-    limit_bytes = _limit(limit, device)
+    limit_bytes = _limit(memory_limit, device)
     plain = StepConfig(batch_size=1, optimizer=Optimizer.SGD_MOMENTUM)
     search = _Search(workload, limit_bytes, device, batch_limit)
     baseline = search.largest(plain, FIRST_BATCH)
@@ -273,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare one workload as the command line says, and return the exit code."""
     options = _parse(arguments)
     try:
-        pair = compare(
+        pair = compare_recompute(
             workloads.get(options.name),
             options.limit,
             options.device,

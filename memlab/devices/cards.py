@@ -28,6 +28,7 @@ from typing import Literal
 
 import torch
 
+from memlab.arguments.checks import checked
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import GIB, KIB, MIB, format_bytes, parse_bytes
 from memlab.devices.here import resolve_device
@@ -232,6 +233,33 @@ def find(text: str) -> Card | None:
     24
     """
     return _BY_KEY.get(_key(text)) or _of_size(text)
+
+
+@checked()
+def card(name: str) -> Card:
+    """Return what is known of a CUDA card, which need not be in this machine.
+
+    Args:
+        name: as `memlab.predict` takes it: "h200", "rtx-4090", a memory such as "24GiB", or "cuda"
+            and "cuda:1" for a card of this machine.
+
+    Returns:
+        Its memory in bytes (`memory_bytes`, and `usable_bytes`, which PyTorch's allocator can
+        reserve), its peak rates in bytes and FLOPs a second, and which generation it is of. None is
+        what is not known.
+
+    Raises:
+        MemlabError: memlab knows no such card, or it is not here; the message lists the cards.
+
+    >>> card("T4").name, card("t4").has_bf16
+    ('t4', False)
+    >>> card("24GiB").memory_bytes == 24 * 2**30
+    True
+    """
+    found = resolve(name).card
+    if found is None:
+        raise DeviceError(f"device={shown(name)} is no card here; allowed is one of {names()}")
+    return found
 
 
 def _of_size(text: str) -> Card | None:

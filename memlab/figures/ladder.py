@@ -57,6 +57,15 @@ def waterfall(
         results: of `memlab.ladder`, the plain step first.
         reports: of `memlab.verify` for each result, or None.
         size: in inches.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> rungs = [
+    ...     memlab.recorded(workload, StepConfig(batch_size=4, memory_budget=budget), "amd-epyc")
+    ...     for budget in (1.0, 0.5)
+    ... ]
+    >>> memlab.plots.waterfall(rungs).get_size_inches()
+    array([9. , 3.2])
     """
     if not results:
         return placeholder("No rung yet.", size=size)

@@ -76,6 +76,12 @@ def peak_map(
             categories alone are.
         limit_bytes: named beside the peak; by default the limit that the result ran under.
         size: in inches.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> memlab.plots.peak_map(result, size=(9, 4)).get_size_inches()
+    array([9., 4.])
     """
     peak, by_category = result.peak_allocated_bytes, result.peak_by_category
     if not peak or by_category is None:

@@ -146,6 +146,10 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
 
     Raises:
         DeviceError: nothing is recorded of the device; the message lists those that are.
+
+    >>> workload = workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> recorded(workload, StepConfig(batch_size=4), "amd-epyc").peak_allocated_bytes
+    38325928
     """
     record = record_of(device)
     same = _same_workload(record, workload)

@@ -33,7 +33,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.same_operators import OperatorWatch
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -260,4 +260,18 @@ IN_PLACE = Technique(
     source=source,
     controls=(switch("inplace", "in place", "in place", "not in place"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`inplace=True`",
+            saves="one activation, while an activation function runs",
+            costs=(
+                "two runs of two samples when the step is built; what a model does only with "
+                "more samples is not seen"
+            ),
+            not_for=(
+                "peaks that lie in a backward; views; SiLU, GELU, ELU; functions such as "
+                "`torch.relu`; `torch.compile`"
+            ),
+        ),
+    ),
 )

@@ -116,6 +116,9 @@ class VerifyReport:
         num_updates: number of updates that were compared; 0 without a comparison.
         first_different_update: the first update (from 1) that differs by more than is allowed.
         why: one sentence.
+
+    >>> print(VerifyReport(ok=True, why="largest relative error 0.0e+00"))
+    gradients same: largest relative error 0.0e+00
     """
 
     ok: bool

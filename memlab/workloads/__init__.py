@@ -1,6 +1,10 @@
 """The zoo: real models on real data that ships in a package. Nothing is downloaded.
 
 `get` gives a `Workload` by name; the models' libraries are imported when a model is built.
+
+>>> import memlab
+>>> memlab.workloads.get("vit-digits", num_layers=2).name
+'vit-digits'
 """
 
 import dataclasses
@@ -16,6 +20,8 @@ from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
+
+__all__ = ["JpegDigits", "get", "names"]
 
 MOST_OF_A_SIZE = 10**7  # layers, channels, tokens: no model has more
 HIGHEST_DROPOUT = 0.999
@@ -75,7 +81,11 @@ SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
 
 
 def names() -> list[str]:
-    """Return the names that `get` knows; the first four run in a second or two on a CPU."""
+    """Return the names that `get` knows; the first four run in a second or two on a CPU.
+
+    >>> names()[:4]
+    ['gpt-small', 'resnet-digits', 'vit-digits', 'lstm-text']
+    """
     return list(SPECS)
 
 
@@ -89,6 +99,11 @@ def get(name: str, **options: Any) -> Workload:
 
     Raises:
         WorkloadError: the name or an option is unknown; the message lists what there is.
+
+    >>> workload = get("lstm-text", hidden_size=64, sequence_length=48)
+    >>> inputs, targets = workload.make_batch(2)  # of 2 samples: tokens, int64
+    >>> inputs.shape
+    torch.Size([2, 48])
     """
     name = str.__str__(name) if is_a(name, str) else name
     if not is_a(name, str) or name not in SPECS:

@@ -22,6 +22,10 @@ class JpegDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         num_channels: 1 or 3.
         file_size: pixels a side of the files, as photographs are larger than what is trained on.
         num_files: that there are.
+
+    >>> pixels, label = JpegDigits(image_size=16, num_files=2)[0]
+    >>> pixels.shape, pixels.dtype
+    (torch.Size([1, 16, 16]), torch.float32)
     """
 
     def __init__(

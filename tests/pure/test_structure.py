@@ -45,7 +45,7 @@ ONLY_IN = {
 }
 NOT_ON_IMPORT = ("IPython", "ipywidgets", "matplotlib", "monai", "pandas", "seaborn", "sklearn")
 NOT_ON_IMPORT += ("transformers",)
-PUBLIC_MODULES = {"workloads"}
+PUBLIC_MODULES = {"plots", "workloads"}
 
 
 def place(parts: tuple[str, ...]) -> str:
@@ -113,7 +113,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_from_floors_below(path):
     if path == PACKAGE / "__init__.py":
-        assert len(path.read_text().splitlines()) <= 40
+        assert len(path.read_text().splitlines()) <= 60  # a list of names, and little else
         return
     own = place_of_file(path)
     assert own in ORDER, f"{own} has no floor: give it one in FLOORS and in docs/architecture.md"

@@ -9,6 +9,7 @@ from memlab import Outcome, StepConfig, StepResult, api, plots
 from memlab._panel import forecasts, verdicts
 from memlab.comparing import pairs
 from memlab.errors import ConfigError
+from memlab.predicting.interpolation import interpolated
 from memlab.result import CountedPeak, Source
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
@@ -173,7 +174,7 @@ def test_a_limit_is_replayed_once(base, monkeypatch):
 def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
     limited = base.forecast.against_limit(base.result, 200 * MIB)
     assert limited.fits is False
-    told = forecasts.interpolated(replace(base, result=limited), StepConfig(batch_size=500))
+    told = interpolated(replace(base, result=limited), StepConfig(batch_size=500))
     assert (told.memory_limit_bytes, told.fits, told.close_to_limit) == (None, None, None)
     assert base.forecast.against_limit(told, 200 * MIB).fits
 
