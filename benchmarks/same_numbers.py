@@ -3,8 +3,8 @@
 Predicts 200 settings (zoo x techniques x cpu, h200, rtx-4060) that a seeded script draws, and
 measures 40 of them on the CPU. Outcomes, bytes and, for cards, seconds go to a file; a second run
 compares what it finds with that file and lists what differs. Left out: words, times on the CPU,
-which are never twice the same, and the timelines of autocast on the CPU, whose cache frees its casts
-in the order of their addresses.
+which are never twice the same, and timelines of autocast on the CPU, whose cache frees its casts in
+the order of their addresses.
 
     python -m benchmarks.same_numbers --write    # before: writes benchmarks/data/same_numbers.json
     python -m benchmarks.same_numbers            # after: 0 differences, or status 1
