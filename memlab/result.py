@@ -253,8 +253,10 @@ class StepResult:
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
         if ran_out and ran_under is not None and limit_bytes <= ran_under:
             return False, False
-        if peak is None or self.ended_before_its_peak:
+        if peak is None:
             return None, None
+        if self.ended_before_its_peak:  # it needs at least as much
+            return (False, False) if peak.nbytes > limit_bytes else (None, None)
 
         runs_within = runs_within and cache(runs_within)  # both ask for this limit
         return peak.fits(limit_bytes, runs_within), peak.is_close_to(limit_bytes, runs_within)
