@@ -78,7 +78,7 @@ def waterfall(
     axes.set_ylim(len(results) - 0.5, -0.5)
     most = max((peak for peak in peaks if peak), default=1)
     said = [_said(results, peaks, reports, row) for row in range(len(results))]
-    # the longest words stand beside the longest bar, if it comes to that
+    # the axis leaves room for the longest text beside the longest bar
     room = max(map(text_width, said)) + 12
     axes.set_xlim(0, most / max(1 - room / box_points(axes)[2], 0.3))
     axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
@@ -108,17 +108,17 @@ def _draw(
 
 
 def _names(results: Sequence[StepResult]) -> list[str]:
-    """Return what each rung sets that the last one stood on did not."""
-    names, stood = ["plain"], results[0].config
+    """Return, for each rung, the fields that it adds to the last rung that worked."""
+    names, below = ["plain"], results[0].config
     for result in results[1:]:
         changed = [
             f"{field.name}={getattr(result.config, field.name)}"
             for field in fields(StepConfig)
-            if getattr(result.config, field.name) != getattr(stood, field.name)
+            if getattr(result.config, field.name) != getattr(below, field.name)
         ]
         names.append(", ".join(changed) or "the same")
         if result.outcome is Outcome.OK:
-            stood = result.config
+            below = result.config
 
     return names
 
