@@ -1,7 +1,7 @@
 """`Panel`: the controls, the runs and the pictures together, and its interface for code.
 
-Callbacks may come on any thread and beside a running cell, so state is changed under a lock, no
-callback waits for a measurement, and what one raises becomes a sentence on the page.
+Callbacks may run on any thread and during a running cell. So state is changed under a lock, no
+callback waits for a measurement, and an exception in one becomes a sentence on the page.
 """
 
 import threading

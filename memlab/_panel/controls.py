@@ -1,7 +1,7 @@
 """The controls: sliders with number boxes, choices, and the line that explains each of them.
 
-They know settings by field name and nothing of runs. A number box takes any text, so that a wrong
-number is explained beside it instead of being clipped without a word.
+They know settings by field name, and no runs. A number box accepts any text, so that a wrong
+number is explained beside it instead of being clipped silently.
 """
 
 import math

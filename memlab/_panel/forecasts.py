@@ -1,9 +1,9 @@
 """Predictions for a panel: interpolated at once where possible, exact from the worker soon after.
 
-One prediction gives other batch sizes as sums, so a slider need not wait for it; what is between
-the recorded sizes is interpolated, and the worker is then asked for that very setting. The newest
-question alone waits: no queue. A prediction that nobody waits for any more is let finish, since a
-worker that is killed takes seconds to come back, unless it goes on for long. No widgets.
+The memory of other batch sizes follows from one prediction by sums, so a slider need not wait.
+Between the recorded sizes it is interpolated, and the worker then predicts the exact setting. Only
+the newest question waits; there is no queue. An outdated prediction is stopped only if it runs for
+long, because a new worker takes seconds to start. No widgets.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """What the page says about the settings, the runs and the predictions, updated as they change.
 
 Settings change by hand or from code, runs come from a thread or a cell, predictions from a thread
-of their own: all that is read and written here is so under one lock, and what a callback raises
-becomes a sentence on the page, where nobody else would see it. Left out: how a run comes about.
+of their own. So everything here is read and written under one lock. An exception in a callback
+becomes a sentence on the page, because nobody else would see it. Left out: how a run is started.
 """
 
 import contextlib

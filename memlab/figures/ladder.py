@@ -1,6 +1,6 @@
-"""The waterfall of a ladder: one bar a rung, what it left and what it took away.
+"""The waterfall of a ladder: one bar for each rung, with its peak and its saving.
 
-Left out: what holds a peak, which `peak_bar` shows for one result.
+Left out: what a peak consists of, which `peak_bar` shows for one result.
 """
 
 from collections.abc import Sequence
@@ -47,16 +47,16 @@ def waterfall(
     reports: Sequence[VerifyReport] | None = None,
     size: Size = (9.0, 3.2),
 ) -> Figure:
-    """Return the peak of each rung as a bar, what it spared as a pale one behind it.
+    """Return a chart with the peak of each rung as a bar, and its saving as a pale bar behind it.
 
-    Beside each bar: the peak, how many times less than on the first rung, the time of a step
-    against the first one's, and the error of the gradients. Reserved bytes where all rungs know
-    them, else allocated ones.
+    The text beside each bar gives the peak, how many times lower it is than on the first rung, the
+    time of a step relative to the first, and the error of the gradients. Peaks are reserved bytes
+    if all rungs have them, else allocated bytes.
 
     Args:
         results: of `memlab.ladder`, the plain step first.
         reports: of `memlab.verify` for each result, or None.
-        size: in inches.
+        size: width and height in inches.
     """
     if not results:
         return placeholder("No rung yet.", size=size)
