@@ -48,7 +48,7 @@ CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
 CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
-SMALLEST_CARD_BYTES = GIB  # "4090" and "24" are surely not meant as sizes in bytes
+SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
 
 
@@ -296,10 +296,12 @@ def of_device(device: torch.device) -> Card:
 def resolve(device: str | torch.device | None) -> Target:
     """Return the target for a device of this machine, or for any card by name or memory.
 
-    None is what `measure` would take. "cuda" where there is no card is CUDA without a limit.
+    None is the device that `measure` would choose. "cuda" on a machine without a card is any CUDA
+    card, without a limit.
 
     Raises:
-        DeviceError: no such device here and no such card; the message lists the cards.
+        DeviceError: it is neither a device of this machine nor a known card; the message lists
+            the cards.
 
     >>> resolve("RTX 4090").name
     'rtx-4090'

@@ -61,8 +61,8 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
         loss_of: sets the seed, runs the forward on the batch and returns the loss.
 
     Raises:
-        UnsupportedError: there is no such module, or the second run gives another result. A later
-            forward that runs other operators raises it too.
+        UnsupportedError: no module can run in place, or the second run gives another result. A
+            later forward that runs other operators raises it too.
     """
     found, why_not = find(model, batch, loss_of)
     if not found:

@@ -46,7 +46,7 @@ def test_a_sample_more_is_not_sure_to_fit(pair):
 def test_the_table_says_what_each_number_is(pair):
     said = str(pair)
     for text in ("on cpu, 4.00 MiB allocated", "peak predicted", "peak measured", "a sample",
-                 f"{pair.ratio:.1f}x", "the repository tells none"):  # fmt: skip
+                 f"{pair.ratio:.1f}x", "the repository states none"):  # fmt: skip
         assert text in said
     lines = said.splitlines()
     assert len({len(line) for line in lines[1:4]}) == 1, "columns are aligned"
@@ -112,7 +112,7 @@ def test_what_fits_by_luck_alone_is_not_taken(monkeypatch):
 
 
 def test_a_limit_below_one_sample_says_so(monkeypatch):
-    with pytest.raises(MemlabError, match="too little for one sample of"):
+    with pytest.raises(MemlabError, match="not enough for one sample of"):
         search(monkeypatch, lambda n: 1000 + n, 1000)
 
 
