@@ -2,6 +2,6 @@
 
 - `ladder.py`: `memlab.ladder`, one technique after another, each on top of those before it.
 - `batches.py`: `memlab.predict_batches`, one prediction for many batch sizes.
-- `pairs.py`: `memlab.compare_recompute`, the largest batch that fits, without recompute and with it;
-  it can be called from the command line too.
+- `pairs.py`: `memlab.compare_recompute`, the largest batch that fits, without recompute and with
+  it, from the command line too.
 """
