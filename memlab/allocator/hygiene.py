@@ -60,6 +60,7 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
         emptied = _replayed(
             [*story[: last + 1], EMPTY_CACHE], [*events[: last + 1], (0, 0)], settings
         )
+        # the cache is emptied in a replay of its own, so that the story goes on unchanged
         allocated, reserved = int(now.allocated_bytes[-1]), int(now.reserved_bytes[-1])
         left = int(emptied.reserved_bytes[-1])
         moments.append(
