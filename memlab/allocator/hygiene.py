@@ -68,6 +68,7 @@ def replay_allocations(story: Sequence[str], *, expandable_segments: bool = Fals
         emptied = _replayed(
             [*story[: last + 1], EMPTY_CACHE], [*events[: last + 1], (0, 0)], settings
         )
+        # the cache is emptied in a replay of its own, so that the story goes on unchanged
         allocated, reserved = int(now.allocated_bytes[-1]), int(now.reserved_bytes[-1])
         left = int(emptied.reserved_bytes[-1])
         moments.append(

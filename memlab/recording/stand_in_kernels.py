@@ -52,9 +52,11 @@ def attention(
     plain = 4 == query.dim() == key.dim() == value.dim() and query.dtype == key.dtype == value.dtype
     head_dim = query.size(-1)
     is_flash = _is_ampere and torch.backends.cuda.flash_sdp_enabled() and head_dim <= FLASH_HEAD_DIM
+    # flash attention has no kernel for masks and none for fp32
     if plain and is_flash and attn_mask is None and query.dtype in HALF:
         return _flash(query, key, value, dropout_p, is_causal, scale)
 
+    # the efficient kernel loads 16 bytes at a time, so heads must be aligned to that
     same_heads = query.size(1) == key.size(1) == value.size(1)
     aligned = head_dim % (4 if query.dtype is torch.float32 else 8) == 0
     has_format = _is_ampere or query.dtype is not torch.bfloat16
@@ -68,6 +70,7 @@ def attention(
         )[0]
         return out
 
+    # this one has no conditions, but it allocates the whole matrix of attention weights
     math = aten._scaled_dot_product_attention_math
     out = math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa

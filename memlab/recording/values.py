@@ -121,6 +121,7 @@ class Values:
         if not self._known and func not in CONSTANTS:
             return None
 
+        # large tensors are not computed, because the operator would take as long as in a real step
         most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
         if any(tensor.numel() > most for tensor in tensors_in([out, args])):
             self.forget_written(func, args, kwargs)
