@@ -169,6 +169,7 @@ class Values:
             with for_real():
                 return {0: torch.tensor(says).expand(out.shape)}
 
+        # remember a random number until it is compared with a constant
         if func is aten.rand.default and not out.dim():
             self._chances[id(out)] = out
         if func in CHANCES and self._chances.get(id(args[0])) is args[0]:

@@ -104,8 +104,8 @@ def read_lines(path: Path) -> Lines:
     damage = ""
     if rest:
         damage = (
-            f"{path}, line {len(content) + 1} is damaged or cut short: kept are the "
-            f"{len(content)} lines before it, {kept} of {len(raw)} bytes."
+            f"{path}, line {len(content) + 1} is damaged or cut short. Only the "
+            f"{len(content)} lines before it are used, {kept} of {len(raw)} bytes."
         )
 
     return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
