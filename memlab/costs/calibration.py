@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.arguments.units import KIB, MIB, format_bytes
 from memlab.costs.cost_store import LEAST_OVERHEAD, MOST_OVERHEAD, OVERHEAD, Store
@@ -34,6 +33,7 @@ from memlab.operators.standalone import (
     smaller,
     tensors_in,
 )
+from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.trace import Phase
 
 CPU = torch.device("cpu")

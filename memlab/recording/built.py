@@ -13,10 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memlab.errors import UnsupportedError
 from memlab.recording.scripted import is_scripted
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.modules import buffers_of, parameters_of
+from memlab.torch_private.tensors import storage_key
 
 Changed = dict[int, tuple[Any, Any]]
 """By identity of what was changed: that itself, which so keeps its identity, and what it became."""
@@ -52,7 +54,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     def fake(real: torch.Tensor) -> torch.Tensor:
         # a parameter and what is set on it may share their memory
         place = (real.storage_offset(), real.dtype, tuple(real.shape), tuple(real.stride()))
-        key = (real.untyped_storage()._cdata, *place)
+        key = (storage_key(real.untyped_storage()), *place)
         if key not in memory:
             memory[key] = mode.from_tensor(real.detach().as_subclass(torch.Tensor)).clone()
         made = memory[key]
@@ -65,7 +67,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         return parameter
 
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in (parameters_of(module), buffers_of(module)):
             tensors.update({name: carried(t, fake, changed) for name, t in tensors.items()})
     follow(model, changed)
     return model

@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.utils import _pytree as pytree
+
+from memlab.torch_private import pytree
+from memlab.torch_private.tensors import storage_key
 
 WITH_WORKSPACE = ("convolution", "max_pool", "rnn", "lstm", "gru")
 """Of operators whose kernels allocate as much as their results, or many times that: in torch 2.13 a
@@ -131,7 +133,7 @@ def _storages(node: torch.fx.Node) -> Iterator[tuple[int, int]]:
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             storage = value.untyped_storage()
-            yield storage._cdata, _hint(storage.nbytes())
+            yield storage_key(storage), _hint(storage.nbytes())
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -11,7 +11,6 @@ that would have peaked lower.
 
 import contextlib
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 
 from memlab.arguments.units import format_bytes
 from memlab.techniques.compiling.footprint import Footprint, footprint
+from memlab.torch_private import compiler
 
 BUDGET_STEP = 0.05
 """As the panel's slider has it. A budget between two steps is planned as the lower one."""
@@ -119,8 +119,8 @@ def chosen(
         decided: told of each graph's choice.
         check: given each joint graph; may raise.
     """
-    partitioners = _partitioners()
-    choose, extract = partitioners.choose_saved_values_set, partitioners._extract_fwd_bwd_modules
+    partitioners = compiler.partitioners()
+    choose, extract = partitioners.choose_saved_values_set, compiler.extract_graphs()
     node_info: list[Any] = []  # of the graph whose partition is under way
 
     def noted(joint_graph: torch.fx.Graph, info: Any, memory_budget: float = 1) -> Any:
@@ -140,7 +140,7 @@ def chosen(
         options["saved_sym_nodes"][:] = filter(partitioners.is_sym_node, nodes)
         return extract(joint_module, saved, **options)
 
-    with _replaced(choose_saved_values_set=noted, _extract_fwd_bwd_modules=extracted):
+    with compiler.partitioned_by(choose_saved_values_set=noted, extract=extracted):
         yield
 
 
@@ -182,7 +182,7 @@ class _Plans:
 
     def _footprint(self, nodes: list[torch.fx.Node]) -> Footprint:
         """Return what the two graphs of a plan hold, ordered as the partitioner orders them."""
-        partitioners = _partitioners()
+        partitioners = compiler.partitioners()
         symbols = [node for node in nodes if partitioners.is_sym_node(node)]
         tensors = [node for node in nodes if not partitioners.is_sym_node(node)]
         options = {**self._options, "saved_sym_nodes": symbols}
@@ -193,18 +193,13 @@ class _Plans:
 
 
 def _saved_bytes(nodes: list[torch.fx.Node]) -> int:
-    return sum(int(_partitioners()._size_of(node)) for node in nodes)
-
-
-def _partitioners() -> Any:
-    """Return PyTorch's module of that name, which takes seconds to import."""
-    return importlib.import_module("torch._functorch.partitioners")
+    return sum(compiler.size_of(node) for node in nodes)
 
 
 @contextlib.contextmanager
 def _solved_once() -> Iterator[None]:
     """Solve each cut and time each operator of a graph once, not once for each budget."""
-    solve, runtime = _partitioners().solve_min_cut, _partitioners().estimate_runtime
+    solve, runtime = compiler.partitioners().solve_min_cut, compiler.partitioners().estimate_runtime
     cuts: dict[Any, Any] = {}
 
     def solved(graph: Any, info: Any, options: Any, dont_ban: Any = None) -> Any:
@@ -214,19 +209,5 @@ def _solved_once() -> Iterator[None]:
         saved, banned = cuts[key]
         return list(saved), banned
 
-    with _replaced(solve_min_cut=solved, estimate_runtime=functools.cache(runtime)):
+    with compiler.partitioned_by(solve_min_cut=solved, estimate_runtime=functools.cache(runtime)):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Put functions in the place of the partitioner's own, by name."""
-    partitioners = _partitioners()
-    before = {name: getattr(partitioners, name) for name in functions}
-    for name, function in functions.items():
-        setattr(partitioners, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(partitioners, name, function)

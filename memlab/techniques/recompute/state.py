@@ -42,7 +42,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memlab.devices.generators import (
     autocast_of,
@@ -64,6 +63,8 @@ from memlab.techniques.recompute.watched import (
     version,
     watch,
 )
+from memlab.torch_private import pytree
+from memlab.torch_private.modules import MODULES, PARAMETERS
 
 PLAIN = ATOMS | {torch.Tensor, nn.Parameter}
 REGISTRIES = tuple(sorted(OF_TORCH))
@@ -287,7 +288,7 @@ class State:
         if own.get("forward") is not self.own_forward:
             changes.refuse("its forward replaces the forward of its own module")
         for part, before in zip(changes.parts, self.registries, strict=True):
-            for name, what in (("_modules", "modules"), ("_parameters", "parameters")):
+            for name, what in ((MODULES, "modules"), (PARAMETERS, "parameters")):
                 now = vars(part)[name]
                 if not is_same(before.get(name, ()), (*now, *now.values())):
                     changes.refuse(

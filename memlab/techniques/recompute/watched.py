@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memlab.torch_private.dispatch import without_modes
+from memlab.torch_private.fakes import FakeTensor
+from memlab.torch_private.modules import NormWithStatistics, buffers_of, parameters_of
+from memlab.torch_private.tensors import num_holders_of_storage, storage_key, version_of
 
 WRITES_UNSEEN = frozenset(
     (
@@ -131,13 +133,13 @@ def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) ->
 def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:
     """Yield the tensors of modules themselves: in words, whether fixed, whether a statistic."""
     for part in parts:
-        for parameter in part._parameters.values():
+        for parameter in parameters_of(part).values():
             if parameter is not None:
                 kind = "trainable" if parameter.requires_grad else "frozen"
                 yield f"a {kind} parameter", parameter, True, False
-        for name, buffer in part._buffers.items():
+        for name, buffer in buffers_of(part).items():
             if buffer is not None:
-                is_statistic = isinstance(part, _NormBase) and part.training
+                is_statistic = isinstance(part, NormWithStatistics) and part.training
                 is_statistic = is_statistic and name.startswith("running_")
                 yield f"its buffer {name!r}", buffer, False, is_statistic
         for name, value in vars(part).items():
@@ -147,7 +149,7 @@ def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool
 
 def version(tensor: torch.Tensor) -> int:
     """Return what moves with each change in place; inference tensors have none."""
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -167,7 +169,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def _num_holders(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    return int(num_holders_of_storage(storage_key(tensor.untyped_storage())))
 
 
 HOLDERS_OF_ONE = _num_holders(torch.empty(1))  # the tensor, and what asks
@@ -180,7 +182,7 @@ def sum_of_bytes(tensor: torch.Tensor) -> int | None:
         return None
     if 0 in tensor.stride():  # one number seen as many, as a weight is that waits elsewhere
         return None
-    with _disable_current_modes(), torch.no_grad():
+    with without_modes(), torch.no_grad():
         flat = tensor.data
         if flat.is_complex():
             flat = torch.view_as_real(flat.resolve_conj())

@@ -26,6 +26,7 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from memlab.torch_private.operators import MODULE_OF_OPERATORS
 from memlab.worker.unchanged.parts import Parts
 from memlab.worker.unchanged.usual_changes import (
     CHANGED_ONCE,
@@ -267,7 +268,7 @@ class Fingerprint:
                 continue
             if value is os.environ or value is ENVIRONMENT:  # a job comes with its own
                 continue
-            if kind.__module__ == "torch._ops":  # operators look themselves up when they are used
+            if kind.__module__ == MODULE_OF_OPERATORS:  # they look themselves up as they are used
                 continue
             if kind in (staticmethod, classmethod):
                 value = value.__func__
