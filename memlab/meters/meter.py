@@ -214,12 +214,15 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
         elif name.startswith(MODULE):
             module = seen.modules.setdefault(name.removeprefix(MODULE), len(seen.modules))
         elif event.tag == EventType.TorchOp:
+            # autograd gives an operator and its backward the same number, by which the memory of
+            # backward is attributed to a module
             number = event.extra_fields.sequence_number
             if number >= 0:
                 sequence = number
                 if module >= 0:
                     seen.module_of_sequence[number] = module
 
+            # only the outermost operator counts; those that it calls belong to it
             if inside < 0 and _is_dispatched(name):
                 inside = len(seen.operators)
                 seen.operators.append((event.start_time_ns, name))

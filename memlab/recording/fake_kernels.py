@@ -101,6 +101,8 @@ def missing_ones_run_on_cpu() -> Iterator[None]:
         def returned(value: Any) -> Any:
             if not isinstance(value, FakeTensor):
                 return value
+
+            # an operator in place returns its argument, which must stay the same object
             return back[id(value)] if id(value) in back else _fake(value, mode, device)
 
         out = run(mode, func, [moved(arg) for arg in flat_args], *rest)

@@ -107,6 +107,7 @@ def _padded(
     done = first = 0
 
     for step in range(1, steps + 1):
+        # as long as no sequence ends, the steps are collected for one copy
         size, following = sizes[step - 1], sizes[step] if step < steps else 0
         if following == size:
             continue

@@ -125,6 +125,7 @@ class Values:
         if not self._known and func not in CONSTANTS:
             return None
 
+        # large tensors are not computed, because the operator would take as long as in a real step
         most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
         if any(tensor.numel() > most for tensor in tensors_in([out, args])):
             self.forget_written(func, args, kwargs)
@@ -174,6 +175,7 @@ class Values:
             with for_real():
                 return {0: torch.tensor(says).expand(out.shape)}
 
+        # remember a random number until it is compared with a constant
         if func is aten.rand.default and not out.dim():
             self._chances[id(out)] = out
         if func in CHANCES and self._chances.get(id(args[0])) is args[0]:

@@ -13,5 +13,6 @@ Each technique is one object, a `Technique` at the end of the file that implemen
   `same_operators.py` (checks that a model still runs the operators that a decision was based on).
 
 To add a technique: add its field to `memlab/config.py`, write its file, and add one line each to
-`every.py` and `build_step`.
+`every.py` and `build_step`. `python -m benchmarks.combinations` and `python -m benchmarks.saving`
+then write what docs/ derives from it.
 """

@@ -31,7 +31,7 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.same_operators import OperatorWatch
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
 from memlab.torch_private import pytree
 from memlab.torch_private.autograd import current_node, sequence_number_of
 from memlab.torch_private.dispatch import TorchDispatchMode
@@ -63,8 +63,8 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
         loss_of: sets the seed, runs the forward on the batch and returns the loss.
 
     Raises:
-        UnsupportedError: there is no such module, or the second run gives another result. A later
-            forward that runs other operators raises it too.
+        UnsupportedError: no module can run in place, or the second run gives another result. A
+            later forward that runs other operators raises it too.
     """
     found, why_not = find(model, batch, loss_of)
     if not found:
@@ -262,4 +262,18 @@ IN_PLACE = Technique(
     source=source,
     controls=(switch("inplace", "in place", "in place", "not in place"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`inplace=True`",
+            saves="one activation, while an activation function runs",
+            costs=(
+                "two runs of two samples when the step is built; what a model does only with "
+                "more samples is not seen"
+            ),
+            not_for=(
+                "peaks that lie in a backward; views; SiLU, GELU, ELU; functions such as "
+                "`torch.relu`; `torch.compile`"
+            ),
+        ),
+    ),
 )

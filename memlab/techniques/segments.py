@@ -11,7 +11,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
 from memlab.torch_private.cuda import set_allocator
 
 _switched = False  # whether memlab switched it on; a setting in the environment is left alone
@@ -67,4 +67,15 @@ SEGMENTS = Technique(
         ),
     ),
     says=says,
+    savings=(
+        Saving(
+            setting="`expandable_segments=True`",
+            saves=(
+                "reserved bytes: free memory between blocks that is too small for the next "
+                "request; nothing of what is allocated"
+            ),
+            costs="not known: no card has run it yet",
+            not_for="a CPU",
+        ),
+    ),
 )

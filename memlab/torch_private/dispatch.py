@@ -31,7 +31,7 @@ def with_versions_counted() -> Any:
 def without_key(name: str) -> Any:
     """Return a guard under which operators dispatch past a key, such as "AutocastCPU"."""
     key = torch._C._parse_dispatch_key(name)
-    assert key is not None  # its name is torch's own
+    assert key is not None  # torch defines a key of this name
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
 
 

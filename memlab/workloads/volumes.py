@@ -1,7 +1,7 @@
 """Models from MONAI on hand-written digits: a DenseNet classifies them, a VNet segments them.
 
-Their images are flat or volumes, by the number of sizes: a digit becomes a volume by being as deep
-as it is thick. No medical data, whose licences forbid to ship it.
+The number of sizes decides whether the images are flat or volumes. A digit becomes a volume by
+being repeated along the depth. Medical data is not used: its licences forbid shipping it.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
 from memlab.techniques.recompute import policies
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
 from memlab.torch_private import compiler
 from memlab.torch_private.operators import OpOverload
 from memlab.workload import Workload
@@ -338,6 +338,14 @@ COMPILED = Technique(
     notes=notes,
     controls=(switch("compile", "torch.compile", "compiled", "not compiled"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`compile=True`, `compile_mode`",
+            saves="time; the intermediate results of fused operators",
+            costs="the compilation",
+            not_for="models that run a few steps only",
+        ),
+    ),
 )
 COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
@@ -354,4 +362,12 @@ COMPILED_BUDGET = Technique(
         Control(field="budget_estimator", label="Weighed by", only_with=PLANNED),
     ),
     says=budget_says,
+    savings=(
+        Saving(
+            setting='`budget_engine="compile"`',
+            saves="what PyTorch's partitioner finds, and never less than at a larger budget",
+            costs="a compilation for each plan that is tried",
+            not_for="dropout and graph breaks, which are refused by name",
+        ),
+    ),
 )
