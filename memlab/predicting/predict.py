@@ -16,11 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 
 from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
@@ -48,6 +43,11 @@ from memlab.techniques import every
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.compiling.compilation import is_compiled
 from memlab.techniques.offload import offload
+from memlab.torch_private.fakes import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from memlab.trace import Phase
 from memlab.workload import Workload
 

@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+from memlab.torch_private.dispatch import without_key
+from memlab.torch_private.operators import schema_of
+from memlab.torch_private.python_device import registered_name
+from memlab.torch_private.tensors import is_view
+
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 KEY = "AutocastPrivateUse1"
@@ -86,9 +91,7 @@ def lower_dtype(device_type: str) -> torch.dtype | None:
 
 def without_autocast() -> Any:
     """Return a guard under which operators dispatch past autocast."""
-    key = torch._C._parse_dispatch_key(KEY)
-    assert key is not None  # torch defines a key of this name
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    return without_key(KEY)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -96,11 +99,11 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, list | tuple):
         return [cast(item, dtype) for item in value]
     eligible = isinstance(value, torch.Tensor) and value.is_floating_point()
-    eligible = eligible and value.device.type == torch._C._get_privateuse1_backend_name()
+    eligible = eligible and value.device.type == registered_name()
     if not eligible or value.dtype in (dtype, torch.float64):
         return value
     is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf
-    if not is_weight or not torch.is_autocast_cache_enabled() or value._is_view():
+    if not is_weight or not torch.is_autocast_cache_enabled() or is_view(value):
         return value.to(dtype)
     if id(value) not in _cast_weights:
         _cast_weights[id(value)] = (value, value.to(dtype))
@@ -136,11 +139,11 @@ def _widest(operator: Any) -> Kernel:
 
 
 def _lower_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype(torch._C._get_privateuse1_backend_name())
+    return torch.get_autocast_dtype(registered_name())
 
 
 def _by_dtype(operator: Any) -> Kernel:
-    names = [a.name for a in operator._schema.arguments if not a.kwarg_only]
+    names = [a.name for a in schema_of(operator).arguments if not a.kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memlab.recording.stand_in_autocast import cast, lower_dtype, without_autocast
+from memlab.torch_private.python_device import convolutions_stored_as
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -208,7 +209,6 @@ def cudnn_memory_format() -> Iterator[None]:
     It does so if the input or the weight is channels-last. Source:
     `cudnn_conv_suggest_memory_format` in ATen/native/ConvUtils.h.
     """
-    determine = torch._C._conv_determine_backend_memory_format
 
     def suggested(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
@@ -217,11 +217,8 @@ def cudnn_memory_format() -> Iterator[None]:
         is_last = any(_is_stored_as(t, form) for t in (x, weight))
         return form if is_last else torch.contiguous_format
 
-    torch._C._conv_determine_backend_memory_format = suggested  # type: ignore[assignment]
-    try:
+    with convolutions_stored_as(suggested):
         yield
-    finally:
-        torch._C._conv_determine_backend_memory_format = determine
 
 
 def _is_stored_as(tensor: torch.Tensor, form: torch.memory_format) -> bool:

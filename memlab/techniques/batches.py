@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from memlab.errors import WorkloadError
 from memlab.techniques.source import ScriptLines, text_of
+from memlab.torch_private import pytree
 from memlab.workload import Workload
 
 Change = Callable[[torch.Tensor], torch.Tensor]

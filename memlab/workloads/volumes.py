@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from memlab.errors import WorkloadError
+from memlab.torch_private.modules import Dropout
 from memlab.workload import Workload
 from memlab.workloads.data import digit_masks_batch, digits_batch, zoo_import
 
@@ -81,7 +81,7 @@ class VNet:
             dropout_dim=len(self.volume_size),
         )
         for part in model.modules():
-            if isinstance(part, _DropoutNd):  # MONAI leaves 0.5 on two of its skip connections
+            if isinstance(part, Dropout):  # MONAI leaves 0.5 on two of its skip connections
                 part.p = self.dropout
 
         return model

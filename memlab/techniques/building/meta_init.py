@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
 from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.torch_private.fakes import detect_fake_mode
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:

@@ -20,6 +20,8 @@ from memlab.techniques.optimizers import master_weights, optimizer_in_backward, 
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, ScriptLines, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
+from memlab.torch_private.operators import has_kernel_for, is_registered
+from memlab.torch_private.tensors import indices_of, values_of
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
@@ -55,9 +57,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 
     import bitsandbytes  # an optional package, which takes a second to import
 
-    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
-    )
+    has_kernel = is_registered(EIGHT_BIT_KERNEL) and (has_kernel_for(EIGHT_BIT_KERNEL, "CPU"))
     if asked.device.type == "cpu" and not has_kernel:
         yield Refusal(
             why="optimizer='adamw-8bit' needs a CUDA card, because bitsandbytes "
@@ -183,8 +183,8 @@ def states_of(
         assert held is weight
         for value in optimizer.state.get(held, {}).values():
             if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
-                yield path, value._indices()
-                yield path, value._values()
+                yield path, indices_of(value)
+                yield path, values_of(value)
             elif isinstance(value, torch.Tensor):
                 yield path, value
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
 from memlab.config import PRESET_POLICIES, BudgetEngine, Checkpointing, StepConfig
@@ -21,6 +20,7 @@ from memlab.techniques.recompute.checkpointing_source import source
 from memlab.techniques.recompute.keeping import Key
 from memlab.techniques.recompute.recompute import wrap
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.torch_private.operators import OpOverload
 
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
