@@ -15,7 +15,7 @@ from memlab.loading import LoadingConfig, LoadingResult
 from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
 from memlab.step import build_step
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 from memlab.workload import Workload
 
 if TYPE_CHECKING:

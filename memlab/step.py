@@ -17,10 +17,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memlab.arguments.checks import checked
-from memlab.arguments.quoting import shown
 from memlab.config import StepConfig
 from memlab.devices import cards
-from memlab.errors import DeviceError, WorkloadError
+from memlab.devices.here import as_device
+from memlab.errors import WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
 from memlab.techniques.batches import map_tensors, moved
@@ -213,7 +213,7 @@ def build_step(
     >>> second < first
     True
     """
-    device = _device(device)
+    device = as_device(device)
     has_card = device.type == "cuda" and torch.cuda.is_available()
     card = cards.of_device(device) if has_card else None
     every.check(config, device, card)
@@ -281,15 +281,6 @@ def build_step(
         parameter_formats=formats,
         notes=(*cast_notes, *batch_notes),
     )
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, ValueError):
-        raise DeviceError(
-            f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
-        ) from None
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
