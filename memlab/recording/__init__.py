@@ -2,6 +2,7 @@
 
 - `tracker.py`: `record_fake` runs a step and notes every operator, and every birth and death of a
   storage; `recording.py` holds what it found.
+- `record_step.py`: the step of a workload, recorded over two batches of different sizes.
 - `fake_workload.py`: a workload whose model and batches are made of fake tensors.
 - What fake tensors get wrong or refuse, one file each: `faking.py`, `fake_kernels.py`,
   `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`, `sparse.py`, `built.py`,
