@@ -5,15 +5,19 @@
 `optimizer`. Left out: memlab itself, which no script needs.
 """
 
+import ast
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Any
 
 PLACE = "model.to(device)"
 BACKWARD = "(loss * weight).backward()"
 UPDATE = "optimizer.step()"
+LONGEST_LINE = 100  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +79,52 @@ def together(sources: list[ScriptLines]) -> ScriptLines:
                 lines = (*outer[:at], *inner, *outer[at + 1 :])
         found[field.name] = lines
     return ScriptLines(**found)
+
+
+def whole(*files: ModuleType) -> ScriptLines:
+    """Return source files of memlab for a script to hold as they stand.
+
+    Such a file is plain PyTorch that memlab runs too. Of memlab it imports nothing but errors,
+    which a script defines for itself, and what is in another of these files.
+
+    >>> from memlab.techniques.offload import weight_reads
+    >>> whole(weight_reads).imports[:2]
+    ('import itertools', 'from collections.abc import Callable')
+    """
+    imports: list[str] = []
+    errors: list[str] = []
+    definitions: list[str] = []
+    for file in files:
+        text = inspect.getsource(file)
+        top = _docstring_and_imports(text)
+        for statement in top:
+            if not isinstance(statement, ast.ImportFrom):
+                imports += [ast.unparse(statement)] if isinstance(statement, ast.Import) else []
+            elif statement.module == "memlab.errors":
+                errors += [f"class {e.name}(ValueError):\n    pass" for e in statement.names]
+            elif statement.module not in {other.__name__ for other in files}:
+                imports += _in_short_lines(statement)
+        definitions.append("\n".join(text.splitlines()[top[-1].end_lineno :]).strip())
+
+    needs_memlab = [line for line in imports if "memlab" in line]
+    assert not needs_memlab, f"a script cannot hold {needs_memlab}"
+    return ScriptLines(imports=tuple(imports), functions=(*dict.fromkeys(errors), *definitions))
+
+
+def _docstring_and_imports(text: str) -> list[ast.stmt]:
+    kinds = ast.Expr | ast.Import | ast.ImportFrom
+    return list(itertools.takewhile(lambda s: isinstance(s, kinds), ast.parse(text).body))
+
+
+def _in_short_lines(statement: ast.ImportFrom) -> list[str]:
+    """Return an import in one line, or a line for each name where that would be too long."""
+    line = ast.unparse(statement)
+    if len(line) <= LONGEST_LINE:
+        return [line]
+    return [
+        ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
+        for name in statement.names
+    ]
 
 
 def text_of(function: Callable[..., Any]) -> str:

@@ -1,6 +1,7 @@
 """Building a model without memory: its operators are noted on fake tensors, then run on a device.
 
-Self-contained, since an exported script holds it as it stands; `meta_init.py` applies it. Left out,
+An exported script holds this file as it stands, so it imports nothing of memlab; `meta_init.py`
+applies it. Left out,
 and refused: constructors that read random values, generators of their own, tensors that are kept
 where a replay does not find them, and classes of parameters that have a constructor.
 """

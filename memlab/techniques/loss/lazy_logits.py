@@ -8,8 +8,8 @@ a few tokens at a time, and again in backward, where each chunk's logits are mad
 their gradient goes on to hidden states and weight at once. The sums are the plain ones in another
 order. Anything else that reads the logits is refused by name, so that none of it is silently wrong.
 
-This file is plain PyTorch and goes into exported scripts as it stands. Left out: fused kernels,
-which would save the second product with the head.
+An exported script holds this file as it stands, so it imports nothing of memlab but errors. Left
+out: fused kernels, which would save the second product with the head.
 """
 
 import math

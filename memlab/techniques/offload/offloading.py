@@ -8,8 +8,8 @@ hides behind the kernels where the bus is fast enough. Of a share below 1, what 
 the forward, so that its copies have all of it to hide in. Buffers are never moved, and parameters
 by `memlab.techniques.offload.weight_offloading` alone.
 
-`Offloader` and `offload_state` are plain PyTorch and go into exported scripts as they stand. They
-are written against the documented interfaces of CUDA and **no card has run them yet**. Left out:
+An exported script holds this file as it stands, so it imports nothing of memlab. It is
+written against the documented interfaces of CUDA and **no card has run them yet**. Left out:
 graphs that are kept and run twice at once, models spread over several devices.
 """
 
@@ -250,12 +250,13 @@ def wait_for(event: Any, device: torch.device) -> None:
         torch.cuda.current_stream(device).wait_event(event)
 
 
+def is_large(tensor: torch.Tensor) -> bool:
+    """Return whether copying a tensor takes longer than starting the copy."""
+    return tensor.nbytes >= SMALLEST_BYTES
+
+
 def _is_worth_it(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type != "cpu"
-        and tensor.nbytes >= SMALLEST_BYTES
-    )
+    return tensor.layout is torch.strided and tensor.device.type != "cpu" and is_large(tensor)
 
 
 def offload_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -10,8 +10,9 @@ is there until the forward or the backward ends. Small ones stay, as do those th
 those of an RNN, which cuDNN wants in one block, and those inside of a compiled module. Away, a
 weight is one NaN seen as its shape, which is what code finds that reads it unseen, from C++.
 
-`OffloadedWeights` is plain PyTorch and goes into exported scripts as it stands, below `offloading`
-and `weight_reads`. **No card has run it yet.** Left out: models over several devices.
+An exported script holds this file as it stands, below `offloading` and `weight_reads`, so it
+imports nothing of memlab but these. **No card has run it yet.** Left out: models over several
+devices.
 """
 
 import contextlib
@@ -25,8 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.techniques.offload import offloading
-from memlab.techniques.offload.offloading import copy_on, streams_of, wait_for
+from memlab.techniques.offload.offloading import copy_on, is_large, streams_of, wait_for
 from memlab.techniques.offload.weight_reads import WeightReads
 
 
@@ -298,7 +298,7 @@ def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[n
         parameter
         for parameter in parameters
         if id(parameter) not in stay
-        and parameter.nbytes >= offloading.SMALLEST_BYTES
+        and is_large(parameter)
         and parameter.layout is torch.strided
         and (parameter.is_floating_point() or parameter.is_complex())
         and sharing[parameter.untyped_storage()._cdata] == 1

@@ -1,9 +1,9 @@
 """Who reads a parameter: a mode that is told of every function of torch, in backward too.
 
 PyTorch takes a mode away inside of the function that it is told of, and so for the whole of a
-backward; here the engine is asked by itself, and the mode stays. `WeightReads` is plain PyTorch and
-goes into exported scripts as it stands. Left out: what reads a parameter from C++ without a
-function of torch, and hooks in a backward that `torch.autograd.grad` runs.
+backward; here the engine is asked by itself, and the mode stays. An exported script holds this
+file as it stands, so it imports nothing of memlab. Left out: what reads a parameter from C++
+without a function of torch, and hooks in a backward that `torch.autograd.grad` runs.
 """
 
 import itertools
