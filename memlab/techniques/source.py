@@ -7,12 +7,8 @@
 
 import ast
 import inspect
-import itertools
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import Any
 
 PLACE = "model.to(device)"
 BACKWARD = "(loss * weight).backward()"
@@ -91,29 +87,37 @@ def whole(*files: ModuleType) -> ScriptLines:
     >>> whole(weight_reads).imports[:2]
     ('import itertools', 'from collections.abc import Callable')
     """
+    held = {file.__name__ for file in files}
     imports: list[str] = []
     errors: list[str] = []
     definitions: list[str] = []
     for file in files:
         text = inspect.getsource(file)
-        top = _docstring_and_imports(text)
-        for statement in top:
-            if not isinstance(statement, ast.ImportFrom):
-                imports += [ast.unparse(statement)] if isinstance(statement, ast.Import) else []
+        statements = _imports_of(text)
+        for statement in statements:
+            if isinstance(statement, ast.Import):
+                imports.append(ast.unparse(statement))
             elif statement.module == "memlab.errors":
                 errors += [f"class {e.name}(ValueError):\n    pass" for e in statement.names]
-            elif statement.module not in {other.__name__ for other in files}:
+            elif statement.module not in held:
                 imports += _in_short_lines(statement)
-        definitions.append("\n".join(text.splitlines()[top[-1].end_lineno :]).strip())
+
+        rest = text.splitlines()[statements[-1].end_lineno :]
+        definitions.append("\n".join(rest).strip())
 
     needs_memlab = [line for line in imports if "memlab" in line]
     assert not needs_memlab, f"a script cannot hold {needs_memlab}"
     return ScriptLines(imports=tuple(imports), functions=(*dict.fromkeys(errors), *definitions))
 
 
-def _docstring_and_imports(text: str) -> list[ast.stmt]:
-    kinds = ast.Expr | ast.Import | ast.ImportFrom
-    return list(itertools.takewhile(lambda s: isinstance(s, kinds), ast.parse(text).body))
+def _imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports that a file begins with, below its docstring."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    for statement in ast.parse(text).body[1:]:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            break
+        found.append(statement)
+    return found
 
 
 def _in_short_lines(statement: ast.ImportFrom) -> list[str]:
@@ -125,8 +129,3 @@ def _in_short_lines(statement: ast.ImportFrom) -> list[str]:
         ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
         for name in statement.names
     ]
-
-
-def text_of(function: Callable[..., Any]) -> str:
-    """Return the definition of a function of memlab, for a script to hold."""
-    return textwrap.dedent(inspect.getsource(function)).rstrip()

@@ -3,14 +3,14 @@
 Known from Megatron's and DeepSpeed's bf16 training. The masters begin as the bf16 weights and are
 part of the optimizer state: 4 bytes a parameter. Gradients are bf16; fp32 copies of them live as
 long as an update. Left out: fp32 accumulation of gradients over micro-batches.
+
+An exported script holds this file as it stands, so it imports nothing of memlab.
 """
 
 from types import MethodType
 from typing import Any
 
 import torch
-
-from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_master_weights(optimizer: Any) -> Any:
@@ -44,11 +44,3 @@ def given_master_weights(optimizer: Any) -> Any:
 
     optimizer.step = MethodType(step, optimizer)  # a schedule asks for a method
     return optimizer
-
-
-def source() -> ScriptLines:
-    """Return the definition for a script, which must call it on each optimizer."""
-    return ScriptLines(
-        imports=("from types import MethodType", "from typing import Any"),
-        functions=(text_of(given_master_weights),),
-    )

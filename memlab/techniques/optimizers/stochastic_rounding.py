@@ -5,14 +5,14 @@ so that its mean is exact (Gupta et al. 2015, "Deep Learning with Limited Numeri
 One parameter at a time has an fp32 copy, with its gradient and the random bits: 13 bytes for each
 of its values. The optimizer state is fp32. Left out: fp32 accumulation of gradients over
 micro-batches.
+
+An exported script holds this file as it stands, so it imports nothing of memlab.
 """
 
 from types import MethodType
 from typing import Any
 
 import torch
-
-from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_stochastic_rounding(optimizer: Any) -> Any:
@@ -51,11 +51,3 @@ def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
     bits.mul_(exact == exact)  # CUDA's NaN, 0x7fffffff, would go on to be a zero
     bits.add_(exact.view(torch.int32)).bitwise_and_(-1 << 16)  # bf16 is the upper half of fp32
     out.detach().copy_(bits.view(torch.float32))
-
-
-def source() -> ScriptLines:
-    """Return the definitions for a script, which must call the first on each optimizer."""
-    return ScriptLines(
-        imports=("from types import MethodType", "from typing import Any"),
-        functions=(text_of(given_stochastic_rounding), text_of(round_at_random)),
-    )

@@ -6,38 +6,19 @@ fill it once more, so that it is refused with `OFF` for a remedy. Left out: cach
 own code makes whatever its config says.
 """
 
-import copy
-
-import torch
-
-from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.recompute import caches
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Keeps, Setup, Technique, switch
 
 OFF = "model_cache=False"
 """The argument that switches a cache off: the panel offers it where a refusal has these words."""
 
 
-def switch_caches_off(model: torch.nn.Module) -> None:
-    """Let every config of the model and of its parts say use_cache=False, in copies of them."""
-    copies: dict[int, object] = {}  # the configs of parts are often those within the model's
-    for module in model.modules():
-        config = vars(module).get("config")
-        if config is not None:
-            module.config = copy.deepcopy(config, copies)
-            for each in (module.config, *vars(module.config).values()):
-                if getattr(each, "use_cache", None) is True:
-                    each.use_cache = False
-
-
 def source(asked: Setup) -> ScriptLines:
     """Return the function of a script, and its call."""
     if asked.config.model_cache:
         return ScriptLines()
-    return ScriptLines(
-        imports=("import copy",),
-        functions=(text_of(switch_caches_off),),
-        built=("switch_caches_off(model)",),
-    )
+    return together([whole(caches), ScriptLines(built=("switch_caches_off(model)",))])
 
 
 def says(asked: Setup) -> str:
