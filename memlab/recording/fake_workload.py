@@ -24,7 +24,8 @@ from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real
 from memlab.techniques.accumulation import has_samples_first
-from memlab.techniques.batches import is_object, map_tensors, tensors_of
+from memlab.techniques.batch_tensors import is_object, map_tensors
+from memlab.techniques.batches import tensors_of
 from memlab.workload import Workload
 
 MOST_OBJECTS = 100_000  # of a batch that are searched for tensors

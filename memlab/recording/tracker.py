@@ -56,8 +56,8 @@ from memlab.recording.values import tensors_in
 from memlab.techniques.building.deferred import OneMode
 from memlab.techniques.offload.offloading import copy_on
 from memlab.techniques.optimizers.optimizers import states_of
-from memlab.techniques.recompute.blocks import find_blocks
 from memlab.techniques.recompute.recompute import recomputed
+from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
-from memlab.techniques.batches import is_object, leaves_of, tensors_of
+from memlab.techniques.batch_tensors import is_object
+from memlab.techniques.batches import leaves_of, tensors_of
 from memlab.techniques.technique import Control, Keeps, Technique
 from memlab.workload import Workload
 

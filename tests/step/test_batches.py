@@ -15,7 +15,8 @@ from memlab.errors import MemlabError, WorkloadError
 from memlab.meters.meter import Meter, record
 from memlab.script import script
 from memlab.step import build_step, set_seed
-from memlab.techniques.batches import map_tensors, moved, tensors_of
+from memlab.techniques.batch_tensors import map_tensors, moved
+from memlab.techniques.batches import tensors_of
 from tests.predictions import predicted
 
 FEATURES = 16

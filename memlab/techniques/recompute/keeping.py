@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlab.techniques.recompute import policies
+from memlab.techniques.recompute.keepable import can_be_kept, values_of
 from memlab.techniques.recompute.policies import Keeps
 
 NO_OPERATORS = ("prim", "profiler")  # namespaces of attribute reads and of annotations
@@ -48,8 +48,8 @@ class Keep(TorchDispatchMode):
         self.counts[func] += 1
         self.position += is_counted(func)
 
-        if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
-            func, policies.values_of(func, args, kwargs)
+        if self.keeps(func, number, args, kwargs, out) and can_be_kept(
+            func, values_of(func, args, kwargs)
         ):
             self.kept[func, number] = (
                 self.position,
