@@ -17,7 +17,7 @@ EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.
 # the server listens on loopback only; its root user must be allowed by name
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab quick test test-all test-deps notebooks lint bench clean
+.PHONY: lab quick test test-all test-deps notebooks lint bench picture clean
 .NOTPARALLEL:
 
 lab: $(VENV)/lab
@@ -65,6 +65,11 @@ bench: $(VENV)/lab
 	@for file in $$(grep -ls '__main__' benchmarks/*.py); do \
 		echo "== $$file"; $(BIN)/python "$$file" || exit 1; \
 	done
+
+# the picture in README.md, as the browser test of the quickstart sees the panel
+picture: $(VENV)/test
+	MEMLAB_PICTURE=docs/panel.png MEMLAB_REQUIRE_BROWSER=1 $(BIN)/python -m pytest \
+		tests/system/browser/test_quickstart_ui.py -k whole_quickstart $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -173,8 +173,8 @@ def _cold_seconds(side: str) -> list[float]:
 def slider(num_moves: int) -> list[dict[str, Any]]:
     """Return how long moves of the batch slider take: sums alone, and all that the panel does."""
     from memlab import plots
-    from memlab._panel.forecasts import interpolated
     from memlab._panel.pictures import SIZES
+    from memlab.predicting.interpolation import interpolated
 
     found = predict_with_forecast(gpt(), StepConfig(), CARD)
     if found.forecast is None:

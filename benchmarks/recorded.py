@@ -35,7 +35,7 @@ from memlab.worker import isolation
 GOALS = {"allocated": (1.0, 3.0), "reserved": (2.0, 5.0), "time": (5.0, 12.0)}
 NUM_WORST = 10
 README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- recorded: begin -->", "<!-- recorded: end -->"
+MARK = "recorded"
 NO_CARD = (
     "**No GPU figures are recorded yet**: the CUDA path is written, and has not run on a card. "
     "`python -m benchmarks.gpu_suite --out DIR` records a card in one visit of eight minutes."
@@ -176,7 +176,7 @@ def block(found: Sequence[tuple[DeviceRecord, Sequence[dict[str, Any]]]]) -> str
             f"| {' | '.join(cells)} |"
         )
     lines += ["", *(_repeated(record, rows) for record, rows in found)]
-    return "\n".join([BEGIN, *lines, END])
+    return "\n".join(["", *lines, ""])
 
 
 def is_quiet(rows: Sequence[dict[str, Any]]) -> bool:
@@ -196,19 +196,6 @@ def _cell(found: tuple[float, float] | None) -> str:
     return "-" if found is None else " / ".join(format_percent(value / 100) for value in found)
 
 
-def written(text: str, new: str) -> str:
-    """Return a text with the block between the marks replaced.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md has no lines {BEGIN} and {END}; put them where figures belong")
-    return head + new + tail
-
-
 def main() -> None:
     """Hold every record against its predictions; with --write, put the figures into README.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -220,7 +207,7 @@ def main() -> None:
     for record, rows in found:
         show(record, rows)
     if given.write:
-        README.write_text(written(README.read_text(), block(found)))
+        README.write_text(report.rewritten(README.read_text(), MARK, block(found)))
     results = {record.name: {"goals": judge(rows), "rows": rows} for record, rows in found}
     report.write(report.Options(quick=False, out=given.out), before, results)
 

@@ -93,6 +93,20 @@ def write(given: Options, before: dict[str, Any], results: dict[str, Any]) -> No
     )
 
 
+def rewritten(text: str, mark: str, new: str) -> str:
+    """Return a page with new text between its comments "mark: begin" and "mark: end".
+
+    Raises:
+        ValueError: the lines are not there.
+    """
+    marks = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    head, begin, rest = text.partition(marks[0])
+    _, end, tail = rest.partition(marks[1])
+    if not begin or not end:
+        raise ValueError(f"the page has no lines {' and '.join(marks)}; put them where it belongs")
+    return f"{head}{begin}{new}{end}{tail}"
+
+
 def median_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Return the bootstrap's 95 % interval of the median of these values."""
     drawn = np.random.default_rng(seed).choice(np.asarray(values), (NUM_RESAMPLES, len(values)))

@@ -8,27 +8,38 @@ from memlab._version import __version__
 from memlab.api import measure, predict, to_frame, verify
 from memlab.config import StepConfig
 from memlab.costs.cost_store import forget_costs
+from memlab.devices.cards import card
 from memlab.errors import MemlabError
 from memlab.loaders import measure_loading
 from memlab.loading import LoadingConfig, LoadingResult
+from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
+from memlab.step import build_step
 from memlab.verifying.verify import VerifyReport
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
+    from memlab import plots
     from memlab._panel import panel
+    from memlab.allocator.hygiene import replay_allocations
+    from memlab.comparing.batches import predict_batches
     from memlab.comparing.ladder import ladder
+    from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
-    from memlab.records.recorded import recorded, recordings
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
-    "VerifyReport", "Workload", "__version__", "explain", "forget_costs", "ladder",
-    "measure", "measure_loading", "panel", "predict", "recorded", "recordings", "to_frame",
+    "VerifyReport", "Workload", "__version__", "build_step", "card", "compare_recompute",
+    "explain", "forget_costs", "ladder", "measure", "measure_loading", "panel", "plots",
+    "predict", "predict_batches", "recorded", "recordings", "replay_allocations", "to_frame",
     "verify", "workloads",
 ]  # fmt: skip
-LATE = {"explain": "explaining.explain", "ladder": "comparing.ladder", "panel": "_panel"}
-LATE |= {"plots": "plots", "recorded": "records.recorded", "recordings": "records.recorded"}
+LATE = {
+    "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
+    "ladder": "comparing.ladder", "panel": "_panel", "plots": "plots",
+    "predict_batches": "comparing.batches", "replay_allocations": "allocator.hygiene",
+}  # fmt: skip
+"""Public names whose modules `import memlab` does not wait for."""
 
 
 def __getattr__(name: str) -> Any:
@@ -37,3 +48,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"memlab.{LATE[name]}")
         return module if name == "plots" else getattr(module, name)
     raise AttributeError(f"module 'memlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # so that a notebook completes the late names too

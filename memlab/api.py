@@ -78,6 +78,14 @@ def measure(
     Raises:
         MemlabError: an argument is not allowed; the message names it and what is allowed. What
             goes wrong while the step runs is the `outcome` of the result.
+
+    64 x 8 weights and 8 biases of 4 bytes:
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> result = measure(workload, StepConfig(batch_size=4), "cpu")
+    >>> result.outcome, result.peak_by_category["parameters"]
+    (<Outcome.OK: 'ok'>, 2080)
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
@@ -137,6 +145,14 @@ def predict(
 
     Raises:
         MemlabError: an argument is not allowed; the message names it and what is allowed.
+
+    A card rounds every block up to 512 bytes: 2048 of weights, and 32 of biases.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> result = predict(workload, StepConfig(batch_size=4), "t4", memory_limit="8GiB")
+    >>> result.fits, result.peak_by_category["parameters"]
+    (True, 2560)
     """
     return predict_with_forecast(
         workload,
@@ -218,6 +234,12 @@ def verify(
 
     Raises:
         MemlabError: an argument is not allowed.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> report = verify(workload, StepConfig(batch_size=4, accumulation_steps=2), "cpu")
+    >>> report.ok, report.same_as_full_batch
+    (True, 'yes')
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
@@ -260,7 +282,20 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
 
 @checked()
 def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
-    """Return a pandas DataFrame with one row per result: config, outcome and costs, no timeline."""
+    """Return a pandas DataFrame with one row per result: config, outcome and costs, no timeline.
+
+    Columns that end in `_bytes` are bytes, in `_seconds` seconds.
+
+    Raises:
+        MemlabError: something in `results` is no `StepResult`.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> to_frame([result])[["batch_size", "peak_allocated_bytes", "peak_activations_bytes"]]
+       batch_size  peak_allocated_bytes  peak_activations_bytes
+    0           4              38325928                13656628
+    """
     import pandas as pd
 
     rows = []

@@ -7,7 +7,15 @@ same kind of sentence as its message.
 
 
 class MemlabError(ValueError):
-    """Base of every error that memlab raises. The message names the value and a remedy."""
+    """Base of every error that memlab raises. The message names the value and a remedy.
+
+    >>> import memlab
+    >>> try:
+    ...     memlab.workloads.get("gpt-tiny")
+    ... except memlab.MemlabError as error:
+    ...     print(str(error).split("; ")[0])
+    workload 'gpt-tiny' is unknown (did you mean 'gpt-small'?)
+    """
 
 
 class ConfigError(MemlabError):

@@ -53,6 +53,15 @@ def measure_loading(
 
     Raises:
         MemlabError: an argument is not allowed. What goes wrong during the run is the `outcome`.
+
+    A batch of 4 samples, each of 64 and 8 numbers of 4 bytes:
+
+    >>> model, samples = torch.nn.Linear(64, 8), (torch.zeros(16, 64), torch.zeros(16, 8))
+    >>> workload = Workload.from_module(model, samples, torch.nn.functional.mse_loss)
+    >>> dataset = torch.utils.data.TensorDataset(*samples)
+    >>> config = StepConfig(batch_size=4)
+    >>> measure_loading(workload, config, dataset, device="cpu", num_steps=2).batch_bytes
+    1152
     """
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     loading = LoadingConfig() if loading is None else loading

@@ -30,6 +30,9 @@ class LoadingConfig:
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
+
+    >>> LoadingConfig(num_workers=2, prefetch_factor=4).num_queued_batches
+    8
     """
 
     num_workers: int = 0
@@ -92,6 +95,15 @@ class LoadingResult:
             share is counted once for each of them.
         workers_private_bytes: the part of it that is not shared, which the workers add.
         peak_allocated_bytes: of the card over the steps; None on a CPU.
+
+    What a result says of a step that waits for its batch a quarter of its time:
+
+    >>> result = LoadingResult(
+    ...     outcome=Outcome.OK, message="", device="cpu", config=StepConfig(batch_size=4),
+    ...     loading=LoadingConfig(), workload_name="mine", step_seconds=0.2, waiting_fraction=0.25,
+    ... )
+    >>> result.step_seconds * result.waiting_fraction
+    0.05
     """
 
     outcome: Outcome

@@ -4,6 +4,12 @@ Figures belong to nobody but the caller: no pyplot, no global state, so they can
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
 never alone: order, labels, hatches and markers say the same. Each picture is a file in `figures/`;
 how they look and are exported is in `figures/look.py`.
+
+>>> import memlab
+>>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+>>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+>>> memlab.plots.to_png(memlab.plots.peak_bar(result))[1:4]
+b'PNG'
 """
 
 from memlab.figures.heat_map import heat_map, varying_fields

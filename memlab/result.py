@@ -19,7 +19,11 @@ RunsWithin = Callable[[int], bool]
 
 
 class Outcome(StrEnum):
-    """How a run ended. Out of memory is an outcome, not an error: people provoke it on purpose."""
+    """How a run ended. Out of memory is an outcome, not an error: people provoke it on purpose.
+
+    >>> Outcome.OUT_OF_MEMORY == "out_of_memory"
+    True
+    """
 
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
@@ -141,6 +145,14 @@ class StepResult:
         notes: sentences that a reader of the numbers must know.
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> sum(result.peak_by_category.values()) == result.peak_allocated_bytes
+    True
+    >>> result.source, result.outcome, result.peak_allocated_bytes
+    (<Source.RECORDED: 'recorded'>, <Outcome.OK: 'ok'>, 38325928)
     """
 
     outcome: Outcome
@@ -241,8 +253,10 @@ class StepResult:
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
         if ran_out and ran_under is not None and limit_bytes <= ran_under:
             return False, False
-        if peak is None or self.ended_before_its_peak:
+        if peak is None:
             return None, None
+        if self.ended_before_its_peak:  # it needs at least as much
+            return (False, False) if peak.nbytes > limit_bytes else (None, None)
 
         runs_within = runs_within and cache(runs_within)  # both ask for this limit
         return peak.fits(limit_bytes, runs_within), peak.is_close_to(limit_bytes, runs_within)

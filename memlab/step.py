@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from memlab.arguments.checks import checked
+from memlab.arguments.quoting import shown
 from memlab.config import StepConfig
 from memlab.devices import cards
-from memlab.errors import WorkloadError
+from memlab.errors import DeviceError, WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
 from memlab.techniques.batch_tensors import map_tensors, moved
@@ -178,6 +180,7 @@ class Step:
         return value
 
 
+@checked()
 def build_step(
     workload: Workload,
     config: StepConfig,
@@ -201,8 +204,16 @@ def build_step(
     Raises:
         UnsupportedError: this device, this torch or memlab cannot do what the config asks for.
         WorkloadError: the workload breaks its contract.
+        MemlabError: another argument cannot be.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.ones(4, 64), torch.ones(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> step = build_step(workload, StepConfig(batch_size=4, optimizer="sgd"), "cpu")
+    >>> first, second = step(), step()  # each call is one update, and returns its loss
+    >>> second < first
+    True
     """
-    device = torch.device(device)
+    device = _device(device)
     has_card = device.type == "cuda" and torch.cuda.is_available()
     card = cards.of_device(device) if has_card else None
     every.check(config, device, card)
@@ -270,6 +281,15 @@ def build_step(
         parameter_formats=formats,
         notes=(*cast_notes, *batch_notes),
     )
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, ValueError):
+        raise DeviceError(
+            f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
+        ) from None
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:

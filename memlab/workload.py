@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.arguments.checks import text
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
+from memlab.torch_private import pytree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

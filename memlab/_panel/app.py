@@ -1,7 +1,7 @@
-"""`Panel`: the controls, the runs and the pictures together, and what code may ask of them.
+"""`Panel`: the controls, the runs and the pictures together, and its interface for code.
 
-Callbacks may come on any thread and beside a running cell, so state is changed under a lock, no
-callback waits for a measurement, and what one raises becomes a sentence on the page.
+Callbacks may run on any thread and during a running cell. So state is changed under a lock, no
+callback waits for a measurement, and an exception in one becomes a sentence on the page.
 """
 
 import threading
@@ -40,18 +40,26 @@ def panel(
     memory_limit: int | str | None = None,
     config: StepConfig | None = None,
 ) -> "Panel":
-    """Return the panel: sliders for one training step, Run, and what it cost.
+    """Return the panel: sliders for one training step, the button Run, and what the step costs.
 
     Args:
         workload: what is trained; the zoo can be chosen beside it. None begins with "gpt-small".
         device: "cpu", "cuda"; None is the accelerator if there is one, else the CPU. Also a card
             that is not here ("h200", "rtx-4090") or its memory ("24GiB"), for which all is
             predicted.
-        memory_limit: bytes, or text such as "2GiB", to hold the step against.
-        config: where the controls begin.
+        memory_limit: bytes, or text such as "2GiB", with which the peak of the step is compared.
+        config: the first values of the controls.
 
     Raises:
-        MemlabError: an argument cannot be; the message names it and what is allowed.
+        MemlabError: an argument is not allowed; the message names it and what is allowed.
+
+    In a notebook, `memlab.panel(workload)` as the last line of a cell shows it. From code:
+
+    >>> shown = panel(device="t4", config=StepConfig(batch_size=8))
+    >>> shown.set(batch_size=16)
+    >>> shown.config.batch_size
+    16
+    >>> shown.close()
     """
     made = Panel(workload, device=device, memory_limit=memory_limit, config=config)
     cells.replace_former(made)
@@ -80,7 +88,7 @@ class Panel:
         workloads = choices.offered_workloads(workload)
         self._log = RunLog()
         self._saved: cells.Shown | None = None
-        self._saved_told: list[tuple[object, ...]] = []
+        self._saved_shown: list[tuple[object, ...]] = []
         device = choices.name_of(device)
         self._view = View(
             workload_names=list(workloads),
@@ -111,7 +119,7 @@ class Panel:
         """The settings on screen.
 
         Raises:
-            ConfigError: they cannot be; the message is the sentence on the page.
+            ConfigError: they are not allowed; the message is the sentence on the page.
         """
         return self._asked.config
 
@@ -122,7 +130,7 @@ class Panel:
 
     @property
     def prediction(self) -> StepResult | None:
-        """What is predicted for the settings on screen; None while nothing is.
+        """The prediction for the settings on screen; None while there is none.
 
         Its message says whether it was interpolated from a prediction of other batch sizes.
         """
@@ -140,7 +148,7 @@ class Panel:
         """Return Python source that measures what is on screen, or predicts it for another card.
 
         Raises:
-            ConfigError: the settings on screen cannot be.
+            ConfigError: the settings on screen are not allowed.
         """
         return self._asked.source()
 
@@ -152,7 +160,8 @@ class Panel:
                 `device`, `memory_limit` (None for none) and `check_gradients`.
 
         Raises:
-            MemlabError: a name or a value cannot be, or the panel is closed; nothing is changed.
+            MemlabError: a name or a value is not allowed, or the panel is closed; nothing is
+                changed.
         """
         if self._page.closed:
             raise ConfigError("this panel is closed; make a new one with memlab.panel(...)")
@@ -174,8 +183,8 @@ class Panel:
             **fields: as for `set`.
 
         Raises:
-            MemlabError: an argument cannot be, or a run is going on. What happens while the step
-                runs is the `outcome` of the result.
+            MemlabError: an argument is not allowed, or a run is in progress. A failure of the step
+                itself is an `outcome` of the result.
         """
         self.set(**fields)
         job = self._begin(by_cell=True)
@@ -197,7 +206,7 @@ class Panel:
         return run.result
 
     def close(self) -> None:
-        """Stop a run that is going on and take every widget off the page and out of memory."""
+        """Stop a run that is in progress, and remove every widget from the page and from memory."""
         self._page.close()
 
     def __repr__(self) -> str:
@@ -210,7 +219,7 @@ class Panel:
         return {**widgets, **self._still()}
 
     def _ipython_display_(self) -> None:
-        """Show the widgets, and in an output of its own what stays of them in a saved notebook.
+        """Show the widgets, and in a separate output the part that a saved notebook keeps.
 
         That second output is renewed after each run; the stylesheet hides it beside a live panel.
         """
@@ -225,11 +234,11 @@ class Panel:
 
     def _renew_saved(self) -> None:
         """Show the last run in the output that a saved notebook keeps, if that has changed."""
-        told: list[tuple[object, ...]] = [
+        shown: list[tuple[object, ...]] = [
             (run.number, run.name, run.report, run.prediction) for run in self._log.visible
         ]
-        if self._saved and told and self._saved_told != told:
-            self._saved_told = told
+        if self._saved and shown and self._saved_shown != shown:
+            self._saved_shown = shown
             self._saved.update(self._still(), raw=True)
 
     # a run
@@ -257,7 +266,7 @@ class Panel:
         """Return the job of what is on screen, or None while another one runs.
 
         Raises:
-            MemlabError: the settings on screen cannot be, or the device is not here.
+            MemlabError: the settings on screen are not allowed, or the device is not here.
         """
         page, device = self._page, self._asked.device
         with page.lock:
@@ -304,4 +313,4 @@ class Panel:
                 self._page.job = None
         self._page.forecasts.hold(False)
         self._page.refresh()
-        prewarm()  # a worker that was stopped or has died is no reason for the next run to wait
+        prewarm()  # if this run stopped its worker, the next one does not wait for another

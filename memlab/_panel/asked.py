@@ -1,4 +1,4 @@
-"""What the page asks for: workload, config, device and limit, and what is wrong with them."""
+"""The workload, config, device and limit on screen, and what is wrong with them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ class Asked:
 
     def __init__(self, view: View, workloads: Mapping[str, Workload], device: str) -> None:
         self._view, self._workloads = view, workloads
-        self._followed: str | None = None  # the device that the limit goes with
+        self._followed: str | None = None  # the device whose default limit was set last
         self._default_limit = choices.default_limit(device)
 
     @property
@@ -37,7 +37,7 @@ class Asked:
         """The settings on screen.
 
         Raises:
-            ConfigError: they cannot be.
+            ConfigError: they are not allowed.
         """
         return state.to_config(self._view.controls.settings())
 
@@ -58,19 +58,19 @@ class Asked:
 
     @property
     def nearest_recorded(self) -> StepConfig | None:
-        """Recorded settings that come nearest to those on screen; None if there are none.
+        """The recorded settings that are closest to those on screen; None if there are none.
 
         Raises:
-            MemlabError: settings or device cannot be.
+            MemlabError: the settings or the device are not allowed.
         """
         return next(iter(nearest(self.workload, self.config, self.device)), None)
 
     @property
     def recorded_sizes(self) -> str:
-        """Code that makes the workload on screen in sizes that are recorded; "" if there is none.
+        """Code that makes the workload on screen in recorded sizes; "" if there are no such sizes.
 
         Raises:
-            DeviceError: the device cannot be.
+            DeviceError: the device is unknown.
         """
         for run in sizes(self.workload, self.device):
             return state.zoo_source(run.workload, run.options)
@@ -78,7 +78,7 @@ class Asked:
 
     @property
     def question(self) -> Question | None:
-        """What is to be predicted; None while it cannot be."""
+        """The step to predict; None while its settings or its device are not allowed."""
         if self.device_problem or state.problems(self._view.controls.settings()):
             return None
         return Question(self.workload.name, self.config, choices.name_of(self.device))
@@ -88,7 +88,7 @@ class Asked:
         """The limit in bytes; None for none.
 
         Raises:
-            ConfigError: what was typed is not a size.
+            ConfigError: the typed text is not a size.
         """
         text = self._view.limit.value.strip()
         return parse_bytes(text) if text else None
@@ -100,19 +100,19 @@ class Asked:
 
     @property
     def limit_problem(self) -> str | None:
-        """Why the limit cannot be."""
+        """Why the typed limit is not allowed; None if it is."""
         return _problem(lambda: self.limit)
 
     @property
     def device_problem(self) -> str | None:
-        """Why the device cannot be."""
+        """Why the typed device is not allowed; None if it is."""
         return _problem(lambda: choices.name_of(self.device))
 
     def source(self) -> str:
         """Return code that measures what is asked for, predicts it for a card, or plays it back.
 
         Raises:
-            ConfigError: the settings on screen cannot be.
+            ConfigError: the settings on screen are not allowed.
         """
         return state.source(
             self.workload,
@@ -127,16 +127,16 @@ class Asked:
     def set(self, fields: Mapping[str, Any]) -> None:
         """Set workload, device, memory_limit or check_gradients as checked.
 
-        A limit that is given does not follow the device.
+        A limit among the fields is kept when a device is set with it.
         """
         if "memory_limit" in fields:
             self._followed = fields.get("device", self._followed)
         self._view.set_others(fields)
 
     def follow_device(self) -> bool:
-        """Put the limit of a newly chosen device in place of that of the former.
+        """Replace the default limit of the former device by that of a newly chosen one.
 
-        What was typed stays. Returns whether the device is a new one.
+        A limit that a person typed stays. Returns whether the device is a new one.
         """
         if self.device == self._followed or self.device_problem:
             return False
@@ -149,7 +149,7 @@ class Asked:
 
 
 def _problem(check: Callable[[], object]) -> str | None:
-    """Return why what is checked cannot be, as a sentence; None if it can."""
+    """Return the message of the `MemlabError` that the check raises; None if it raises none."""
     try:
         check()
     except MemlabError as error:

@@ -1,6 +1,6 @@
-"""What the panel knows of the notebook around it: its names, and which cell made which panel.
+"""What the panel knows about its notebook: its variables, and which cell made which panel.
 
-Without this a cell that is run again would leave its former panel, and a run of it, behind.
+A cell that is run again closes its former panel and ends a run of it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class Closable(Protocol):
 
 
 class Shown(Protocol):
-    """An output that can be renewed where it stands."""
+    """An output that can be replaced in place."""
 
     def update(self, bundle: Mapping[str, Any], *, raw: bool) -> None:
         """Show this MIME bundle instead."""
@@ -46,7 +46,7 @@ def replace_former(panel: Closable) -> None:
 
 
 def show(bundle: Mapping[str, Any]) -> Shown:
-    """Show a MIME bundle as an output of the running cell, and return what can renew it."""
+    """Show a MIME bundle as an output of the running cell, and return a handle to replace it."""
     from IPython.display import display
 
     shown: Shown = display(dict(bundle), raw=True, display_id=True)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What the header of the panel offers: workloads, devices here and cards elsewhere, a limit."""
+"""The choices in the panel's header: workloads, devices here, cards elsewhere, and a limit."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ def offered_workloads(given: Workload | None) -> dict[str, Workload]:
     """Return workloads by name: the given one first, then the zoo.
 
     Raises:
-        WorkloadError: what was given is not a workload.
+        WorkloadError: the argument is not a workload.
     """
     if given is not None and not isinstance(given, Workload):
         raise WorkloadError(
@@ -46,10 +46,10 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
 
 
 def devices(chosen: str) -> list[tuple[str, str]]:
-    """Return what to show and the name of each device: here, cards elsewhere, recorded ones.
+    """Return the label and the name of each device: here, cards elsewhere, recorded ones.
 
     Args:
-        chosen: among them in any case.
+        chosen: a name that is always included.
     """
     fastest = resolve_device(None)
     names = []
@@ -68,15 +68,15 @@ def devices(chosen: str) -> list[tuple[str, str]]:
 
 
 def offered_card(name: str) -> tuple[str, str]:
-    """Return what to show and the name of a card that is not here."""
+    """Return the label and the name of a card that is not in this machine."""
     return f"{name}, predicted", name
 
 
 def name_of(device: Any) -> str:
-    """Return the name by which results call a device: here, elsewhere, or recorded.
+    """Return the name of a device in results, be it here, elsewhere or recorded.
 
     Raises:
-        DeviceError: there is none such.
+        DeviceError: the name is unknown.
     """
     return record_of(device).label if is_recorded(device) else cards.resolve(device).name
 
@@ -91,7 +91,7 @@ def is_here(device: str) -> bool:
 
 
 def default_limit(device: str) -> str:
-    """Return the limit that goes with a device: for a card elsewhere what PyTorch can reserve.
+    """Return the default limit of a device: for a card elsewhere, what PyTorch can reserve.
 
     That is the card's memory without the CUDA context. Devices of this machine have none.
     """
@@ -106,7 +106,7 @@ def limit_text(memory_limit: int | str | None) -> str:
     """Return the text of the limit box.
 
     Raises:
-        ConfigError: it is not a size.
+        ConfigError: the text is not a size.
     """
     if memory_limit is None or (isinstance(memory_limit, str) and not memory_limit):
         return ""
@@ -124,10 +124,10 @@ def limit_text(memory_limit: int | str | None) -> str:
 
 
 def checked(fields: dict[str, Any], workload_names: list[str]) -> dict[str, Any]:
-    """Return what the header's controls are to be set to.
+    """Return the values to which the header's controls are set.
 
     Raises:
-        MemlabError: a value cannot be; the message says what is allowed.
+        MemlabError: a value is not allowed; the message says what is.
     """
     found = dict(fields)
     if "workload" in fields and fields["workload"] not in workload_names:

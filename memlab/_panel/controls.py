@@ -1,7 +1,7 @@
 """The controls: sliders with number boxes, choices, and the line that explains each of them.
 
-They know settings by field name and nothing of runs. A number box takes any text, so that a wrong
-number is explained beside it instead of being clipped without a word.
+They know settings by field name, and no runs. A number box accepts any text, so that a wrong
+number is explained beside it instead of being clipped silently.
 """
 
 import math
@@ -21,7 +21,7 @@ FIRST = (
     "checkpointing", "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator",
     "compile",
 )  # fmt: skip
-"""Of the folded controls; those of other techniques follow in the order in which they apply."""
+"""The first of the folded controls; those of other techniques follow in their own order."""
 
 OF_OPTIMIZER = tuple(c.field for technique in texts.OF_OPTIMIZER for c in technique.controls)
 PLACED = (*SLIDERS, "precision", *FIRST, *OF_OPTIMIZER)
@@ -29,7 +29,7 @@ MORE = (*FIRST, *(field for field in CONTROLS if field not in PLACED))
 
 
 class ExplainedLine:
-    """The line beside a control, with a remedy button that is there only when it helps."""
+    """The line beside a control, with a button for a remedy if there is one."""
 
     def __init__(self, apply: Callable[[Mapping[str, object]], None]) -> None:
         self.text = widgets.HTML()
@@ -41,7 +41,7 @@ class ExplainedLine:
         self.button.on_click(self._clicked)
 
     def show(self, line: Line) -> None:
-        """Show the line; what is on screen already is not sent again."""
+        """Show the line; a line that is already on screen is not sent again."""
         if self.text.value != (text := line.html()):
             self.text.value = text
         self._remedy = line.remedy[1] if line.remedy else None
@@ -68,7 +68,7 @@ class SliderRow:
         self._kind, self._changed = kind, changed
         self.slider = slider
         self.slider.add_class("memlab-slider")
-        # continuous: with it the value is here before the message that Enter was pressed
+        # continuous: so the value arrives before the message that Enter was pressed
         self.box = widgets.Text(description=CONTROLS[field].label, continuous_update=True)
         self.box.add_class("memlab-box")
         self.explanation = ExplainedLine(apply)
@@ -91,19 +91,19 @@ class SliderRow:
 
     def _slid(self, change: Mapping[str, Any]) -> None:
         nearest = self._nearest(self.value)
-        # the page snaps the handle to a step and tells it back: no wish of the person
+        # the page snaps the handle to a step and sends that back, which no person chose
         if nearest is None or abs(change["new"] - nearest) > 1e-6:
             self.value = round(change["new"]) if self._kind is int else round(change["new"], 2)
 
     def _typed(self, _: Mapping[str, Any]) -> None:
         nearest = self._nearest(self.value)
-        # an echo of where the handle stands would throw it back under fast keys
+        # sending the value of the handle back would move it back under fast key presses
         if nearest is not None and abs(nearest - self.slider.value) > 1e-6:
             self.slider.value = nearest
         self._changed()
 
     def _nearest(self, number: Any) -> float | None:
-        """Return the value nearest to this number at which the handle can stand."""
+        """Return the closest position of the handle to this number."""
         if not isinstance(number, int | float) or not math.isfinite(number):
             return None
         low, high, step = self.slider.min, self.slider.max, self.slider.step
@@ -117,7 +117,7 @@ class Controls:
     """All settings of the panel, as widgets.
 
     Args:
-        settings: to begin with.
+        settings: the first values.
         changed: called after any change.
         submit: called when Enter was pressed in a number box.
     """
@@ -147,7 +147,7 @@ class Controls:
         self._choices = {"precision": self.precision, **made}
         self._has_blocks = True
         for choice in self._choices.values():
-            choice.observe(lambda _: self._told_of_choice(), "value")
+            choice.observe(lambda _: self._choice_changed(), "value")
 
         self.precision_explained = ExplainedLine(self.set)
         self.more_explained = ExplainedLine(self.set)
@@ -164,7 +164,7 @@ class Controls:
         return row
 
     def settings(self) -> dict[str, Any]:
-        """Return what is on screen by field; text that is not a number stays text."""
+        """Return the value of each field on screen; text that is not a number stays text."""
         return {
             **{field: row.value for field, row in self.sliders.items()},
             **{field: choice.value for field, choice in self._choices.items()},
@@ -197,27 +197,27 @@ class Controls:
                 self._quiet = False
 
     def _offer_precisions(self, chosen: str) -> None:
-        """Offer "fp32" beside "as-built" where it is another step, or what was chosen."""
+        """Offer "fp32" beside "as-built" where the two differ, or where it was chosen."""
         options = _precisions(self._formats, chosen)
         if tuple(options) != tuple(self.precision.options):
-            self.precision.options = options  # which chooses the first of them
+            self.precision.options = options  # this also selects the first option
             self.precision.value = chosen
 
     def offer_blocks(self, possible: bool) -> None:
-        """Allow checkpointing by block, or not."""
+        """Enable or disable checkpointing by block."""
         self._has_blocks = possible
         if not possible:
             self._choices["checkpointing"].value = "none"
         self._offer()
 
     def _offer(self) -> None:
-        """Allow what does something beside the other settings."""
+        """Enable the controls that have an effect with the other settings."""
         settings = self.settings()
         for field, choice in self._choices.items():
             choice.disabled = not counts(field, settings)
         self._choices["checkpointing"].disabled = not self._has_blocks
 
-    def _told_of_choice(self) -> None:
+    def _choice_changed(self) -> None:
         self._offer()
         self._tell()
 
@@ -227,7 +227,7 @@ class Controls:
 
 
 def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
-    """Return the words and the value of each precision for a model of these formats."""
+    """Return the label and the value of each precision for a model of these formats."""
     is_fp32 = formats == FP32_FORMATS and chosen != Precision.FP32
     offered = [p for p in PRECISIONS if not (is_fp32 and p is Precision.FP32)]
     built = Precision.AS_BUILT.in_words(formats if is_fp32 else ())
@@ -237,20 +237,20 @@ def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
 def on_enter(box: Any, submit: Callable[[], None]) -> None:
     """Call `submit` when Enter is pressed in a text box."""
 
-    def told(_: Any, content: Mapping[str, Any], __: Any) -> None:
+    def on_message(_: Any, content: Mapping[str, Any], __: Any) -> None:
         if content.get("event") == "submit":
             submit()
 
-    box.on_msg(told)
+    box.on_msg(on_message)
 
 
 def _choice(field: str) -> Any:
-    """Return the control of a field: a checkbox, or what is offered to choose from."""
+    """Return the control of a field: a checkbox or a choice."""
     control = CONTROLS[field]
     if isinstance(getattr(StepConfig(), field), bool):
         return widgets.Checkbox(description=control.label, indent=False)
 
-    # text for names, which the page sends back as text
+    # names become text, because the page sends them back as text
     options = [
         (control.in_words(value), str(value) if isinstance(value, str) else value)
         for value in offered(field)

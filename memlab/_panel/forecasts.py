@@ -1,9 +1,9 @@
-"""Predictions for a panel: by arithmetic at once where it can tell, from the worker soon after.
+"""Predictions for a panel: interpolated at once where possible, exact from the worker soon after.
 
-One prediction gives other batch sizes as sums, so a slider need not wait for it; what is between
-the recorded sizes is interpolated, and the worker is then asked for that very setting. The newest
-question alone waits: no queue. A prediction that nobody waits for any more is let finish, since a
-worker that is killed takes seconds to come back, unless it goes on for long. No widgets.
+The memory of other batch sizes follows from one prediction by sums, so a slider need not wait.
+Between the recorded sizes it is interpolated, and the worker then predicts the exact setting. Only
+the newest question waits; there is no queue. An outdated prediction is stopped only if it runs for
+long, because a new worker takes seconds to start. No widgets.
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from memlab.api import predict_with_forecast
-from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.meters.lifetimes import step_memory
+from memlab.predicting.interpolation import interpolated
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.workload import Workload
@@ -28,17 +27,14 @@ if TYPE_CHECKING:
     from memlab.predicting.forecast import Forecast
     from memlab.predicting.predict import Prediction
 
-SETTLE_SECONDS = 0.15  # a slider that has not moved for so long is worth an exact prediction
-PATIENCE_SECONDS = 10.0  # after which a prediction that nobody waits for is worth a new worker
+SETTLE_SECONDS = 0.15  # a slider at rest for this long gets an exact prediction
+PATIENCE_SECONDS = 10.0  # an outdated prediction may run this long before its worker is replaced
 MOST_KEPT = 64  # predictions, about 1 MB each; the oldest goes
-INTERPOLATED = (
-    0.03  # more uncertainty between recorded sizes; see tests/system/test_panel_forecasts.py
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be predicted: a workload by its name, a config, a device by its name."""
+    """A step to predict: the name of a workload, a config and the name of a device."""
 
     workload_name: str
     config: StepConfig
@@ -46,31 +42,31 @@ class Question:
 
     @property
     def family(self) -> "Question":
-        """What all batch sizes and accumulations of this question have in common."""
+        """The question without its batch size and accumulation."""
         plain = dataclasses.replace(self.config, batch_size=1, accumulation_steps=1)
         return dataclasses.replace(self, config=plain)
 
     @property
     def plain(self) -> "Question | None":
-        """The same without recomputing; None if nothing is recomputed."""
+        """The same question without recomputation; None if nothing is recomputed."""
         config = self.config.without_recompute()
         return None if config == self.config else dataclasses.replace(self, config=config)
 
     def is_of(self, result: StepResult) -> bool:
-        """Return whether the result is one of this very setting."""
+        """Return whether the result has exactly these settings."""
         here = (result.workload_name, result.config, result.device)
         return here == (self.workload_name, self.config, self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimate:
-    """What is known of a question now.
+    """The best answer to a question so far.
 
     Attributes:
-        question: that it answers.
-        result: predicted; its outcome may be any.
-        exact: whether the worker could tell nothing better.
-        forecast: that the result comes from; None if there is none.
+        question: the question.
+        result: the predicted result, with any outcome.
+        exact: whether the worker could predict nothing more exact.
+        forecast: the forecast that gave the result; None if there is none.
     """
 
     question: Question
@@ -84,7 +80,7 @@ class Estimate:
         return self.result.outcome is Outcome.OK
 
     def against_limit(self, limit_bytes: int | None) -> "Estimate":
-        """Return the estimate with a limit, and whether the step fits it, as `predict` says it."""
+        """Return the estimate with a limit; it fits if `predict` says so under that limit."""
         if self.forecast is None:
             result = self.result.against_limit(limit_bytes)
         else:
@@ -97,41 +93,8 @@ class Estimate:
         return has_cache and self.result.memory_limit_bytes != limit_bytes
 
 
-def interpolated(base: "Prediction", config: StepConfig) -> StepResult:
-    """Return what the forecast of another prediction says of this config, which it must cover."""
-    forecast, sizes = base.forecast, config.micro_batch_sizes
-    assert forecast is not None
-    exact = forecast.is_exact(sizes)
-    trace, reserved = forecast.trace(sizes)
-    memory = step_memory(trace, 1)
-    seconds = forecast.step_seconds(sizes) or None  # 0: timing noise, drawn out beyond the recorded
-    spread = dict(base.result.uncertainty or {})
-    if not exact:
-        spread = {name: width + INTERPOLATED for name, width in spread.items()}
-
-    how = "predicted" if exact else "interpolated"
-    return dataclasses.replace(
-        base.result,
-        message=f"{how} peak {format_bytes(memory.peak_bytes)} allocated in {memory.peak_place}",
-        config=config,
-        timeline=memory.timeline,
-        peak_allocated_bytes=memory.peak_bytes,
-        peak_reserved_bytes=reserved,
-        peak_by_category=memory.timeline.peak_by_category,
-        peak_place=memory.peak_place,
-        peak_holdings=memory.holdings(),
-        first_step_peak_bytes=step_memory(trace, 0).peak_bytes,
-        step_seconds=seconds,
-        samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty=spread,
-        memory_limit_bytes=None,
-        fits=None,
-        close_to_limit=None,
-    )
-
-
 def is_within(measured: StepResult, predicted: StepResult) -> bool:
-    """Return whether a measured time is one that a prediction allows; True if one has no time."""
+    """Return whether a measured time lies within a prediction's uncertainty; True without times."""
     if not measured.step_seconds_all or not predicted.step_seconds:
         return True
     width = (predicted.uncertainty or {}).get("step_seconds", 0.0)
@@ -144,8 +107,8 @@ class Forecasts:
 
     Args:
         workloads: by name.
-        arrived: called in that thread with what the worker said.
-        tell: called in that thread with what the worker does.
+        arrived: called in that thread with each answer of the worker.
+        tell: called in that thread with what the worker is doing.
     """
 
     def __init__(
@@ -156,19 +119,19 @@ class Forecasts:
     ) -> None:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
         self._known: dict[Question, Prediction] = {}  # the oldest first
-        self._doubted: set[Question] = set()  # of these: the worker is to be asked again
-        self._last: Estimate | None = None  # looked for last, of what the worker has not said
+        self._doubted: set[Question] = set()  # those of them that the worker predicts again
+        self._last: Estimate | None = None  # the last one that did not come from the worker
         self._condition = threading.Condition()
         self._wanted: Question | None = None
-        self._asked: Question | None = None  # what the worker is at
+        self._asked: Question | None = None  # the question that the worker is answering
         self._asked_at = 0.0
         self._held = self._closed = False
         self._thread: threading.Thread | None = None
 
     def look(self, question: Question, limit_bytes: int | None = None) -> Estimate | None:
-        """Return what can be told at once of a question under a limit; None if nothing.
+        """Return an estimate under a limit that takes milliseconds; None if that is impossible.
 
-        It takes milliseconds, of a card some more: for a new limit its allocator may be replayed.
+        For a card it takes a little longer if the limit is new: the allocator is replayed at it.
         """
         estimate = self._estimate(question)
         if estimate is None:
@@ -184,7 +147,7 @@ class Forecasts:
         return judged
 
     def _estimate(self, question: Question) -> Estimate | None:
-        """Return what can be told of a question, under whatever limit was looked at last."""
+        """Return an estimate, under whatever limit was asked for last."""
         with self._condition:
             found, last = self._known.get(question), self._last
             base = None if found else self._nearest(question)
@@ -204,13 +167,13 @@ class Forecasts:
         return Estimate(question=question, result=result, exact=exact, forecast=base.forecast)
 
     def known(self, question: Question) -> StepResult | None:
-        """Return what the worker has said of this very question; None if nothing."""
+        """Return the worker's answer to exactly this question; None if there is none."""
         with self._condition:
             found = self._known.get(question)
         return None if found is None else found.result
 
     def doubt(self, measured: StepResult) -> None:
-        """Doubt what was predicted for a workload and a device, if a run there took another time.
+        """Predict a workload on a device again if a measured run contradicts the predicted time.
 
         It is shown until the worker, which holds predictions against that run, has been asked anew.
         """
@@ -229,7 +192,7 @@ class Forecasts:
             self._last = None
 
     def ask(self, question: Question) -> None:
-        """Have the worker predict this, unless it is at it; no other question waits any more."""
+        """Have the worker predict this next, unless it already does; drop the waiting question."""
         with self._condition:
             if self._closed:
                 return
@@ -243,31 +206,31 @@ class Forecasts:
             self._condition.notify_all()
 
     def hold(self, held: bool) -> None:
-        """Begin no prediction while a measurement runs, whose times it would spoil."""
+        """Start no prediction during a measurement, because it would slow the measured step."""
         with self._condition:
             self._held = held
             self._condition.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is asked for and nothing runs; return whether that came true."""
+        """Wait until no question is waiting or running; return whether that happened in time."""
         with self._condition:
             return self._condition.wait_for(
                 lambda: self._wanted is None and self._asked is None, timeout_seconds
             )
 
     def close(self) -> None:
-        """End the thread, after the prediction that it is at if that does not take long."""
+        """End the thread, after its current prediction if that does not take long."""
         with self._condition:
             self._closed, self._wanted = True, None
             self._condition.notify_all()
 
     def is_overdue(self) -> bool:
-        """Whether the worker has been for long at what nobody waits for any more."""
+        """Whether the worker has worked for long on an outdated question."""
         unwanted = self._closed or self._wanted is not None
         return unwanted and time.monotonic() - self._asked_at > PATIENCE_SECONDS
 
     def _nearest(self, question: Question) -> "Prediction | None":
-        """Return the prediction whose forecast covers the question from nearest by."""
+        """Return the closest prediction whose forecast covers the question."""
         sizes, family = question.config.micro_batch_sizes, question.family
         covering = [
             (known in self._doubted, _distance(known.config, question.config), -age, prediction)
@@ -299,7 +262,7 @@ class Forecasts:
                 self._arrived(Estimate(question=question, result=prediction.result, exact=True))
 
     def _next(self) -> Question | None:
-        """Wait for a question that stays the newest for a while; None once closed."""
+        """Wait for a question that stays the newest for a moment; None once closed."""
         with self._condition:
             while not self._closed:
                 self._condition.wait_for(lambda: self._closed or self._is_open())
@@ -321,7 +284,7 @@ class Forecasts:
 
     def _predict(self, question: Question) -> "Prediction":
         from memlab.predicting.predict import (
-            Prediction,  # late, as everything that fake tensors need
+            Prediction,  # imported late, because it imports the modules of fake tensors
         )
 
         try:
@@ -332,7 +295,7 @@ class Forecasts:
                 on_progress=self._progress,
                 cancel=_Overdue(self),
             )
-        except Exception as error:  # a thread has no caller, and a panel goes on without it
+        except Exception as error:  # a thread has no caller; the panel continues with the error
             kind = "" if isinstance(error, MemlabError) else f"{type(error).__name__}: "
             result = StepResult(
                 outcome=Outcome.FAILED,
@@ -350,7 +313,7 @@ class Forecasts:
 
 
 class _Overdue(threading.Event):
-    """Set once the prediction that it belongs to has become a burden."""
+    """An event that counts as set once its prediction is outdated and has run for too long."""
 
     def __init__(self, forecasts: Forecasts) -> None:
         super().__init__()
@@ -361,5 +324,5 @@ class _Overdue(threading.Event):
 
 
 def _distance(one: StepConfig, other: StepConfig) -> float:
-    """Return by how many doublings the micro-batches differ."""
+    """Return the distance between two micro-batch sizes, in doublings."""
     return abs(math.log2(one.micro_batch_size / other.micro_batch_size))

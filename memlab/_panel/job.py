@@ -14,7 +14,7 @@ from memlab.running import Progress
 from memlab.verifying.verify import VerifyReport
 from memlab.workload import Workload
 
-UPDATE_SECONDS = 0.1  # a page that is told more often than this falls behind
+UPDATE_SECONDS = 0.1  # a page with more frequent updates falls behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class PanelJob:
         """Measure, then compare the gradients if that was asked for; or play a record back.
 
         Raises:
-            MemlabError: an argument cannot be, or the workload cannot be sent to the worker.
+            MemlabError: an argument is not allowed, or the workload cannot be sent to the worker.
         """
         if is_recorded(self.device):
             measured(recorded(self.workload, self.config, self.device))
@@ -54,7 +54,7 @@ class PanelJob:
                 on_progress=throttled,
                 cancel=self.cancel,
             )
-            throttled.drop()  # it would be shown over the result
+            throttled.drop()  # late progress would overwrite the result on screen
             measured(result)
 
             if self.check_gradients and result.outcome is Outcome.OK:
@@ -83,7 +83,7 @@ class Throttle:
         self._closed = False
 
     def __call__(self, value: Any) -> None:
-        """Send now, or keep this value until it is time."""
+        """Send the value now, or keep it until the next update is due."""
         with self._lock:
             self._waiting = value
             if self._timer is not None or self._closed:
@@ -109,7 +109,7 @@ class Throttle:
         self._send(self._waiting)
 
     def drop(self) -> None:
-        """Forget a value that is kept; what is being sent has arrived when this returns."""
+        """Drop a value that waits; a value that is being sent has arrived when this returns."""
         with self._lock:
             self._waiting = None
 
@@ -145,14 +145,14 @@ class Latest:
             self._condition.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is asked for and nothing runs; return whether that came true."""
+        """Wait until no argument is waiting or running; return whether that happened in time."""
         with self._condition:
             return self._condition.wait_for(
                 lambda: not self._busy and not self._waiting, timeout_seconds
             )
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
+        """End the thread after its current call."""
         with self._condition:
             self._closed, self._waiting = True, []
             self._condition.notify_all()

@@ -1,8 +1,8 @@
-"""What the page says of the settings, the runs and the predictions, told anew as they change.
+"""What the page says about the settings, the runs and the predictions, updated as they change.
 
 Settings change by hand or from code, runs come from a thread or a cell, predictions from a thread
-of their own: all that is read and written here is so under one lock, and what a callback raises
-becomes a sentence on the page, where nobody else would see it. Left out: how a run comes about.
+of their own. So everything here is read and written under one lock. An exception in a callback
+becomes a sentence on the page, because nobody else would see it. Left out: how a run is started.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from memlab.workload import Workload
 
 
 class Page:
-    """Writes to a view whatever is known of what it asks for.
+    """Updates a view with the runs and predictions of the settings that it shows.
 
     Args:
-        view: that is written to.
-        asked: what its controls ask for.
-        log: of the runs.
+        view: the view to update.
+        asked: reads its controls.
+        log: the runs.
         workloads: by name.
         drawn: called in a thread after the pictures were drawn.
 
     Attributes:
         lock: held while anything here, or the log, is changed.
-        job: the run that is going on; None if none is.
-        closed: whether nothing is shown any more.
+        job: the run in progress; None if there is none.
+        closed: whether the panel was closed.
         forecasts: every prediction.
     """
 
@@ -57,16 +57,16 @@ class Page:
         self.lock = threading.RLock()
         self.job: PanelJob | None = None
         self.closed = False
-        self._facts: dict[str, WorkloadFacts | str] = {}  # a text says why there are none
+        self._facts: dict[str, WorkloadFacts | str] = {}  # or the reason why there are none
         self._estimate: Estimate | None = None
-        self._looked: Question | None = None  # what the estimate was looked up for
-        self._doing = ""  # what the worker does for a prediction
+        self._looked: Question | None = None  # the question of the shown estimate
+        self._doing = ""  # what the worker is doing for a prediction
         self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
         self._find_facts = Latest(self._inspect)
         self._draw = Latest(self._draw_pictures)
 
     def close(self) -> None:
-        """Stop a run that is going on and take every widget off the page and out of memory."""
+        """Stop a run that is in progress, and remove every widget from the page and from memory."""
         with self.lock:
             self.closed = True
             if self.job:
@@ -80,7 +80,7 @@ class Page:
     # settings
 
     def refresh(self) -> None:
-        """Say anew what the settings on screen mean, after any change."""
+        """Update everything that depends on the settings on screen, after any change of them."""
         with self.guarded():
             with self.lock:
                 self._explain_settings()
@@ -114,11 +114,11 @@ class Page:
     def _formats(self, facts: WorkloadFacts | None) -> tuple[str, ...]:
         """Return the number formats of the model on screen; empty while they are not known."""
         if choices.zoo_options(self._asked.workload) is not None:
-            return FP32_FORMATS  # the zoo builds no others
+            return FP32_FORMATS  # all models of the zoo are built in fp32
         return facts.parameter_formats if facts else ()
 
     def show_ready(self, ready: bool) -> None:
-        """Allow Run and Stop as they are possible now; `ready` says that the settings can be."""
+        """Enable Run and Stop where they are possible; `ready`: the settings are allowed."""
         by_cell = self.job is not None and self.job.by_cell
         running = self.job is not None
         why = self._why_not_here()
@@ -126,7 +126,7 @@ class Page:
         self._view.show_ready(ready and can_run, running=running, by_cell=by_cell, why=why)
 
     def _why_not_here(self) -> str:
-        """Return what Run does for a device that is not in this machine; "" for one that is."""
+        """Return the words on what Run does for a device that is not in this machine; else ""."""
         if self._asked.is_here:
             return ""
         what = style.PLAYED_BACK if self._asked.is_recorded else style.NOT_HERE
@@ -147,7 +147,7 @@ class Page:
     # runs
 
     def tell(self, progress: Progress) -> None:
-        """Say how far the run is that is going on."""
+        """Show the progress of the current run."""
         with self.lock:
             if self.job and not self.job.cancel.is_set():
                 by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""
@@ -155,7 +155,7 @@ class Page:
                 self._view.show_progress(progress.fraction)
 
     def show_runs(self) -> None:
-        """Show the runs anew, after one was added or changed."""
+        """Update the table and the pictures after a run was added or changed."""
         with self.lock:
             last = self._log.last
             if last is None or self.closed:
@@ -173,21 +173,21 @@ class Page:
         self._draw()
 
     def show_error(self, error: Exception) -> None:
-        """Say what was raised."""
+        """Show an exception on the page."""
         self._view.say(texts.error_text(error), verdicts.BAD)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Show what is raised inside on the page: a callback or a thread has no caller."""
+        """Show exceptions of the block on the page: a callback or a thread has no caller."""
         try:
             yield
         except Exception as error:
             self.show_error(error)
 
-    # predictions, told by a thread of their own
+    # predictions, which arrive in a thread of their own
 
     def _predicted(self, estimate: Estimate) -> None:
-        """Take what the worker said: also for runs of that setting, which then know their error."""
+        """Take a prediction of the worker; runs of the same settings get their error from it."""
         with self.guarded():
             with self.lock:
                 self._doing = ""
@@ -206,7 +206,7 @@ class Page:
                 self._show_outlook()
 
     def outlook(self) -> Outlook:
-        """Return what is known of the setting on screen."""
+        """Return the best estimate so far for the settings on screen."""
         question = self._asked.question
         plain = question.plain if question else None
         known = self.forecasts.known(plain) if plain else None
@@ -215,7 +215,7 @@ class Page:
     def _show_outlook(self) -> None:
         now, limit = self.outlook(), self._asked.limit_or_none
         if now.is_pending and now.question not in (None, self._looked):
-            return  # it is about to be looked up; until then what is shown stays, or it would flash
+            return  # a lookup follows soon; clearing the numbers before it would make them flicker
         if now.run is None and now.estimate is not None and now.estimate.may_need_replay(limit):
             return  # as above
 
@@ -227,7 +227,7 @@ class Page:
         self._view.show_advice(self._not_recorded() or now.advice(self._log.runs, limit))
 
     def _not_recorded(self) -> Line | None:
-        """Return the recorded settings to go to, where those on screen are not recorded."""
+        """Return the closest recorded settings, where those on screen are not recorded."""
         if self._asked.question is None or not self._asked.is_recorded:
             return None
         near = self._asked.nearest_recorded
@@ -240,7 +240,7 @@ class Page:
             if question and (estimate is None or not estimate.exact):
                 self.forecasts.ask(question)
             elif question and question.plain:
-                self.forecasts.ask(question.plain)  # what recomputing saves is told against it
+                self.forecasts.ask(question.plain)  # the saving of recomputation is relative to it
 
             with self.lock:
                 self._estimate, self._looked = estimate, question

@@ -41,15 +41,15 @@ WAITING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What the pictures show.
+    """The content of the pictures.
 
     Attributes:
-        predicted: drawn filled, below the line of a run; None where there is no prediction.
-        shown: the run of the same setting; without a prediction the last one, drawn filled.
-        comparison: the pinned run drawn beside it.
-        runs: those of the table with the same workload and device, oldest first.
-        limit_bytes: the limit that is on screen.
-        why: a sentence in place of the memory, where there is neither.
+        predicted: the prediction, drawn filled below the line of a run; None without one.
+        shown: the run of the same settings; without a prediction, the last run, drawn filled.
+        comparison: the pinned run, drawn beside the other.
+        runs: the runs of the same workload and device in the table, oldest first.
+        limit_bytes: the limit on screen.
+        why: a sentence that is shown when there is neither prediction nor run.
     """
 
     predicted: StepResult | None
@@ -67,7 +67,7 @@ class Scene:
         return self.shown.result if self.shown else None
 
     def timeline(self, size: Size) -> "Figure":
-        """Return the memory of the step: predicted by category, measured as a line over it."""
+        """Return the memory timeline: predicted by category, with the measured run as a line."""
         assert self.filled is not None
         compare = self.comparison
         return plots.timeline(
@@ -88,7 +88,7 @@ class Pictures:
         self._drawn: dict[str, Any] = {}
 
     def draw(self, scene: Scene) -> None:
-        """Draw what has changed, the memory first."""
+        """Draw the pictures that have changed, the memory timeline first."""
         if scene.filled is not None:
             self._draw_memory(scene, scene.filled)
         elif scene.why:
@@ -167,9 +167,9 @@ class Pictures:
 
 
 def _on_axes(runs: tuple[Run, ...], shown: Run) -> tuple[str, str, list[Run]]:
-    """Return two settings, and the runs that agree with the shown one in every other.
+    """Return two settings, and the runs that differ from the shown one in these two at most.
 
-    Those two with the most cells; where that is a tie, those that vary most.
+    The two are those with the most cells; in a tie, the two that vary most.
     """
     fields = plots.varying_fields([run.result for run in runs])
     fields += [f for f in ("batch_size", "accumulation_steps") if f not in fields]

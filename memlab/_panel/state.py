@@ -30,7 +30,7 @@ HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 
 
 def offered(field: str) -> tuple[Any, ...]:
-    """Return the values of a field that the panel offers; none of a number or a switch."""
+    """Return the choices of a field in the panel; empty for a number or a switch."""
     value = getattr(StepConfig(), field)
     kind: Any = type(value)
     return CONTROLS[field].offered or (tuple(kind) if isinstance(value, StrEnum) else ())
@@ -46,7 +46,7 @@ def to_config(settings: Settings) -> StepConfig:
 
 
 def counts(field: str, settings: Settings) -> bool:
-    """Return whether a field has an effect with these settings; a solver needs a budget, say."""
+    """Return whether a field has an effect with these settings (a solver needs a budget)."""
     return all(settings[name] == value for name, value in CONTROLS[field].only_with.items())
 
 
@@ -54,7 +54,7 @@ def from_config(config: StepConfig) -> dict[str, Any]:
     """Return the settings that show this config.
 
     Raises:
-        ConfigError: the panel has no control for a value of it.
+        ConfigError: the panel has no control for one of its values.
     """
     for field in FIELDS:
         value, choices = getattr(config, field), offered(field)
@@ -123,12 +123,12 @@ def parse_number(text: str, kind: type[int] | type[float]) -> Any:
 
 
 def largest_accumulation(batch_size: int) -> int:
-    """Return the largest power of two that is no more than the batch size."""
+    """Return the largest power of two up to the batch size."""
     return 1 << (batch_size.bit_length() - 1)
 
 
 def describe(result: StepResult) -> str:
-    """Return a run's settings in words: the four sliders, then what is not as by default."""
+    """Return a run's settings in words: the four sliders, then what differs from the defaults."""
     config = result.config
     parts = [
         f"budget {config.memory_budget:g}",
@@ -142,7 +142,7 @@ def describe(result: StepResult) -> str:
 
 
 def others(config: StepConfig) -> list[str]:
-    """Return in words what differs from the defaults beside the four sliders."""
+    """Return, in words, the settings without a slider that differ from the defaults."""
     return [
         CONTROLS[field].named(value)
         for field in FIELDS
@@ -165,12 +165,12 @@ def source(
 
     Args:
         workload: of the zoo, or a person's own.
-        config: how it is trained.
-        device: where.
-        memory_limit: as it was typed; "" for none.
-        ask: the function that is asked: "measure", "predict" or "recorded".
+        config: the settings.
+        device: the device.
+        memory_limit: the typed text; "" for no limit.
+        ask: the function to call: "measure", "predict" or "recorded".
         check_gradients: whether the code also compares the gradients.
-        namespace: the names of the notebook, in which a person's own workload is looked up.
+        namespace: the names of the notebook, among which a person's own workload is found.
     """
     shown = [f"batch_size={config.batch_size}"]
     for field in dataclasses.fields(config):
@@ -199,7 +199,7 @@ def source(
 
 
 def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the variable that holds the workload, and the line that makes it or says so."""
+    """Return the variable that holds the workload, and the line that creates it or is a comment."""
     if (options := zoo_options(workload)) is not None:
         return "workload", f"workload = {zoo_source(workload.name, options)}"
     own = _variable(workload, namespace)
@@ -218,7 +218,7 @@ def _expression(value: Any, namespace: Mapping[str, Any]) -> str:
     """Return the value of a setting as Python: a literal, or the variable that holds a function."""
     if not callable(value):
         return literal(value)
-    # a function has no literal; a name that does not exist says where to put one
+    # a function has no literal; an undefined name shows where to put it
     return _variable(value, namespace) or "policy_function"
 
 

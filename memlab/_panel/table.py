@@ -62,7 +62,7 @@ class Table:
         self.clear.disabled = not any(not run.name for run in runs[1:])
 
     def close(self) -> None:
-        """Close the rows that are not shown at the moment as well."""
+        """Close all rows, also those that are not shown at the moment."""
         self._buttons.children = self._rows
 
     def _new_toggles(self, row: int) -> tuple[Any, Any]:
@@ -84,7 +84,7 @@ class Table:
         self.name.disabled = run is None
         self.name.description = f"Name of run {run.number}" if run else "Name"
         self.name.placeholder = run.default_name if run else "pin a run to name it"
-        # a space at the end is one that is being typed
+        # a person who is typing a name may have just typed a space
         if self.name.value.strip() != (name := run.own_name if run else ""):
             self.name.value = name
 

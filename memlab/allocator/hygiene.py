@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memlab.allocator.replay import AllocatorSettings, Reserved, replay
+from memlab.arguments.checks import checked
 from memlab.arguments.units import parse_bytes
 from memlab.errors import ConfigError
 
@@ -37,20 +38,27 @@ class Moment:
     non_releasable_bytes: int
 
 
-def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> list[Moment]:
-    """Return what the caching allocator holds after each line.
+@checked()
+def replay_allocations(story: Sequence[str], *, expandable_segments: bool = False) -> list[Moment]:
+    """Return what PyTorch's caching allocator would hold on a card after each line of a story.
 
     Args:
         story: "name = size" (such as "a = 12 MiB"), "del name", or "empty_cache()".
-        settings: of the allocator; None is PyTorch's defaults.
+        expandable_segments: whether segments grow by pages, as
+            `PYTORCH_ALLOC_CONF=expandable_segments:True` makes them.
+
+    Returns:
+        One `Moment` a line, with its `allocated_bytes`, `reserved_bytes`, `releasable_bytes` and
+        `non_releasable_bytes`.
 
     Raises:
-        ConfigError: a line is none of these, or a name is allocated twice or freed while it is not.
+        MemlabError: a line is none of these, or a name is allocated twice or freed while it is not.
 
-    >>> from memlab.arguments.units import MIB
-    >>> [m.reserved_bytes // MIB for m in follow(["a = 30 MiB", "del a", "empty_cache()"])]
+    >>> moments = replay_allocations(["a = 30 MiB", "del a", "empty_cache()"])
+    >>> [moment.reserved_bytes // 2**20 for moment in moments]
     [30, 30, 0]
     """
+    settings = AllocatorSettings(expandable_segments=expandable_segments)
     numbers: dict[str, int] = {}
     events = [_event(line, numbers) for line in story]
     moments = []
@@ -60,6 +68,7 @@ def follow(story: Sequence[str], settings: AllocatorSettings | None = None) -> l
         emptied = _replayed(
             [*story[: last + 1], EMPTY_CACHE], [*events[: last + 1], (0, 0)], settings
         )
+        # the cache is emptied in a replay of its own, so that the story goes on unchanged
         allocated, reserved = int(now.allocated_bytes[-1]), int(now.reserved_bytes[-1])
         left = int(emptied.reserved_bytes[-1])
         moments.append(
@@ -95,7 +104,7 @@ def _event(line: str, numbers: dict[str, int]) -> tuple[int, int]:
 
 
 def _replayed(
-    story: Sequence[str], events: Sequence[tuple[int, int]], settings: AllocatorSettings | None
+    story: Sequence[str], events: Sequence[tuple[int, int]], settings: AllocatorSettings
 ) -> Reserved:
     address, nbytes = np.array(events, np.int64).reshape(-1, 2).T
     flushes = [index for index, line in enumerate(story) if line == EMPTY_CACHE]

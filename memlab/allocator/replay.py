@@ -240,10 +240,12 @@ def _run(
 
             block = allocator.allocate(size)
             held = allocator.reserved
+            # the program would end here, so both counts keep their last values
             if block is None:
                 left = len(sizes) - event
                 return reserved + [held] * left, allocated + [in_use] * left, event
 
+            # the block may be larger than the request, if the rest is too small to split off
             live[address] = block
             in_use += block[2]
         elif size < 0:

@@ -1,5 +1,7 @@
 """Comparing: one workload under several settings.
 
 - `ladder.py`: `memlab.ladder`, one technique after another, each on top of those before it.
-- `pairs.py`: a model as it is and with recompute, from the command line: the largest batch of each.
+- `batches.py`: `memlab.predict_batches`, one prediction for many batch sizes.
+- `pairs.py`: `memlab.compare_recompute`, the largest batch that fits, without recompute and with
+  it, from the command line too.
 """

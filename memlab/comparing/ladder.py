@@ -1,7 +1,8 @@
-"""`ladder`: switch on one technique after another, and find out what each rung costs.
+"""`ladder`: switch on one technique after another, and find the cost of each rung.
 
 The effective batch stays as it is, so the gradient does too, within what a narrower format rounds;
-`memlab.verify` of each result's config says how near. Left out: which rungs are worth their time.
+`memlab.verify` of each result's config says how closely. Which rungs are worth their time is left
+to the reader.
 """
 
 import threading
@@ -58,9 +59,10 @@ def ladder(
 ) -> list[StepResult]:
     """Return the cost of the plain step, and with each rung on top of those before it.
 
-    The plain step is fp32 with AdamW. A rung that this device, workload or combination cannot do
-    is not stood on: of `rungs` its result stays in the list with its outcome. Of the usual ones
-    it is left out, as is one that does not lower the peak, and named in the notes of the last.
+    The plain step is fp32 with AdamW. A rung that this device, workload or combination does not
+    support is left out of the rungs after it. If it is one of `rungs`, its result stays in
+    the list with its outcome. If it is one of the default rungs, it is dropped from the list, as
+    is a default rung that does not lower the peak, and the notes of the last result name it.
 
     Args:
         workload: what is trained.
@@ -74,7 +76,7 @@ def ladder(
         cancel: once set, the rung at work and all after it end as `cancelled`.
 
     Raises:
-        MemlabError: an argument cannot be; the message names it and what is allowed.
+        MemlabError: an argument is not allowed; the message names it and what is allowed.
 
     >>> import memlab
     >>> rungs = [{"optimizer": "sgd"}]
@@ -114,7 +116,7 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
     """Return the rungs as a list, each on top of all before it.
 
     Raises:
-        ConfigError: it is no such list; before anything is run.
+        ConfigError: it is not a list of rungs. This is checked before anything runs.
     """
     try:
         every = [_plain(rung) for rung in of_type("rungs", rungs, Sequence[Any])]
@@ -130,7 +132,7 @@ def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:
 
 
 def _plain(rung: Any) -> Rung:
-    """Return a rung as a dict: a person's own mapping may raise anything."""
+    """Return a rung as a dict. A person's own mapping may raise any exception."""
     try:
         if is_a(rung, Mapping):
             return dict(rung)

@@ -1,11 +1,11 @@
-"""A model as it is, and with recompute: the largest batch of each that fits a memory limit.
+"""The largest batch that fits a memory limit, without recompute and with it.
 
     python -m memlab.comparing.pairs vnet --limit 2GiB
 
-The four models of the checkpointing repository (pytorch_memonger, 2018) and the rest of the zoo,
-baseline and optimized. Both batches are found by prediction; where the device is in this machine
-both steps are then measured under the limit. The optimizer is the repository's, SGD with momentum.
-Left out: what saves memory otherwise, such as smaller micro-batches or number formats.
+It works for the four models of the checkpointing repository (pytorch_memonger, 2018) and the rest
+of the zoo. Both batches are found by prediction. If the device is in this machine, both steps are
+then measured under the limit. The optimizer is the repository's, SGD with momentum.
+Left out: other ways to save memory, such as smaller micro-batches or number formats.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from memlab import workloads
 from memlab.api import measure, predict, predict_with_forecast
+from memlab.arguments.checks import checked, count, size
 from memlab.arguments.units import GIB, format_bytes, format_seconds, parse_bytes
 from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
@@ -27,13 +28,13 @@ from memlab.workload import Workload
 if TYPE_CHECKING:
     from memlab.predicting.forecast import Forecast
 
-# its table: how many more images, volumes and words of text fit a batch (tutorial/results.png; its
+# from its table: how many times more images, volumes and words fit (tutorial/results.png; its
 # LSTM has 20 samples of 800 and 8100 words, so that the ratio is one of words). None for DenseNet.
 REPOSITORY_RATIOS = {"resnet": 51 / 15, "vnet": 9 / 5, "lstm": 8100 / 800}
 DEFAULT_CPU_LIMIT_BYTES = 2 * GIB
 DEFAULT_BATCH_LIMIT = 4096
-FIRST_BATCH = 2  # a single sample often runs other operators, and says nothing of larger batches
-GUESSES = 6  # by forecast; after them the interval is halved
+FIRST_BATCH = 2  # a single sample often runs other operators than a larger batch
+GUESSES = 6  # tries that a forecast chooses; after them the interval is halved
 REPEATS = 3
 TIMEOUT_SECONDS = 1800.0
 RECOMPUTE = ({"memory_budget": 0.0}, {"checkpointing": Checkpointing.BLOCKS})
@@ -44,9 +45,9 @@ class Fit:
     """The largest batch within a limit.
 
     Attributes:
-        predicted: its step, within the limit.
-        measured: the same step under that limit; None where the device is not here.
-        is_capped: whether no larger batch was tried because of the batch limit.
+        predicted: the predicted step, whose peak is within the limit.
+        measured: the same step, measured under the limit; None if the device is not here.
+        is_capped: whether the batch limit ended the search, so that larger batches may fit.
     """
 
     predicted: StepResult
@@ -69,9 +70,9 @@ class Pair:
     """A model without recompute and with it, under one limit.
 
     Attributes:
-        limit_bytes: allocated bytes on a CPU, reserved ones on CUDA.
+        limit_bytes: the limit, of allocated bytes on a CPU and of reserved bytes on CUDA.
         baseline: the plain step.
-        optimized: recompute of whichever kind holds least.
+        optimized: the step with the kind of recompute that has the lowest peak.
     """
 
     limit_bytes: int
@@ -85,14 +86,14 @@ class Pair:
 
     @property
     def repository_ratio(self) -> float | None:
-        """The same of the repository; None where its table has none."""
+        """The ratio in the repository's table; None if the table does not have this model."""
         family = self.baseline.predicted.workload_name.partition("-")[0]
         return REPOSITORY_RATIOS.get(family)
 
     def __str__(self) -> str:
         """Return a table of plain text."""
-        told = self.baseline.predicted
-        kind = _counted(told).kind
+        plain = self.baseline.predicted
+        kind = _counted(plain).kind
         rows = [["", "batch", "peak predicted", "peak measured", "step", "a sample"]]
         rows += [_row("baseline", self.baseline), _row("optimized", self.optimized)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -101,21 +102,22 @@ class Pair:
             for row in rows
         ]
         theirs = self.repository_ratio
-        said = f"the repository's is {theirs:.1f}x" if theirs else "the repository tells none"
+        said = f"the repository's is {theirs:.1f}x" if theirs else "the repository states none"
         more = " or more" if self.optimized.is_capped else ""
         return "\n".join([
-            f"{told.workload_name} on {told.device}, {format_bytes(self.limit_bytes)} {kind}; "
+            f"{plain.workload_name} on {plain.device}, {format_bytes(self.limit_bytes)} {kind}; "
             "peaks are allocated bytes",
             *table,
-            f"baseline: {told.config}",
+            f"baseline: {plain.config}",
             f"optimized: {self.optimized.predicted.config}",
             f"ratio of the batches: {self.ratio:.1f}x{more}; {said}",
         ])  # fmt: skip
 
 
-def compare(
+@checked(memory_limit=size, batch_limit=count(1))
+def compare_recompute(
     workload: Workload,
-    limit: int | str | None = None,
+    memory_limit: int | str | None = None,
     device: str | None = None,
     *,
     batch_limit: int = DEFAULT_BATCH_LIMIT,
@@ -124,17 +126,20 @@ def compare(
 
     Args:
         workload: what is trained.
-        limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is 2 GiB
-            on a CPU and what a process can use of a card.
+        memory_limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is
+            2 GiB on a CPU and what a process can use of a card.
         device: as for `memlab.predict`; measured too if it is in this machine.
-        batch_limit: above which no batch is tried.
+        batch_limit: the largest batch that is tried.
 
     Raises:
-        MemlabError: not even one sample fits, or nothing of the model can be recomputed.
+        MemlabError: not even one sample fits, or no part of the model can be recomputed.
+
+    >>> workload = workloads.get("lstm-text", hidden_size=64, chunk_length=8)
+    >>> pair = compare_recompute(workload, "64MiB", "t4", batch_limit=64)
+    >>> pair.ratio > 1  # how many times larger the batch is
+    True
     """
-    if batch_limit < 1:
-        raise ConfigError(f"batch_limit={batch_limit}; allowed is an int of at least 1")
-    limit_bytes = _limit(limit, device)
+    limit_bytes = _limit(memory_limit, device)
     plain = StepConfig(batch_size=1, optimizer=Optimizer.SGD_MOMENTUM)
     search = _Search(workload, limit_bytes, device, batch_limit)
     baseline = search.largest(plain, FIRST_BATCH)
@@ -155,12 +160,12 @@ class _Search:
     batch_limit: int
 
     def largest(self, config: StepConfig, first: int) -> StepResult:
-        """Return the step with the largest batch that fits for sure; the next may not.
+        """Return the step with the largest batch that certainly fits.
 
-        Sure means that the prediction says so at both ends of the uncertainty that it states.
+        A batch certainly fits if its predicted peak does at the upper end of its uncertainty.
 
         Args:
-            config: of any batch size.
+            config: the settings; their batch size is ignored.
             first: the batch that is tried first.
         """
         best: StepResult | None = None
@@ -185,8 +190,8 @@ class _Search:
                 guess = _guess(found.forecast, low, high, limit_bytes)
         if best is None:
             raise ConfigError(
-                f"memory_limit={format_bytes(self.limit_bytes)} is too little for one sample of "
-                f"{self.workload.name}, {config}; allowed is what one sample takes or more"
+                f"memory_limit={format_bytes(self.limit_bytes)} is not enough for one sample of "
+                f"{self.workload.name}, {config}; allowed is the memory of one sample or more"
             )
         return best
 
@@ -194,7 +199,7 @@ class _Search:
         """Return the config with the recompute whose step has the lowest predicted peak.
 
         Raises:
-            UnsupportedError: there is none.
+            UnsupportedError: neither kind of recompute supports the model.
         """
         results = [
             predict(self.workload, replace(config, **change), self.device,
@@ -221,7 +226,7 @@ class _Search:
 
 
 def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int) -> int:
-    """Return the largest batch between that fits by arithmetic."""
+    """Return the largest batch between `low` and `high` that fits according to the forecast."""
     while high - low > 1:
         size = (low + high) // 2
         if not forecast.covers([size]):
@@ -251,8 +256,8 @@ def _counted(result: StepResult) -> CountedPeak:
 
 
 def _row(title: str, fit: Fit) -> list[str]:
-    measured, told = fit.measured, fit.measured or fit.predicted
-    seconds, source = told.step_seconds, "" if measured else " predicted"
+    measured, best = fit.measured, fit.measured or fit.predicted
+    seconds, source = best.step_seconds, "" if measured else " predicted"
     if measured is None:
         peak = "not here"
     elif measured.outcome is Outcome.OK:
@@ -273,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare one workload as the command line says, and return the exit code."""
     options = _parse(arguments)
     try:
-        pair = compare(
+        pair = compare_recompute(
             workloads.get(options.name),
             options.limit,
             options.device,

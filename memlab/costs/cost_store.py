@@ -109,6 +109,9 @@ def forget_costs() -> None:
 
     Raises:
         MemlabError: the file cannot be deleted, or `MEMLAB_CACHE` names no folder.
+
+    >>> import memlab
+    >>> memlab.forget_costs()  # doctest: +SKIP
     """
     for name in (FILE, *OLD_FILES):
         path = cache_folder() / name

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.costs.cost_store import LEAST_OVERHEAD, MOST_OVERHEAD, OVERHEAD, Store
 from memlab.costs.doubt import doubted, is_due
@@ -26,6 +25,7 @@ from memlab.devices.load import LoadWatch, is_quiet
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import Signature, signature_of
 from memlab.operators.standalone import as_in_training, is_view, prepare
+from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.trace import Phase
 
 OVERHEADS: dict[Phase, Signature] = {

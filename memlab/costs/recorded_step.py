@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from memlab.config import Precision, StepConfig
 from memlab.costs.targets import Kernels, kernels_of
@@ -30,6 +29,7 @@ from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.techniques import every
 from memlab.techniques.compiling.compilation import is_compiled
+from memlab.torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from memlab.workload import Workload
 
 Made = TypeVar("Made")

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from memlab.devices.cards import Card
 from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
+from memlab.torch_private.operators import OpOverload, schema_of
 
 Outputs = tuple[TensorSpec, ...]
 
@@ -227,7 +227,7 @@ def _attention_flops(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) 
     Kernels skip query-key pairs that a causal mask hides, but flop_registry counts them. In torch
     2.11 it also refuses fewer key heads than query heads.
     """
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     values = dict(zip(names, args, strict=False)) | kwargs
     batch, heads, queries, query_width = values["query"].shape
     keys, value_width = values["value"].shape[2:]
@@ -243,7 +243,7 @@ def _attention_flops(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) 
 
 
 def _bytes(func: OpOverload, signature: Signature, outputs: Outputs) -> int:
-    name, schema = func.overloadpacket.__name__, func._schema
+    name, schema = func.overloadpacket.__name__, schema_of(func)
     returned = [value.alias_info for value in schema.returns]
     no_kernel = name in NO_KERNEL or func.namespace in ("prim", "profiler")
     if no_kernel or (returned and all(a and not a.is_write for a in returned)):

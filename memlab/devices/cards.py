@@ -28,6 +28,7 @@ from typing import Literal
 
 import torch
 
+from memlab.arguments.checks import checked
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import GIB, KIB, MIB, format_bytes, parse_bytes
 from memlab.devices.here import resolve_device
@@ -47,7 +48,7 @@ CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
 CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
-SMALLEST_CARD_BYTES = GIB  # "4090" and "24" are surely not meant as sizes in bytes
+SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
 
 
@@ -234,6 +235,33 @@ def find(text: str) -> Card | None:
     return _BY_KEY.get(_key(text)) or _of_size(text)
 
 
+@checked()
+def card(name: str) -> Card:
+    """Return what is known of a CUDA card, which need not be in this machine.
+
+    Args:
+        name: as `memlab.predict` takes it: "h200", "rtx-4090", a memory such as "24GiB", or "cuda"
+            and "cuda:1" for a card of this machine.
+
+    Returns:
+        Its memory in bytes (`memory_bytes`, and `usable_bytes`, which PyTorch's allocator can
+        reserve), its peak rates in bytes and FLOPs a second, and which generation it is of. None is
+        what is not known.
+
+    Raises:
+        MemlabError: memlab knows no such card, or it is not here; the message lists the cards.
+
+    >>> card("T4").name, card("t4").has_bf16
+    ('t4', False)
+    >>> card("24GiB").memory_bytes == 24 * 2**30
+    True
+    """
+    found = resolve(name).card
+    if found is None:
+        raise DeviceError(f"device={shown(name)} is no card here; allowed is one of {names()}")
+    return found
+
+
 def _of_size(text: str) -> Card | None:
     try:
         size = parse_bytes(text)
@@ -268,10 +296,12 @@ def of_device(device: torch.device) -> Card:
 def resolve(device: str | torch.device | None) -> Target:
     """Return the target for a device of this machine, or for any card by name or memory.
 
-    None is what `measure` would take. "cuda" where there is no card is CUDA without a limit.
+    None is the device that `measure` would choose. "cuda" on a machine without a card is any CUDA
+    card, without a limit.
 
     Raises:
-        DeviceError: no such device here and no such card; the message lists the cards.
+        DeviceError: it is neither a device of this machine nor a known card; the message lists
+            the cards.
 
     >>> resolve("RTX 4090").name
     'rtx-4090'

@@ -1,6 +1,6 @@
 """How much of the processors other programs use while a time is taken.
 
-Left out: what other programs do to caches and memory, which no counter tells.
+Left out: what other programs do to caches and memory, which no counter shows.
 """
 
 import os

@@ -147,6 +147,15 @@ def explain(result: StepResult) -> Explanation:
 
     Raises:
         MemlabError: `result` is no `StepResult`.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> explanation = explain(result)
+    >>> sum(row.nbytes for row in explanation.rows) == explanation.peak_bytes
+    True
+    >>> [remedy.name for remedy in explanation.remedies][:2]
+    ["precision='bf16'", "optimizer='adafactor'"]
     """
     title = (
         f"{result.workload_name} on {result.device}, {result.settings}: "

@@ -1,6 +1,6 @@
-"""The waterfall of a ladder: one bar a rung, what it left and what it took away.
+"""The waterfall of a ladder: one bar for each rung, with its peak and its saving.
 
-Left out: what holds a peak, which `peak_bar` shows for one result.
+Left out: what a peak consists of, which `peak_bar` shows for one result.
 """
 
 from collections.abc import Sequence
@@ -47,16 +47,25 @@ def waterfall(
     reports: Sequence[VerifyReport] | None = None,
     size: Size = (9.0, 3.2),
 ) -> Figure:
-    """Return the peak of each rung as a bar, what it spared as a pale one behind it.
+    """Return a chart with the peak of each rung as a bar, and its saving as a pale bar behind it.
 
-    Beside each bar: the peak, how many times less than on the first rung, the time of a step
-    against the first one's, and the error of the gradients. Reserved bytes where all rungs know
-    them, else allocated ones.
+    The text beside each bar gives the peak, how many times lower it is than on the first rung, the
+    time of a step relative to the first, and the error of the gradients. Peaks are reserved bytes
+    if all rungs have them, else allocated bytes.
 
     Args:
         results: of `memlab.ladder`, the plain step first.
         reports: of `memlab.verify` for each result, or None.
-        size: in inches.
+        size: width and height in inches.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> rungs = [
+    ...     memlab.recorded(workload, StepConfig(batch_size=4, memory_budget=budget), "amd-epyc")
+    ...     for budget in (1.0, 0.5)
+    ... ]
+    >>> memlab.plots.waterfall(rungs).get_size_inches()
+    array([9. , 3.2])
     """
     if not results:
         return placeholder("No rung yet.", size=size)
@@ -78,7 +87,7 @@ def waterfall(
     axes.set_ylim(len(results) - 0.5, -0.5)
     most = max((peak for peak in peaks if peak), default=1)
     said = [_said(results, peaks, reports, row) for row in range(len(results))]
-    # the longest words stand beside the longest bar, if it comes to that
+    # the axis leaves room for the longest text beside the longest bar
     room = max(map(text_width, said)) + 12
     axes.set_xlim(0, most / max(1 - room / box_points(axes)[2], 0.3))
     axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
@@ -108,17 +117,17 @@ def _draw(
 
 
 def _names(results: Sequence[StepResult]) -> list[str]:
-    """Return what each rung sets that the last one stood on did not."""
-    names, stood = ["plain"], results[0].config
+    """Return, for each rung, the fields that it adds to the last rung that worked."""
+    names, below = ["plain"], results[0].config
     for result in results[1:]:
         changed = [
             f"{field.name}={getattr(result.config, field.name)}"
             for field in fields(StepConfig)
-            if getattr(result.config, field.name) != getattr(stood, field.name)
+            if getattr(result.config, field.name) != getattr(below, field.name)
         ]
         names.append(", ".join(changed) or "the same")
         if result.outcome is Outcome.OK:
-            stood = result.config
+            below = result.config
 
     return names
 

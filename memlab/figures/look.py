@@ -1,8 +1,8 @@
 """The look of memlab's figures, and figures as SVG or PNG.
 
-Transparent ground and mid-grey ink hold on light and dark pages; positions that are not data are in
-points (1/72 inch). No pyplot and no rcParams: figures are drawn from several threads at once.
-What the figures show is in `plots.py`.
+A transparent background and mid-grey ink are legible on light and dark pages. Positions that are
+not data are in points (1/72 inch). pyplot and rcParams are not used, because figures are drawn from
+several threads at once. What the figures show is in `plots.py`.
 """
 
 import functools
@@ -37,8 +37,8 @@ MOST_PIXELS = 2**16 - 1  # along one side, of matplotlib's renderer
 INK = "#777677"  # text: contrast 4.5 on white, 4.2 on #111
 GRID = "#9e9d9e"
 LIMIT = "#d1384e"
-LINE, HALO = "#26262a", "#fdfefd"  # a line with its halo holds on any area
-FONT = "DejaVu Sans"  # ships with matplotlib; `to_svg` hands the choice to the page
+LINE, HALO = "#26262a", "#fdfefd"  # a line with a halo is visible on any area
+FONT = "DejaVu Sans"  # ships with matplotlib; in an SVG the page chooses the font
 FONT_SIZE = 9.0
 POINTS = 72
 PAGE_COLORS = {
@@ -47,7 +47,8 @@ PAGE_COLORS = {
     LINE: f"var(--jp-ui-font-color0, {LINE})",
     HALO: f"var(--jp-layout-color1, {HALO})",
 }
-# Okabe and Ito's colour-blind-safe palette, softened; bottom to top, the standing ones first.
+# Okabe and Ito's colour-blind-safe palette, softened; from bottom to top, the categories that live
+# longest first
 CATEGORY_COLORS: dict[Category, str] = {
     Category.PARAMETERS: "#3c7fb5",
     Category.BUFFERS: "#8b98a5",
@@ -92,7 +93,7 @@ def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float,
     """Return quiet axes with these margins in points: left, bottom, right, top."""
     width, height = figure.get_size_inches() * POINTS
     left, bottom, right, top = margins
-    # of a picture that is too small for its margins a point is left
+    # a picture that is too small for its margins still gets one point of data area
     inner = max(width - left - right, 1.0), max(height - bottom - top, 1.0)
     axes = figure.add_axes(
         (left / width, bottom / height, inner[0] / width, inner[1] / height),
@@ -219,7 +220,7 @@ def placeholder(text: str, *, size: Size) -> Figure:
 
 @checked(dpi=count(FEWEST_DOTS_PER_INCH, MOST_DOTS_PER_INCH))
 def to_png(figure: Figure, *, dpi: int = 120) -> bytes:
-    """Return the figure as a transparent PNG whose mid-grey ink holds on white and on dark.
+    """Return the figure as a transparent PNG, legible on white and on dark pages.
 
     Raises:
         ConfigError: `dpi` is not a number of dots, or gives more of them than can be drawn.
@@ -241,7 +242,7 @@ class _TextRenderer(backend_svg.RendererSVG):
     def get_text_width_height_descent(
         self, s: str, prop: FontProperties, ismath: bool | str
     ) -> tuple[float, float, float]:
-        # matplotlib remembers sizes by renderer, and here each picture has its own
+        # matplotlib caches text sizes by renderer, and here each picture has its own
         return _text_size(s, prop.copy(), ismath)
 
 
@@ -258,7 +259,7 @@ def to_svg(figure: Figure, *, label: str) -> str:
     """Return the figure as inline SVG for HTML: as wide as its container, in the page's colours.
 
     Text takes the font and colour of JupyterLab's theme where there is one, the figure's own ink
-    elsewhere. Ids differ from call to call, so that many figures can stand on one page.
+    elsewhere. Ids differ from call to call, so that one page can hold many figures.
 
     Args:
         figure: of this module or `plots`.

@@ -1,8 +1,8 @@
-"""The peak map: what holds the peak as a treemap. It is public as `plots.peak_map`.
+"""The peak map: the peak by category and module, as a treemap. It is public as `plots.peak_map`.
 
-Areas are bytes: a region a category, in it a tile a place in the model, repeated blocks as one
-("h.*.mlp"). The layout is the squarified treemap of Bruls, Huizing and van Wijk (2000). What is too
-small for a tile of its own is "other"; what is too small for a name is named under the map.
+Areas are bytes. Each category is a region, and each place in the model is a tile in it; repeated
+blocks are one tile ("h.*.mlp"). The layout is the squarified treemap of Bruls, Huizing and van Wijk
+(2000). Places too small for a tile are "other"; tiles too small for a name are named below the map.
 """
 
 from collections import Counter
@@ -35,9 +35,9 @@ from memlab.figures.look import (
 from memlab.result import Outcome, StepResult, format_percent
 from memlab.trace import Category, Holding
 
-MOST_TILES = 9  # of a category
-SPLIT_ABOVE = 0.03  # of the peak: a larger tile is told by the modules within it
-LEAST_TILE = 0.006  # of the peak: what is smaller goes to "other"
+MOST_TILES = 9  # for each category
+SPLIT_ABOVE = 0.03  # of the peak: a larger tile is split into the modules within it
+LEAST_TILE = 0.006  # of the peak: smaller tiles are merged into "other"
 HEADER, LINE_HEIGHT, GAP = 16.0, 12.0, 1.6  # points
 SMALL = 8.0  # font size within tiles
 BOLD = 1.12  # width of bold text over that of plain text, at most
@@ -76,6 +76,12 @@ def peak_map(
             categories alone are.
         limit_bytes: named beside the peak; by default the limit that the result ran under.
         size: in inches.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> memlab.plots.peak_map(result, size=(9, 4)).get_size_inches()
+    array([9., 4.])
     """
     peak, by_category = result.peak_allocated_bytes, result.peak_by_category
     if not peak or by_category is None:
@@ -154,7 +160,8 @@ def _tiles(
 ) -> list[tuple[str, int]]:
     """Return name and bytes of the places in these holdings, the largest first, then the rest.
 
-    What is in no module goes by its operator; if that is all that there is to say, nothing is said.
+    Bytes outside of all modules are named by their operator. If all bytes are outside and have the
+    same operator, a single tile would only repeat the category, so there is none.
     """
     if len({holding.operator for holding in held}) < 2 and not any(h.module for h in held):
         return []
@@ -177,14 +184,14 @@ def _tiles(
 
 
 def _module(holding: Holding) -> str:
-    """Return the module that holds it; of a parameter the one that it belongs to."""
+    """Return the module of a holding; for a parameter, the module that it belongs to."""
     if holding.category in BY_PARAMETER:
         return holding.module.rpartition(".")[0] or holding.module
     return holding.module
 
 
 def _split(root: _Node, peak: int) -> list[_Node]:
-    """Return places that cover the root, a large one told by its parts while tiles are left."""
+    """Return places that cover the root. Large ones are split while there are tiles left."""
     shown, whole = root.parts(), set()
     while True:
         candidates = [n for n in shown if n.within and id(n) not in whole]
@@ -193,7 +200,7 @@ def _split(root: _Node, peak: int) -> list[_Node]:
             break
 
         parts = largest.parts()
-        chain = len(parts) == 1  # one way to go on: deeper costs no tile
+        chain = len(parts) == 1  # a single part takes no additional tile
         if not chain and (
             len(shown) + len(parts) - 1 > 2 * MOST_TILES or largest.nbytes < SPLIT_ABOVE * peak
         ):

@@ -82,6 +82,12 @@ def timeline(
         compare: another result, whose total is drawn as a dashed line over its own step.
         compare_label: its name in the key; by default the settings in which it differs.
         size: in inches; below 6.4 the key moves under the picture.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
+    >>> memlab.plots.timeline(result, size=(9, 3)).get_size_inches()
+    array([9., 3.])
     """
     if result.timeline is None or not len(result.timeline):
         return placeholder(result.message, size=size)

@@ -126,6 +126,7 @@ def _memory_pass(
         report(Progress(text=f"building {workload.name}", fraction=0.0))
         step = build(mark=partial(meter.mark, -1))
         meter.know(step.model)
+        # hooks on the calls of modules would change a compiled graph
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
             settled.append(_run_until_settled(step, partial(metered_step, step)))
         host_bytes.append(step.host_bytes)
@@ -148,6 +149,7 @@ def _memory_pass(
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes
         traced = facts.get("peak_allocated_bytes", 0)
+        # the allocator's own count is exact, so a trace that differs has missed something
         if stats.allocated_bytes != traced:
             facts |= {
                 "peak_allocated_bytes": stats.allocated_bytes,
@@ -275,6 +277,7 @@ def _time_pass(
         elapsed, loss = timed_step(step, seed)
         seconds.append(elapsed)
 
+    # the median ignores single steps that other programs slowed down
     median = float(np.median(seconds))
     return {
         "step_seconds": median,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from memlab.torch_private.cuda import clear_cublas_workspaces
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peaks:
@@ -55,5 +57,5 @@ def limited_to(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
 def release(device: torch.device) -> None:
     """Release what outlives a run: cuBLAS workspaces and cached segments."""
     if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_cublas_workspaces()
         torch.cuda.empty_cache()

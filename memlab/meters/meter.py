@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.meters import module_calls
 from memlab.techniques.optimizers.optimizers import states_of
+from memlab.torch_private.autograd import EventType
+from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
 from memlab.trace import Interval, Phase, Place, Trace
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
     todo: list[tuple[Any, int, int, int]] = [(event, -1, -1, -1) for event in reversed(roots)]
     while todo:
         event, inside, module, sequence = todo.pop()
-        if event.tag == _EventType.Allocation:
+        if event.tag == EventType.Allocation:
             block = event.extra_fields
             if block.device.type == device.type:
                 at = (event.start_time_ns, block.ptr, block.alloc_size)
@@ -212,13 +213,16 @@ def _walk(roots: list[Any], device: torch.device) -> _Seen:
             seen.marks.append((event.start_time_ns, int(name.removeprefix(MARK))))
         elif name.startswith(MODULE):
             module = seen.modules.setdefault(name.removeprefix(MODULE), len(seen.modules))
-        elif event.tag == _EventType.TorchOp:
+        elif event.tag == EventType.TorchOp:
+            # autograd gives an operator and its backward the same number, by which the memory of
+            # backward is attributed to a module
             number = event.extra_fields.sequence_number
             if number >= 0:
                 sequence = number
                 if module >= 0:
                     seen.module_of_sequence[number] = module
 
+            # only the outermost operator counts; those that it calls belong to it
             if inside < 0 and _is_dispatched(name):
                 inside = len(seen.operators)
                 seen.operators.append((event.start_time_ns, name))
@@ -236,12 +240,12 @@ def _is_dispatched(name: str) -> bool:
         return False
 
     packet = getattr(getattr(torch.ops, namespace, None), packet_name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, OpOverloadPacket):
         return False  # autograd's own nodes and annotations
 
     full_names = [f"{name}.{overload}".removesuffix(".default") for overload in packet.overloads()]
     return not any(
-        torch._C._dispatch_has_kernel(full_name)  # some overloads are TorchScript's alone
-        and torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd")
+        is_registered(full_name)  # some overloads are TorchScript's alone
+        and has_kernel_for(full_name, "CompositeImplicitAutograd")
         for full_name in full_names
     )

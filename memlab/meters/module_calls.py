@@ -26,6 +26,7 @@ def reported(
         if module in paths:
             end()
 
+    # global hooks leave the modules of the model themselves unchanged
     hooks = (
         nn_module.register_module_forward_pre_hook(enter),
         nn_module.register_module_forward_hook(leave, always_call=True),

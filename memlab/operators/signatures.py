@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
+
+from memlab.torch_private.operators import OpOverload
 
 Signature = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 """An operator's full name, its arguments, and its keyword arguments sorted by name."""

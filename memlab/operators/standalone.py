@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 from memlab.operators.signatures import Signature, TensorSpec, call_of, map_tensors, tensors_of
+from memlab.torch_private import pytree
+from memlab.torch_private.dispatch import below_autograd
+from memlab.torch_private.operators import OpOverload, schema_of
 
 CPU = torch.device("cpu")
 # Norms keep these in the format of their weight, but fake tensors have that of the input (bf16).
@@ -55,7 +56,7 @@ def as_in_training() -> Iterator[None]:
         torch.random.fork_rng(devices=[]),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        torch._C._AutoDispatchBelowAutograd(),
+        below_autograd(),
     ):
         yield
 
@@ -100,7 +101,7 @@ def build(signature: Signature, whole: int = 0, device: torch.device = CPU) -> O
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in arguments or results, in flattening order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _make(
@@ -126,11 +127,11 @@ def _with_workspace(call: OperatorCall) -> OperatorCall:
 
     The fake workspace has no bytes, and oneDNN would read beyond its end.
     """
-    names = [argument.name for argument in call.func._schema.arguments]
+    names = [argument.name for argument in schema_of(call.func).arguments]
     given = dict(zip(names, call.args, strict=False)) | call.kwargs
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {f"weight{i}": f"weight{i + 1}" for i in range(4)} | {"cx_": "cx_tmp"}
-    wanted = [argument.name for argument in forward._schema.arguments]
+    wanted = [argument.name for argument in schema_of(forward).arguments]
     workspace = forward(*(given[renamed.get(name, name)] for name in wanted))[-1]
     args = [
         workspace if name == "workspace" else value
@@ -158,7 +159,7 @@ def _with_wide_statistics(signature: Signature) -> Signature:
         key._replace(dtype=torch.float32)
         if isinstance(key, TensorSpec) and argument.name in STATISTICS
         else key
-        for argument, key in zip(packet._schema.arguments, signature[1], strict=False)
+        for argument, key in zip(schema_of(packet).arguments, signature[1], strict=False)
     ]
 
     return signature[0], tuple(keys), signature[2]
@@ -182,7 +183,7 @@ def bytes_and_operations(signature: Signature) -> tuple[int, int]:
     except Exception:  # an operator without a meta kernel: only its arguments are counted
         return size, _matrix_operations(signature)
 
-    shared = is_view(call.func) or call.func._schema.is_mutable
+    shared = is_view(call.func) or schema_of(call.func).is_mutable
     size += 0 if shared else sum(t.nbytes for t in tensors_in(outputs))
     count: Callable[..., int] | None = flop_registry.get(call.func.overloadpacket)
     if count is None:
@@ -202,7 +203,7 @@ def _matrix_operations(signature: Signature) -> int:
 
 def is_view(func: OpOverload) -> bool:
     """Return whether the operator returns a view of its argument."""
-    returned = [returns.alias_info for returns in func._schema.returns]
+    returned = [returns.alias_info for returns in schema_of(func).returns]
     return bool(returned) and all(info is not None and not info.is_write for info in returned)
 
 
@@ -216,7 +217,7 @@ def _on_meta(spec: TensorSpec) -> torch.Tensor:
 
 
 def _device(func: OpOverload, device: torch.device) -> dict[str, Any]:
-    takes = any(argument.name == "device" for argument in func._schema.arguments)
+    takes = any(argument.name == "device" for argument in schema_of(func).arguments)
     return {"device": device} if takes else {}
 
 

@@ -161,6 +161,7 @@ def _monotonic(found: Sequence[_Choice], most_bytes: int) -> list[_Choice]:
         (choice for choice in found if choice.cost.peak_bytes <= SAME * least),
         key=lambda choice: (choice.cost.saved_bytes, choice.cost.seconds),
     )
+    # from fast to slow, a choice is taken if it continues all the monotonic series
     plans, lowest = [found[0]], plain.peak_bytes
     flat = (choice for choice in found if not choice.around)
 

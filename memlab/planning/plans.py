@@ -51,6 +51,7 @@ def chain_for(
     Raises:
         Ended: no plans can be made; the message says why.
     """
+    # fields that do not change the plans are set to their defaults, so that more configs share them
     default = StepConfig()
     reset = [name for t in every.EVERY if not t.changes_plans for name in t.fields]
     plain = dataclasses.replace(config, **{name: getattr(default, name) for name in reset})

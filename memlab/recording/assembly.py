@@ -75,6 +75,7 @@ def layout_of(recording: Recording) -> Layout:
             rows.append((event.block, True, event.interval, number + 1, operator.module))
             at += 1
 
+        # two more blocks for each kernel: bytes that it keeps, and bytes that it frees at its end
         if operator.signature is not None:
             kept = num_blocks + 2 * len(kernels)
             where = (operator.interval, number + 1, operator.module)

@@ -13,10 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memlab.errors import UnsupportedError
 from memlab.recording.scripted import is_scripted
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.modules import buffers_of, parameters_of
+from memlab.torch_private.tensors import storage_key
 
 Changed = dict[int, tuple[Any, Any]]
 """By the id of a changed object: the object itself, so that the id stays valid, and its result."""
@@ -54,7 +56,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     def fake(real: torch.Tensor) -> torch.Tensor:
         # a parameter and a tensor among its attributes may share memory
         place = (real.storage_offset(), real.dtype, tuple(real.shape), tuple(real.stride()))
-        key = (real.untyped_storage()._cdata, *place)
+        key = (storage_key(real.untyped_storage()), *place)
         if key not in memory:
             memory[key] = mode.from_tensor(real.detach().as_subclass(torch.Tensor)).clone()
 
@@ -69,7 +71,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         return parameter
 
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in (parameters_of(module), buffers_of(module)):
             tensors.update({name: carried(t, fake, changed) for name, t in tensors.items()})
 
     follow(model, changed)

@@ -18,6 +18,7 @@ import torch
 
 from memlab.arguments.units import MIB
 from memlab.recording.values import MOST_ELEMENTS, Values, for_real, tensors_in
+from memlab.torch_private.operators import schema_of
 
 # the number of draws of these operators depends on shapes only
 FOLLOWED = frozenset(
@@ -77,7 +78,7 @@ class Draws:
             out: the fake tensors that it returned.
             values: the known values of fake tensors.
         """
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         outputs = tensors_in(out)
         if name not in FOLLOWED | REJECTING or any(t.device.type != "cpu" for t in outputs):
             return None
@@ -92,7 +93,7 @@ class Draws:
             self._is_lost = True
             return None
 
-        written = args[:1] if func._schema.is_mutable else ()  # whose old values do not matter
+        written = args[:1] if schema_of(func).is_mutable else ()  # whose old values do not matter
         is_known = all(values.of(t) is not None for t in given if not any(t is w for w in written))
         with for_real():
             real_args = [_real(value, values) for value in args]

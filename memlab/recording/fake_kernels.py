@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
+
+from memlab.torch_private import pytree
+from memlab.torch_private.dispatch import without_python
+from memlab.torch_private.fakes import FakeTensor, missing_kernels_run_by
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # bytes; the tensor memory accelerator of newer cards requires it of strides
@@ -78,13 +79,12 @@ def missing_ones_run_on_cpu() -> Iterator[None]:
     PyTorch runs such an operator on zeros on the tensors' own device. The stand-in device has no
     kernels, and the process would end.
     """
-    run = fake_tensor.run_fallback_kernel
 
-    def run_on_cpu(mode: Any, func: Any, flat_args: Any, spec: Any, error: Any) -> Any:
+    def on_cpu(run: Callable[..., Any], mode: Any, func: Any, flat_args: Any, *rest: Any) -> Any:
         fakes = [arg for arg in flat_args if isinstance(arg, FakeTensor)]
         elsewhere = [arg for arg in fakes if arg.fake_device.type not in ("cpu", "meta")]
         if not elsewhere:
-            return run(mode, func, flat_args, spec, error)
+            return run(mode, func, flat_args, *rest)
 
         device, cpu = elsewhere[0].fake_device, torch.device("cpu")
         back: dict[int, Any] = {}
@@ -101,20 +101,19 @@ def missing_ones_run_on_cpu() -> Iterator[None]:
         def returned(value: Any) -> Any:
             if not isinstance(value, FakeTensor):
                 return value
+
+            # an operator in place returns its argument, which must stay the same object
             return back[id(value)] if id(value) in back else _fake(value, mode, device)
 
-        out = run(mode, func, [moved(arg) for arg in flat_args], spec, error)
+        out = run(mode, func, [moved(arg) for arg in flat_args], *rest)
         return pytree.tree_map(returned, out)
 
-    fake_tensor.run_fallback_kernel = run_on_cpu  # type: ignore[assignment]
-    try:
+    with missing_kernels_run_by(on_cpu):
         yield
-    finally:
-        fake_tensor.run_fallback_kernel = run
 
 
 def _fake(like: FakeTensor, mode: Any, device: torch.device) -> FakeTensor:
     """Return a fake tensor of this shape on a device."""
-    with torch._C._DisableTorchDispatch():
+    with without_python():
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         return FakeTensor(mode, empty, device)

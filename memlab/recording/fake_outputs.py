@@ -27,11 +27,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
 from memlab.errors import UnsupportedError
 from memlab.operators.signatures import Signature
@@ -44,6 +39,11 @@ from memlab.recording.repeats import Repeats
 from memlab.recording.sparse import Sparse, are_sparse
 from memlab.recording.unknown import Guesses, UnknownValues, is_mask
 from memlab.recording.values import PICKS, Values, tensors_in
+from memlab.torch_private.fakes import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 aten = torch.ops.aten
 # what they return depends on more than their signatures

@@ -14,8 +14,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from memlab.arguments.units import MIB
 from memlab.devices.generators import preserved_random_state
@@ -26,6 +24,9 @@ from memlab.recording.values import for_real
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import is_object, map_tensors
 from memlab.techniques.batches import tensors_of
+from memlab.torch_private import pytree
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.tensors import storage_key
 from memlab.workload import Workload
 
 MOST_OBJECTS = 100_000  # of a batch that are searched for tensors
@@ -127,7 +128,7 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
     A graph of PyTorch Geometric, for instance, shares the tables of its parts with its copies.
     """
     found: dict[int, torch.Tensor] = {}
-    waiting = [leaf for leaf in tree_leaves(batch) if is_object(leaf)]
+    waiting = [leaf for leaf in pytree.tree_leaves(batch) if is_object(leaf)]
     seen = {id(leaf) for leaf in waiting}
 
     while waiting and len(seen) < MOST_OBJECTS:
@@ -139,7 +140,7 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
             if not isinstance(inner, torch.Tensor):
                 waiting.append(inner)
             elif not isinstance(inner, FakeTensor) and inner.device.type == "cpu":
-                found.setdefault(inner.untyped_storage()._cdata, inner)
+                found.setdefault(storage_key(inner.untyped_storage()), inner)
 
     return list(found.values())
 

@@ -13,12 +13,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.nn.modules import module as nn_module
-from torch.optim.optimizer import _foreach_supported_types
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.recording.built import Changed, attributes_of, carried, follow
+from memlab.torch_private.autograd import current_node
+from memlab.torch_private.dispatch import TorchDispatchMode, are_tensors_fake, without_python
+from memlab.torch_private.fakes import (
+    FakeTensor,
+    FakeTensorMode,
+    found_as,
+    remember_constant,
+    unset_fake_temporarily,
+)
+from memlab.torch_private.modules import (
+    buffers_of,
+    convert,
+    converted_by,
+    foreach_types,
+    parameters_of,
+)
+from memlab.torch_private.tensors import num_holders_of_storage, num_references, storage_key
 
 aten = torch.ops.aten
 
@@ -30,15 +43,12 @@ class _NoFakeTensor:
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
     """Make libraries treat fake tensors like real ones (Transformers' masks, for instance)."""
-    types, subclasses = _foreach_supported_types, torch._subclasses
-    subclasses.FakeTensor = _NoFakeTensor  # type: ignore[misc,assignment]
-    types.append(FakeTensor)
-
-    try:
-        yield
-    finally:
-        subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
-        types.remove(FakeTensor)
+    with found_as(_NoFakeTensor):
+        foreach_types.append(FakeTensor)
+        try:
+            yield
+        finally:
+            foreach_types.remove(FakeTensor)
 
 
 @contextlib.contextmanager
@@ -65,11 +75,11 @@ def copied_as_fakes() -> Iterator[None]:
 
     def new_deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         if isinstance(self, FakeTensor) and self.constant is not None and id(self) not in memo:
-            with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+            with unset_fake_temporarily(), without_python():
                 memo[id(self.constant)] = self.constant.clone()
             copied = deepcopy(self, memo)  # type: ignore[no-untyped-call]
             # PyTorch then forgets the value when the copy is changed in place
-            copied.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
+            remember_constant(copied)
             return copied
 
         if type(self) is not torch.Tensor or not self.is_leaf:
@@ -90,27 +100,27 @@ def copied_as_fakes() -> Iterator[None]:
 @contextlib.contextmanager
 def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
     """Convert modules by making new parameters, since fake ones cannot be converted in place."""
-    apply = nn_module.Module._apply
     replaced: Changed = {}  # tied parameters stay tied
     depth = 0
 
-    def new_apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+    def new_apply(apply: Callable[..., Any], self: Any, fn: Any, recurse: bool) -> Any:
         nonlocal depth
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
-            # a model that is built for real
-            return apply(self, fn, recurse)  # type: ignore[no-untyped-call]
+        if not are_tensors_fake():  # a model that is built for real
+            return apply(self, fn, recurse)
 
         depth += 1
         try:
             for child in self.children() if recurse else ():
-                child._apply(fn)
-            for name, old in self._parameters.items():
-                if old is not None:
-                    self._parameters[name] = _converted(old, fn, mode, replaced)
+                convert(child, fn)
 
-            for name, buffer in self._buffers.items():
+            parameters, buffers = parameters_of(self), buffers_of(self)
+            for name, old in parameters.items():
+                if old is not None:
+                    parameters[name] = _converted(old, fn, mode, replaced)
+
+            for name, buffer in buffers.items():
                 if buffer is not None:
-                    self._buffers[name] = fn(buffer)
+                    buffers[name] = fn(buffer)
         finally:
             depth -= 1
             if not depth:
@@ -119,11 +129,8 @@ def replaced_parameters(mode: FakeTensorMode) -> Iterator[None]:
 
         return self
 
-    nn_module.Module._apply = new_apply  # type: ignore[method-assign]
-    try:
+    with converted_by(new_apply):
         yield
-    finally:
-        nn_module.Module._apply = apply  # type: ignore[method-assign]
 
 
 def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed) -> Any:
@@ -155,7 +162,7 @@ def accumulates_in_place(args: Any) -> bool:
     Its engine does so if nothing else refers to the gradient (`can_accumulate_inplace` in
     torch/csrc/autograd/input_buffer.cpp), but never for a subclass of Tensor.
     """
-    if torch._C._current_autograd_node() is None or torch.is_grad_enabled() or len(args) != 2:
+    if current_node() is None or torch.is_grad_enabled() or len(args) != 2:
         return False
 
     old, new = args
@@ -170,7 +177,7 @@ def accumulates_in_place(args: Any) -> bool:
 
 def _uses(tensor: Any) -> tuple[int, int]:
     """Return how many references a tensor and its storage have."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return num_references(tensor), num_holders_of_storage(storage_key(tensor.untyped_storage()))
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -189,7 +196,7 @@ def uses_of_own_gradient() -> tuple[int, int]:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is aten.add.Tensor and torch._C._current_autograd_node() is not None:
+            if func is aten.add.Tensor and current_node() is not None:
                 counts.append(_uses(args[0]))
             return func(*args, **(kwargs or {}))
 

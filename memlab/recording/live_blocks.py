@@ -30,6 +30,7 @@ import torch
 
 from memlab.recording.recording import Block, Event, Recording
 from memlab.recording.values import tensors_in
+from memlab.torch_private.tensors import storage_key
 
 BESIDE = 1 << 16  # in place of an output's number, for memory that is none
 
@@ -71,7 +72,7 @@ class LiveBlocks:
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """Return the block that holds a tensor, None if it was not born in this run."""
-        known = self._live.get(tensor.untyped_storage()._cdata)
+        known = self._live.get(storage_key(tensor.untyped_storage()))
         return None if known is None else known.block
 
     def of(self, args: Any) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ class LiveBlocks:
             return
         for tensor in tensors_in(args):
             storage = tensor.untyped_storage()
-            reference = self._left.pop(storage._cdata, None)
+            reference = self._left.pop(storage_key(storage), None)
             if reference is not None and reference() is storage:
                 self._hold(storage, self.born(storage.nbytes()))
 
@@ -96,7 +97,7 @@ class LiveBlocks:
             if tensor.device.type != self._device_type:
                 continue
             storage = tensor.untyped_storage()
-            known = self._live.get(storage._cdata)
+            known = self._live.get(storage_key(storage))
             if known is not None:
                 if storage.nbytes() == blocks[known.block].nbytes:
                     continue
@@ -121,7 +122,7 @@ class LiveBlocks:
     def _hold(self, storage: Any, block: int) -> None:
         """Free a block once its storage dies."""
         death = _Death(storage, self._died)
-        death.block, death.key = block, storage._cdata
+        death.block, death.key = block, storage_key(storage)
         self._live[death.key] = death
 
     def _died(self, death: _Death) -> None:

@@ -7,14 +7,14 @@ have. Lengths that come from the batch are known, so this file computes the resu
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memlab.recording.values import Values, for_real
+from memlab.torch_private.fakes import FakeTensor
+from memlab.torch_private.python_device import PAD_PACKED_SEQUENCE, functions
 
 LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -41,9 +41,8 @@ def lengths_known(values: Values) -> Iterator[None]:
 
     Calls with unknown lengths fail as they would without this.
     """
-    functions: Any = sys.modules["torch._VF"]
     torch_module: Any = torch
-    pad = functions._pad_packed_sequence
+    pad = getattr(functions, PAD_PACKED_SEQUENCE)
     ctc_loss = torch_module.ctc_loss
     layers = {name: getattr(functions, name) for name in LAYERS}
 
@@ -74,7 +73,7 @@ def lengths_known(values: Values) -> Iterator[None]:
         ]
         return ctc_loss(scores, targets, *both, *rest)
 
-    functions._pad_packed_sequence = padded
+    setattr(functions, PAD_PACKED_SEQUENCE, padded)
     torch_module.ctc_loss = aligned
     for name in LAYERS:
         setattr(functions, name, run(name))
@@ -82,7 +81,7 @@ def lengths_known(values: Values) -> Iterator[None]:
         yield
     finally:
         torch_module.ctc_loss = ctc_loss
-        for name in ("_pad_packed_sequence", *LAYERS):
+        for name in (PAD_PACKED_SEQUENCE, *LAYERS):
             delattr(functions, name)
 
 
@@ -108,6 +107,7 @@ def _padded(
     done = first = 0
 
     for step in range(1, steps + 1):
+        # as long as no sequence ends, the steps are collected for one copy
         size, following = sizes[step - 1], sizes[step] if step < steps else 0
         if following == size:
             continue

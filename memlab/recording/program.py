@@ -151,6 +151,7 @@ class Program:
         sizes = np.zeros(int(block.max()) + 1, np.int64)
         born = self.bytes_of(own, order, part_of, parts, micro_batch_sizes)[is_birth]
         sizes[block[is_birth]] = born
+        # a free has the size of its block's birth; blocks of 0 bytes are not requested at all
         nbytes = np.where(is_birth, sizes[block], -sizes[block])
         real = (nbytes != 0) & (block >= 0)
 

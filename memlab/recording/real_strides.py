@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.operators.signatures import Signature, tensors_of
 from memlab.operators.standalone import as_in_training, prepare, smaller, tensors_in
 from memlab.recording.values import for_real
+from memlab.torch_private import pytree
+from memlab.torch_private.operators import schema_of
 
 aten = torch.ops.aten
 MOST_BYTES = 2**22  # of all arguments; a larger call runs on a part of them
@@ -32,7 +33,7 @@ Order = tuple[int, ...]  # dimensions, from the largest stride to the smallest
 
 def as_on_cpu(func: Any, signature: Signature, out: Any) -> Any:
     """Return an operator's fake outputs with the order of dimensions that a CPU gives them."""
-    if func in CONTIGUOUS or func._schema.is_mutable or torch.Tag.pointwise in func.tags:
+    if func in CONTIGUOUS or schema_of(func).is_mutable or torch.Tag.pointwise in func.tags:
         return out
 
     specs = [spec for spec in tensors_of(signature) if len(spec.stride) == len(spec.shape)]

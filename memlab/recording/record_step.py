@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab.config import StepConfig
 from memlab.plan import Plan
@@ -22,6 +21,7 @@ from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.step import build_step, set_seed
 from memlab.techniques.batches import tensors_of
+from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase
 from memlab.workload import Workload
 

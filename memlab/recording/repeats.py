@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memlab.operators.signatures import Signature, TensorSpec
 from memlab.recording.values import Values
+from memlab.torch_private.dispatch import without_python
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.operators import schema_of
+from memlab.torch_private.tensors import storage_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +54,14 @@ class Repeats:
             return
 
         specs: tuple[TensorSpec, ...] | None = None
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             if torch.Tag.inplace_view in func.tags:  # it changes its argument's shape
                 return
             if len(tensors) != 1 or out is not args[0]:
                 return
         else:
-            storages = {t.untyped_storage()._cdata for t in tensors}
-            storages -= {t.untyped_storage()._cdata for t in _flat(args)}
+            storages = {storage_key(t.untyped_storage()) for t in tensors}
+            storages -= {storage_key(t.untyped_storage()) for t in _flat(args)}
             if len(storages) != len(tensors) or not all(_is_whole(t) for t in tensors):
                 return
             specs = tuple(TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors)
@@ -83,7 +86,7 @@ class Repeats:
             return None
         if known.specs is None:
             return args[0]
-        with torch._C._DisableTorchDispatch():
+        with without_python():
             made = [
                 FakeTensor(
                     known.mode,

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from memlab.torch_private.autograd import innermost_saved_tensors_hooks
+
 aten = torch.ops.aten
 SAVING = frozenset(
     (
@@ -47,7 +49,7 @@ class SavedNumbers:
 
         is_saved = torch.is_grad_enabled() and args[0].requires_grad
         # hooks on saved tensors, such as those of a recompute, keep the number in their own way
-        if is_saved and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        if is_saved and innermost_saved_tensors_hooks(True) is None:
             self._last = number, _nbytes(args[1])
 
     def move_on(self, forward: int) -> None:

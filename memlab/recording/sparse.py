@@ -18,6 +18,8 @@ import torch
 from memlab.errors import UnsupportedError
 from memlab.recording.faking import accumulates_in_place
 from memlab.recording.values import Values, for_real, tensors_in
+from memlab.torch_private.autograd import current_node
+from memlab.torch_private.tensors import indices_of
 
 aten = torch.ops.aten
 MAKES = aten._sparse_coo_tensor_with_dims_and_tensors.default
@@ -122,7 +124,7 @@ class Sparse:
         Python always holds a reference to it.
         Source: `accumulateGrad` in torch/csrc/autograd/functions/accumulate_grad.h.
         """
-        node = torch._C._current_autograd_node()
+        node = current_node()
         is_first = node is not None and node.name().endswith("AccumulateGrad")
         if is_first and all(part.is_contiguous() for part in x.parts):
             return self._of(x, *x.parts)
@@ -202,7 +204,7 @@ class Sparse:
                 torch.sparse_coo_tensor(indices, torch.zeros(indices.shape[1], 1), (rows, 1))
                 for indices in certain
             )
-            return (a + b)._indices().clone()
+            return indices_of(a + b).clone()
 
 
 def _scattered(dense: Any, x: Any, alpha: float) -> Any:

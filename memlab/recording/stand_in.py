@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import backend_registration
 
 from memlab.recording import stand_in_autocast, stand_in_kernels
+from memlab.torch_private import python_device
+from memlab.torch_private.operators import has_kernel_for
 
 NAME = "cudalike"
 STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and offset
@@ -61,7 +62,7 @@ class _Module:
         return contextlib.nullcontext()
 
 
-class _Guard(backend_registration._DummyDeviceGuard):
+class _Guard(python_device.DeviceGuard):
     """Answers autograd's question about the current device, also while an error ends a backward.
 
     An error that Python code raises in backward is then still pending in the interpreter. Because
@@ -75,7 +76,7 @@ class _Guard(backend_registration._DummyDeviceGuard):
             _raise_pending()
         except BaseException as error:
             _taken.append(error)
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return python_device.DEVICE_TYPE
 
 
 _taken: list[BaseException] = []
@@ -100,12 +101,8 @@ def _errors_of_backward() -> Iterator[None]:
 @functools.cache
 def device() -> torch.device:
     """Return the device that stands in for CUDA, registered at the first call."""
-    registered = (
-        _Module(),
-        backend_registration._DummyPrivateUse1Hook(),
-        _Guard(),
-    )
-    backend_registration._setup_privateuseone_for_python_backend(NAME, *registered)
+    registered = (_Module(), python_device.Hook(), _Guard())
+    python_device.register(NAME, *registered)
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
 
@@ -118,7 +115,7 @@ def device() -> torch.device:
         library.impl(f"{name}.data", on_packed, stand_in_autocast.KEY)
 
     library.impl("_cudnn_rnn_backward", stand_in_kernels.recurrent_backward, "Meta")
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
+    if not has_kernel_for("aten::_fused_sgd_", "Meta"):
         library.impl(
             "_fused_sgd_", lambda *_, **__: None, "Meta"
         )  # torch 2.13 has all but this one
@@ -138,14 +135,9 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     Args:
         capability: compute capability of the card; None for a card that has every kernel.
     """
-    only_lift = torch._C._only_lift_cpu_tensors()
-    # torch.tensor(..., device=...) then moves by an operator that fake tensors see
-    torch._C._set_only_lift_cpu_tensors(True)
     formats = stand_in_kernels.cudnn_memory_format()
 
-    try:
+    with python_device.moved_by_operators():
         kernels = stand_in_kernels.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             yield device()
-    finally:
-        torch._C._set_only_lift_cpu_tensors(only_lift)

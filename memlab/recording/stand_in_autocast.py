@@ -1,7 +1,7 @@
-"""Autocast on the device that stands in for CUDA: CUDA's lists, registered for another device.
+"""Autocast on the device that stands in for CUDA, with CUDA's lists of operators.
 
-Which operators run in the lower format and which in fp32, and a cache so that each weight is cast
-once until autocast ends. Source: AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
+The lists say which operators run in the lower format and which in fp32. A cache casts each weight
+only once until autocast ends. Source: AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE and AT_FORALL_PROMOTE of
 ATen/autocast_mode.h (torch 2.13). Left out: `binary_cross_entropy`, which raises on CUDA.
 """
@@ -13,6 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from memlab.torch_private.dispatch import without_key
+from memlab.torch_private.operators import schema_of
+from memlab.torch_private.python_device import registered_name
+from memlab.torch_private.tensors import is_view
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -47,7 +52,7 @@ _cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def register() -> tuple[torch.library.Library, ...]:
-    """Register the lists; torch needs what is returned to stay alive."""
+    """Register the lists. They are in effect as long as the returned objects are alive."""
     fallthrough = torch.library.Library("_", "IMPL")
     fallthrough.fallback(torch.library.fallthrough_kernel, KEY)
     library = torch.library.Library("aten", "IMPL")
@@ -56,14 +61,14 @@ def register() -> tuple[torch.library.Library, ...]:
         for name in names.split():
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(aten, packet, None), overload or "default", None)
-            if operator is not None:  # the lists grow with torch
+            if operator is not None:  # an older torch lacks some of them
                 library.impl(name, wrap(operator), KEY)
     return fallthrough, library
 
 
 @contextlib.contextmanager
 def cache() -> Iterator[None]:
-    """Keep each weight's cast until autocast ends."""
+    """Cache the cast of each weight until autocast ends."""
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -79,28 +84,26 @@ def cache() -> Iterator[None]:
 
 
 def lower_dtype(device_type: str) -> torch.dtype | None:
-    """Return the format that autocast lowers to just now, None where it is off."""
+    """Return the lower format of autocast; None while autocast is off."""
     is_on = torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if is_on else None
 
 
 def without_autocast() -> Any:
     """Return a guard under which operators dispatch past autocast."""
-    key = torch._C._parse_dispatch_key(KEY)
-    assert key is not None  # its name is torch's own
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    return without_key(KEY)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return tensors of 4 bytes or fewer an element in this format, lists of them too."""
+    """Return floating-point tensors, also in lists, in this format; fp64 stays as it is."""
     if isinstance(value, list | tuple):
         return [cast(item, dtype) for item in value]
     eligible = isinstance(value, torch.Tensor) and value.is_floating_point()
-    eligible = eligible and value.device.type == torch._C._get_privateuse1_backend_name()
+    eligible = eligible and value.device.type == registered_name()
     if not eligible or value.dtype in (dtype, torch.float64):
         return value
     is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf
-    if not is_weight or not torch.is_autocast_cache_enabled() or value._is_view():
+    if not is_weight or not torch.is_autocast_cache_enabled() or is_view(value):
         return value.to(dtype)
     if id(value) not in _cast_weights:
         _cast_weights[id(value)] = (value, value.to(dtype))
@@ -136,11 +139,11 @@ def _widest(operator: Any) -> Kernel:
 
 
 def _lower_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype(torch._C._get_privateuse1_backend_name())
+    return torch.get_autocast_dtype(registered_name())
 
 
 def _by_dtype(operator: Any) -> Kernel:
-    names = [a.name for a in operator._schema.arguments if not a.kwarg_only]
+    names = [a.name for a in schema_of(operator).arguments if not a.kwarg_only]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():

@@ -1,7 +1,8 @@
-"""Which kernel CUDA would choose, for the device that stands in: attention, RNN, convolution.
+"""Choose the kernel that CUDA would choose, on the device that stands in for it.
 
-Left out: cuDNN attention (chosen on Hopper in newer versions), and the flat buffer that cuDNN keeps
-the weights of an RNN in: here each has a block of its own, the same bytes but for rounding.
+There is such a choice for attention, RNNs and convolutions. Left out: cuDNN attention (chosen on
+Hopper in newer versions), and the flat buffer for the weights of a cuDNN RNN. Here each weight has
+a block of its own, which differs by rounding only.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 
 from memlab.recording.stand_in_autocast import cast, lower_dtype, without_autocast
+from memlab.torch_private.python_device import convolutions_stored_as
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-FLASH_HEAD_DIM = 256  # most that flash attention takes (sdp_utils.cpp)
+FLASH_HEAD_DIM = 256  # the largest that flash attention supports (sdp_utils.cpp)
 
 
 _is_ampere = True  # or newer: compute capability 8.0, which flash attention and bf16 need
@@ -24,7 +26,7 @@ _is_ampere = True  # or newer: compute capability 8.0, which flash attention and
 
 @contextlib.contextmanager
 def kernels_of(capability: tuple[int, int] | None) -> Iterator[None]:
-    """Choose among the kernels that a card of this compute capability has."""
+    """Choose only kernels that a card of this compute capability has."""
     global _is_ampere
     _is_ampere = capability is None or capability >= (8, 0)
     try:
@@ -51,9 +53,11 @@ def attention(
     plain = 4 == query.dim() == key.dim() == value.dim() and query.dtype == key.dtype == value.dtype
     head_dim = query.size(-1)
     is_flash = _is_ampere and torch.backends.cuda.flash_sdp_enabled() and head_dim <= FLASH_HEAD_DIM
+    # flash attention has no kernel for masks and none for fp32
     if plain and is_flash and attn_mask is None and query.dtype in HALF:
         return _flash(query, key, value, dropout_p, is_causal, scale)
 
+    # the efficient kernel loads 16 bytes at a time, so heads must be aligned to that
     same_heads = query.size(1) == key.size(1) == value.size(1)
     aligned = head_dim % (4 if query.dtype is torch.float32 else 8) == 0
     has_format = _is_ampere or query.dtype is not torch.bfloat16
@@ -67,6 +71,7 @@ def attention(
         )[0]
         return out
 
+    # this one has no conditions, but it allocates the whole matrix of attention weights
     math = aten._scaled_dot_product_attention_math
     out = math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -82,7 +87,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Run flash attention, on copies padded to heads of a multiple of 8 where they are not."""
+    """Run flash attention. Heads are padded to a multiple of 8, as the kernel requires."""
     head_dim = query.size(-1)
     pad = -head_dim % 8
     padded = [torch.nn.functional.pad(t, (0, pad)) if pad else t for t in (query, key, value)]
@@ -92,7 +97,7 @@ def _flash(
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return the mask as the efficient kernel takes it: added, aligned to 16, for every head."""
+    """Return the mask as the efficient kernel needs it: additive, aligned to 16, for all heads."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
             mask.logical_not(), -torch.inf
@@ -186,7 +191,7 @@ def recurrent_backward(
     cx: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return what cuDNN's RNN returns backward; PyTorch has no shapes for it.
+    """Return the gradients of cuDNN's RNN, for which PyTorch has no fake implementation.
 
     Source: `_cudnn_rnn_backward` in ATen/native/cudnn/RNN.cpp, where the gradients of the weights
     are views of one buffer; here each has its own.
@@ -201,9 +206,9 @@ def recurrent_backward(
 def cudnn_memory_format() -> Iterator[None]:
     """Let convolutions return channels-last where cuDNN would.
 
-    Source: `cudnn_conv_suggest_memory_format` in ATen/native/ConvUtils.h: if input or weight is.
+    It does so if the input or the weight is channels-last. Source:
+    `cudnn_conv_suggest_memory_format` in ATen/native/ConvUtils.h.
     """
-    determine = torch._C._conv_determine_backend_memory_format
 
     def suggested(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
@@ -212,13 +217,10 @@ def cudnn_memory_format() -> Iterator[None]:
         is_last = any(_is_stored_as(t, form) for t in (x, weight))
         return form if is_last else torch.contiguous_format
 
-    torch._C._conv_determine_backend_memory_format = suggested  # type: ignore[assignment]
-    try:
+    with convolutions_stored_as(suggested):
         yield
-    finally:
-        torch._C._conv_determine_backend_memory_format = determine
 
 
 def _is_stored_as(tensor: torch.Tensor, form: torch.memory_format) -> bool:
-    """Return `suggest_memory_format() == form`: a tensor that is both is taken as contiguous."""
+    """Return `suggest_memory_format() == form`; a tensor in both formats counts as contiguous."""
     return tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()

@@ -29,8 +29,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import MemlabError
 from memlab.meters import module_calls
@@ -58,6 +56,10 @@ from memlab.techniques.offload.offloading import copy_on
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.techniques.recompute.recompute import recomputed
 from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
+from memlab.torch_private.dispatch import TorchDispatchMode
+from memlab.torch_private.fakes import FakeTensorMode
+from memlab.torch_private.operators import schema_of
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten
@@ -203,13 +205,13 @@ class Tracker(TorchDispatchMode):
         Outside of modules a backward operator belongs to the module of the forward one.
         """
         here = self._calls[-1].module if self._calls else -1
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is None:
             # autograd has numbered this operator already, if it has a gradient
-            sequence = torch._C._autograd._get_sequence_nr() - 1
+            sequence = next_sequence_number() - 1
             self._forward_of_sequence.setdefault(sequence, number)
             return here, -1
-        forward = self._forward_of_sequence.get(node._sequence_nr(), -1)
+        forward = self._forward_of_sequence.get(sequence_number_of(node), -1)
         if here < 0 <= forward:
             here = self.recording.operators[forward].module
         return here, forward
@@ -235,7 +237,7 @@ def _is_called_by(function: Callable[..., Any]) -> bool:
 @functools.cache
 def _is_view(func: Any) -> bool:
     """Return whether an operator only looks at memory in another way, so that no kernel runs."""
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     return bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns
     )
@@ -246,14 +248,14 @@ def _written(func: Any) -> tuple[int, ...]:
     """Return the positions of the arguments that an operator changes in place."""
     return tuple(
         position
-        for position, argument in enumerate(func._schema.arguments)
+        for position, argument in enumerate(schema_of(func).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 
 @functools.cache
 def _profiler_name(func: Any) -> str:
-    return str(func._schema.name)
+    return str(schema_of(func).name)
 
 
 def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:

@@ -22,6 +22,7 @@ import torch
 from memlab.errors import UnsupportedError
 from memlab.recording.packed import packed
 from memlab.recording.values import Values, for_real, tensors_in
+from memlab.torch_private.operators import schema_of
 
 aten = torch.ops.aten
 ALL = frozenset(("aten::all", "aten::_is_all_true"))
@@ -97,7 +98,7 @@ class UnknownValues:
 
     def note_check(self, func: Any, out: Any) -> None:
         """Remember a flag that is true if a check of unknown values passes."""
-        if func._schema.name in ALL:
+        if schema_of(func).name in ALL:
             self._checks[id(out)] = out
 
     def value(self, func: Any, args: Any, real: Any) -> Any:
@@ -242,6 +243,7 @@ def _reader() -> FrameType:
     core = (
         "torch._",
         "torch.utils",
+        "memlab.torch_private",
         __name__,
         "memlab.recording.tracker",
         "memlab.recording.fake_outputs",

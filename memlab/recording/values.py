@@ -19,7 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from memlab.torch_private.dispatch import without_python
+from memlab.torch_private.fakes import FakeTensor, unset_fake_temporarily
+from memlab.torch_private.operators import schema_of
+from memlab.torch_private.tensors import storage_key
 
 MOST_ELEMENTS = 2**16
 MOST_PICKED = 2**20  # for values that follow from picks, such as a one-hot tensor of experts
@@ -69,7 +73,7 @@ PICKS = {
 @contextlib.contextmanager
 def for_real() -> Iterator[None]:
     """Run operators on real tensors, inside a run over fake ones."""
-    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+    with unset_fake_temporarily(), without_python():
         yield
 
 
@@ -121,6 +125,7 @@ class Values:
         if not self._known and func not in CONSTANTS:
             return None
 
+        # large tensors are not computed, because the operator would take as long as in a real step
         most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
         if any(tensor.numel() > most for tensor in tensors_in([out, args])):
             self.forget_written(func, args, kwargs)
@@ -129,7 +134,7 @@ class Values:
         real_args = self._real(args)
         real_kwargs = None if real_args is None else self._real(list(kwargs.values()))
         if real_args is None or real_kwargs is None or _is_random(func):
-            if func._schema.is_mutable:
+            if schema_of(func).is_mutable:
                 self.forget_written(func, args, kwargs)
             return None
         if func not in CONSTANTS and not tensors_in(real_args):
@@ -143,7 +148,9 @@ class Values:
     ) -> Any:
         """Return the result of an operator on large tensors that have one value everywhere."""
         is_known = torch.Tag.pointwise in func.tags or func in REDUCTIONS
-        if not is_known or func._schema.is_mutable or kwargs or not isinstance(out, torch.Tensor):
+        if not is_known or schema_of(func).is_mutable:
+            return None
+        if kwargs or not isinstance(out, torch.Tensor):
             return None
 
         real_args = self._real(args)
@@ -168,6 +175,7 @@ class Values:
             with for_real():
                 return {0: torch.tensor(says).expand(out.shape)}
 
+        # remember a random number until it is compared with a constant
         if func is aten.rand.default and not out.dim():
             self._chances[id(out)] = out
         if func in CHANCES and self._chances.get(id(args[0])) is args[0]:
@@ -219,7 +227,7 @@ class Values:
 
     def forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Forget the values of all tensors that share memory with what an operator writes."""
-        for position, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
 
@@ -229,11 +237,11 @@ class Values:
                 if real is None:
                     continue
 
-                storage = real.untyped_storage()._cdata
+                storage = storage_key(real.untyped_storage())
                 self._known = {
                     key: known
                     for key, known in self._known.items()
-                    if known[1].untyped_storage()._cdata != storage
+                    if storage_key(known[1].untyped_storage()) != storage
                 }
 
     def _forget(self, key: int, ref: object) -> None:
@@ -278,7 +286,7 @@ def _evenly(func: Any, args: Sequence[Any], picked: torch.Tensor) -> torch.Tenso
 
 def _dim_of(func: Any, args: Sequence[Any]) -> int:
     """Return the dimension that an operator picks along."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     at = names.index("dim") if "dim" in names else len(args)
     return int(args[at]) if at < len(args) else -1
 

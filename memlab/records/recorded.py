@@ -1,7 +1,7 @@
 """`recorded` and `recordings`: results of real devices, shown on a machine without them.
 
 The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left out: workloads that
-are not of the zoo, since nobody could tell that a record is of the same one.
+are not of the zoo, because nothing shows that a record belongs to the same workload.
 """
 
 import contextlib
@@ -136,8 +136,8 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
 def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     """Return what one training step cost on a real device, as it was recorded there.
 
-    The latest reading is told. One that was never taken is `unsupported`, and the message names the
-    nearest that were.
+    It is the latest recording of the step. If there is none, the outcome is `unsupported`, and the
+    message names the closest recorded steps.
 
     Args:
         workload: of the zoo, with the options that were recorded.
@@ -146,6 +146,10 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
 
     Raises:
         DeviceError: nothing is recorded of the device; the message lists those that are.
+
+    >>> workload = workloads.get("gpt-small", num_layers=2, sequence_length=64)
+    >>> recorded(workload, StepConfig(batch_size=4), "amd-epyc").peak_allocated_bytes
+    38325928
     """
     record = record_of(device)
     same = _same_workload(record, workload)

@@ -104,8 +104,8 @@ def read_lines(path: Path) -> Lines:
     damage = ""
     if rest:
         damage = (
-            f"{path}, line {len(content) + 1} is damaged or cut short: kept are the "
-            f"{len(content)} lines before it, {kept} of {len(raw)} bytes."
+            f"{path}, line {len(content) + 1} is damaged or cut short. Only the "
+            f"{len(content)} lines before it are used, {kept} of {len(raw)} bytes."
         )
 
     return Lines(path=path, content=tuple(content), kept_bytes=kept, damage=damage)
@@ -182,11 +182,11 @@ class RecordedRun:
     """One recorded step.
 
     Attributes:
-        visit: that it was recorded in.
-        group: why: "grid", "ladder", "recompute", "compile", or "again" for a second reading.
+        visit: the visit during which it was recorded.
+        group: the reason: "grid", "ladder", "recompute", "compile", or "again" for a repetition.
         workload: name in the zoo.
         options: of the zoo; `memlab.workloads.get(workload, **options)` rebuilds it.
-        holdout: set aside: no constant of memlab may be chosen by it.
+        holdout: whether it is held out, so that no constant of memlab is fitted to it.
         seed: set before model, batch and each step.
         result: what it cost, `source` "recorded".
         plan: of the memory budget, as it was carried out; None without one.

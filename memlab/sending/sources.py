@@ -1,7 +1,7 @@
 """Find a person's own source files, and whether they have changed since they were imported.
 
-So that stale code is never measured. Bytecode caches are not read for them, since a cache is told
-from a newer source only by whole seconds and size.
+So stale code is never measured. Their bytecode caches are not read, because Python compares a cache
+with its source only by size and by whole seconds.
 """
 
 import builtins

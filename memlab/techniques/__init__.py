@@ -15,5 +15,6 @@ Each technique is one object, a `Technique` at the end of the file that implemen
   others in the folders.
 
 To add a technique: add its field to `memlab/config.py`, write its file, and add one line each to
-`every.py` and `build_step`.
+`every.py` and `build_step`. `python -m benchmarks.combinations` and `python -m benchmarks.saving`
+then write what docs/ derives from it.
 """

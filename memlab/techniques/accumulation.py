@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from memlab.config import StepConfig
 from memlab.errors import WorkloadError
 from memlab.techniques import batches
 from memlab.techniques.batch_tensors import is_object
 from memlab.techniques.batches import leaves_of, tensors_of
-from memlab.techniques.technique import Control, Keeps, Technique
+from memlab.techniques.technique import Control, Keeps, Saving, Technique
+from memlab.torch_private import pytree
+from memlab.torch_private.modules import BatchNorm, Dropout, InstanceNorm
 from memlab.workload import Workload
 
 PLAIN_BATCH = "return tensors in lists, tuples and dicts: dict(encoding), torch.from_numpy(array)"
@@ -237,12 +238,12 @@ def _number(terms: Any) -> float:
 
 def sample_mixing_modules(model: torch.nn.Module) -> list[str]:
     """Return the paths of modules whose output for a sample depends on the rest of its batch."""
-    kind = torch.nn.modules.batchnorm._BatchNorm
+    kind = BatchNorm
     return [
         path
         for path, module in model.named_modules()
         if isinstance(module, kind)
-        and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)
+        and not isinstance(module, InstanceNorm)
         and (module.training or module.running_mean is None)
     ]
 
@@ -254,7 +255,7 @@ def random_modules(model: torch.nn.Module) -> list[str]:
         for path, module in model.named_modules()
         if module.training
         and (
-            (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0)
+            (isinstance(module, Dropout) and module.p > 0)
             or (
                 isinstance(module, torch.nn.RNNBase)
                 and module.dropout > 0
@@ -274,6 +275,20 @@ BATCH = Technique(
         Control(field="batch_size", label="Batch size", named=lambda n: f"batch {n}"),
         Control(
             field="accumulation_steps", label="Accumulation", named=lambda n: f"accumulation {n}"
+        ),
+    ),
+    savings=(
+        Saving(
+            setting="`accumulation_steps=4`",
+            saves=(
+                "activations: those of one micro-batch are held at a time, instead of those of "
+                "the whole batch"
+            ),
+            costs="time, since smaller kernels use a device less well",
+            not_for=(
+                "models with BatchNorm, which then sees one micro-batch at a time; "
+                "`optimizer_in_backward`, which refuses it"
+            ),
         ),
     ),
 )

@@ -6,11 +6,11 @@
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.techniques import batch_tensors
 from memlab.techniques.batch_tensors import is_packed, map_tensors
 from memlab.techniques.source import ScriptLines, whole
+from memlab.torch_private import pytree
 from memlab.workload import Workload
 
 

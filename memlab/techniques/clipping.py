@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from memlab.techniques.source import UPDATE, ScriptLines
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
 CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {:g})"
 UNSCALE = "scaler.unscale_(optimizer)"
@@ -65,4 +65,12 @@ CLIPPING = Technique(
         ),
     ),
     says=says,
+    savings=(
+        Saving(
+            setting="`max_grad_norm=1.0`",
+            saves="nothing: it bounds an update",
+            costs="the norm of each gradient, and a pass over all of them",
+            not_for="`optimizer_in_backward`, which refuses it",
+        ),
+    ),
 )

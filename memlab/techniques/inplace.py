@@ -26,14 +26,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.same_operators import OperatorWatch
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.torch_private import pytree
+from memlab.torch_private.autograd import current_node, sequence_number_of
+from memlab.torch_private.dispatch import TorchDispatchMode
+from memlab.torch_private.tensors import is_view, storage_key
 
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -61,8 +63,8 @@ def apply(model: nn.Module, batch: Any, loss_of: Loss) -> None:
         loss_of: sets the seed, runs the forward on the batch and returns the loss.
 
     Raises:
-        UnsupportedError: there is no such module, or the second run gives another result. A later
-            forward that runs other operators raises it too.
+        UnsupportedError: no module can run in place, or the second run gives another result. A
+            later forward that runs other operators raises it too.
     """
     found, why_not = find(model, batch, loss_of)
     if not found:
@@ -151,7 +153,7 @@ class _InputReads(TorchDispatchMode):
 
     def __init__(self, known: set[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.known = {storage_key(tensor.untyped_storage()) for tensor in known}
         self.operators: list[tuple[str, set[int], int]] = []
         self.made: set[int] = set()
         self.calls: list[_Called] = []
@@ -159,14 +161,14 @@ class _InputReads(TorchDispatchMode):
     def note_call(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note a call of a candidate, which ends now."""
         node = getattr(output, "grad_fn", None)
-        number = -1 if node is None else node._sequence_nr()
+        number = -1 if node is None else sequence_number_of(node)
         # the input is held, so that no other tensor is given its memory meanwhile
         self.calls.append(_Called(module, args[0], len(self.operators), number))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what an operator reads and run it."""
-        node = torch._C._current_autograd_node()
-        number = -1 if node is None else node._sequence_nr()
+        node = current_node()
+        number = -1 if node is None else sequence_number_of(node)
         out = func(*args, **(kwargs or {}))
         read = _storages((args, kwargs))
         self.operators.append((func.__name__, read, number))
@@ -182,12 +184,12 @@ class _InputReads(TorchDispatchMode):
 
     def _why_not(self, call: _Called) -> str | None:
         given = call.given
-        storage = given.untyped_storage()._cdata
+        storage = storage_key(given.untyped_storage())
         if given.is_leaf and given.requires_grad:
             return "its input is a leaf that needs a gradient"
         if storage in self.known or storage not in self.made:
             return "its input is not a tensor that the model has computed"
-        if given._is_view():
+        if is_view(given):
             return "its input is a view of another tensor"
 
         for name, read, node in self.operators[call.end :]:
@@ -199,7 +201,7 @@ class _InputReads(TorchDispatchMode):
 
 def _storages(value: Any) -> set[int]:
     leaves = pytree.tree_leaves(value)
-    return {t.untyped_storage()._cdata for t in leaves if isinstance(t, torch.Tensor)}
+    return {storage_key(t.untyped_storage()) for t in leaves if isinstance(t, torch.Tensor)}
 
 
 def _tried(
@@ -260,4 +262,18 @@ IN_PLACE = Technique(
     source=source,
     controls=(switch("inplace", "in place", "in place", "not in place"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`inplace=True`",
+            saves="one activation, while an activation function runs",
+            costs=(
+                "two runs of two samples when the step is built; what a model does only with "
+                "more samples is not seen"
+            ),
+            not_for=(
+                "peaks that lie in a backward; views; SiLU, GELU, ELU; functions such as "
+                "`torch.relu`; `torch.compile`"
+            ),
+        ),
+    ),
 )

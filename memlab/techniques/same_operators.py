@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.techniques.recompute.keeping import NO_OPERATORS, is_counted
+from memlab.torch_private import pytree
+from memlab.torch_private.dispatch import TorchDispatchMode
 
 END, REFUSED = "the end", "in-place operation"
 # copies depend on strides, which a batch of one sample may lack, and offloading adds some

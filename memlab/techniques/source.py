@@ -54,7 +54,8 @@ class ScriptLines:
 def together(sources: list[ScriptLines]) -> ScriptLines:
     """Return one source of several, each place in their order.
 
-    What stands in place of a line stands there, whichever of two sources comes first.
+    If one source replaces a line and another adds lines around it, the order of the two does not
+    matter.
 
     >>> schedule = ScriptLines(update=(UPDATE, "scheduler.step()"))
     >>> scaler = ScriptLines(update=("scaler.step(optimizer)", "scaler.update()"))

@@ -2,11 +2,12 @@
 
 The file of a technique implements it (`apply`, or another function that `build_step` calls) and
 ends with a `Technique`. This object holds its fields, whether results stay equal to those of the
-plain step, which settings and devices it refuses, its lines in an exported script, and an example.
+plain step, which settings and devices it refuses, its lines in an exported script, an example, and
+what it saves and costs.
 
 `every.py` lists all techniques. All code that concerns every technique reads this list: the checks
-of `build_step`, `script`, the reference step of `verify`, the config that a plan is made for, and
-docs/combinations.md. So nothing can forget a technique that is in the list.
+of `build_step`, `script`, the reference step of `verify`, the config that a plan is made for,
+docs/combinations.md and docs/saving.md. So nothing can forget a technique that is in the list.
 
 A refusal is data. From this one
 
@@ -110,6 +111,23 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """A line of docs/saving.md: what a setting saves, what it costs, and when not to use it.
+
+    Attributes:
+        setting: as a person writes it, in Markdown; several that have the same line.
+        saves: bytes or time, and of what.
+        costs: in return; "" for nothing.
+        not_for: models, devices and other settings with which it saves nothing or is refused.
+    """
+
+    setting: str
+    saves: str
+    costs: str = ""
+    not_for: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
     """Everything that memlab knows about one technique.
 
@@ -128,6 +146,7 @@ class Technique:
         controls: the controls of its fields in the panel. A field without a control can only be
             set in code.
         says: returns a clause that explains what it does now, for the line below its controls.
+        savings: its lines in docs/saving.md, one for each setting that a person chooses.
     """
 
     fields: tuple[str, ...]
@@ -140,6 +159,7 @@ class Technique:
     notes: Callable[[Setup], list[str]] = lambda _: []
     controls: tuple[Control, ...] = ()
     says: Callable[[Setup], str] = lambda _: ""
+    savings: tuple[Saving, ...] = ()
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:

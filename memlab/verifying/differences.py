@@ -56,6 +56,7 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
             continue
 
         agrees = (ours.gradients[name] - gradient).abs() <= 0.01 * gradient.abs()
+        # a small update of a large weight is lost in the weight's own rounding
         rounding = 2 * torch.finfo(weight.dtype).eps * reference.abs()
         excess = ((weight - reference).abs() - rounding).clamp(min=0) * agrees
         squares += float(excess.double().square().sum())
@@ -64,6 +65,7 @@ def misplaced(ours: Update, theirs: Update, begin: Tensors, tolerance: float) ->
     if not ratio(math.sqrt(squares), math.sqrt(size)) <= tolerance:
         return "weights"
 
+    # states are summed over all parameters by kind ("exp_avg"), since single ones may be near zero
     kinds: dict[str, list[float]] = {}
     for place, reference in theirs.after.states.items():
         state = ours.after.states.get(place)

@@ -9,10 +9,11 @@ first update is compared. Left out: differences that only show in later batches.
 import dataclasses
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.config import Optimizer, StepConfig
 from memlab.running import explain
+from memlab.torch_private import pytree
+from memlab.torch_private.modules import convert
 from memlab.verifying.differences import relative_errors
 from memlab.verifying.updates import UpdatesRun, run_updates
 from memlab.workload import Workload
@@ -98,7 +99,7 @@ def in_fp64(workload: Workload) -> Workload:
 
     return dataclasses.replace(
         workload,
-        build_model=lambda: workload.build_model()._apply(double),
+        build_model=lambda: convert(workload.build_model(), double),
         make_batch=lambda n: pytree.tree_map_only(torch.Tensor, double, workload.make_batch(n)),
     )
 

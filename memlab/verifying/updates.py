@@ -115,6 +115,7 @@ def run_updates(
         if like is not None:
             _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
         run.updates.append(_update(step, seed + index, used))
+        # a step draws random numbers if it leaves another state than a fresh seed does
         if index == 0:
             set_seed(seed)
             run.draws = not torch.equal(torch.get_rng_state(), run.updates[0].random_state)

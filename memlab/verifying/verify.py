@@ -116,6 +116,9 @@ class VerifyReport:
         num_updates: number of updates that were compared; 0 without a comparison.
         first_different_update: the first update (from 1) that differs by more than is allowed.
         why: one sentence.
+
+    >>> print(VerifyReport(ok=True, why="largest relative error 0.0e+00"))
+    gradients same: largest relative error 0.0e+00
     """
 
     ok: bool
@@ -242,6 +245,7 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
 
     for number, (ours, theirs) in enumerate(zip(found.updates, expected.updates, strict=True), 1):
         one, own_max, own_global = relative_errors(ours.gradients, theirs.gradients)
+        # NaN compares as False, so it is asked for separately
         if math.isnan(own_max) or own_max > max_error:
             worst, max_error = one, own_max
 
@@ -257,6 +261,7 @@ def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> Ver
             said = f"the loss is {ours.loss:g}, but {theirs.loss:g} in the reference step"
             faults.append((number, said))
 
+        # every update starts from the values that the reference had at this point
         begin = expected.begin if number == 1 else expected.updates[number - 2].after
         moved = misplaced(ours, theirs, begin.weights, max(UPDATE_TOLERANCE, 4 * tolerance))
         if moved is not None:
@@ -364,6 +369,7 @@ def _exactness(
     if where == RANDOM_STATE:
         said = f"{what} leave{ending} another random state to the next step (update {number})"
 
+    # if the step without the technique does not repeat itself, equal bits cannot be expected
     ok = False
     if not repeats and where != RANDOM_STATE:
         is_close, text = _within_rounding(config, found, kept)

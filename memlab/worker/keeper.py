@@ -47,7 +47,7 @@ class Output:
         self.kept = b""
 
     def read(self) -> bool:
-        """Take what is there now; return whether there may be more."""
+        """Read what is available now; return whether there may be more."""
         try:
             found = os.read(self.descriptor, KEPT_BYTES)
         except BlockingIOError:
@@ -56,7 +56,7 @@ class Output:
         return bool(found)
 
     def drain(self) -> None:
-        """Take what is left, but no more than a pipe can hold: another process may print on."""
+        """Read the rest, but at most a full pipe, because another process may go on printing."""
         for _ in range(PIPE_BYTES // KEPT_BYTES):
             if not self.read():
                 return

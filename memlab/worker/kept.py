@@ -69,7 +69,7 @@ class KeptProcess:
         return int(found[1])
 
     def poll(self) -> int | None:
-        """Return how the process ended, as `subprocess` has it; None while it runs."""
+        """Return the exit code, with the meaning that `subprocess` gives it; None while it runs."""
         heard = self._hear()
         found = ENDED.search(heard)
         if found and len(heard) >= found.end() + int(found[2]):

@@ -135,11 +135,13 @@ class WorkerProcess:
                 "descriptors that it did not open (os.closerange)?",
             )
 
+        # some libraries abort the process when they run out of memory, after a line on stderr
         said = self._said()
         aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
         if aborts:
             return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
 
+        # SIGKILL alone may have come from anyone; the system's own count shows who sent it
         if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return Ended(
                 Outcome.OUT_OF_MEMORY,

@@ -13,9 +13,10 @@ import torch
 from memlab.config import StepConfig
 from memlab.measuring import measure
 from memlab.running import Progress
+from memlab.torch_private.compiler import DYNAMO
 from memlab.workload import Workload
 
-LATE_MODULES = ("cloudpickle", "torch._dynamo", "torch.utils.serialization")
+LATE_MODULES = ("cloudpickle", DYNAMO, "torch.utils.serialization")
 
 
 def import_late_modules() -> None:

@@ -83,7 +83,7 @@ class Spare:
                 self.worker.kill()
 
     def forget(self) -> None:
-        """In a forked child: the spare worker is the parent's."""
+        """In a forked child, forget the spare worker, because it belongs to the parent."""
         if self.worker is not None:
             self.worker.forget()
         self.__init__(self.before_start)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Python's own modules found before files of their names that stand in a person's folders."""
+"""Find Python's own modules before files of the same names in a person's folders."""
 
 import sys
 from collections.abc import Sequence
@@ -7,14 +7,15 @@ from types import ModuleType
 
 
 class StandardLibrary:
-    """Finds modules of the standard library, wherever its folders stand in `sys.path`.
+    """Finds modules of the standard library, whatever the order of `sys.path`.
 
-    A notebook has imported most of them by the time its folder gets onto the path, and a worker
-    imports them when it needs them: so `queue.py` beside a notebook would harm the worker alone.
+    A notebook has imported most of them before its folder is added to the path, but a worker
+    imports them when it needs them. So `queue.py` beside a notebook would break the worker only.
 
     Attributes:
-        folders: of the standard library.
-        shadowed: names by which the caller itself has imported a person's own file; that is found.
+        folders: the folders of the standard library.
+        shadowed: names under which the caller has imported a person's own file, which is then
+            found in the worker too.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
@@ -22,16 +23,16 @@ class StandardLibrary:
         self.shadowed: frozenset[str] = frozenset()
 
     def install(self) -> None:
-        """Be asked just before the path is searched."""
+        """Install this finder just before the one that searches the path."""
         sys.meta_path.insert(sys.meta_path.index(PathFinder), self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is, None if it is not one of the standard library.
+        """Return where a module is; None if it is not in the standard library.
 
         Raises:
-            ModuleNotFoundError: it is one, but of another system or of another build of Python.
+            ModuleNotFoundError: it belongs to the standard library of another system or build.
         """
         is_standard = path is None and name in sys.stdlib_module_names
         if not is_standard or name in self.shadowed:

@@ -35,9 +35,9 @@ class Channel:
     """One end of the line between a caller and its worker.
 
     Attributes:
-        socket: what is read and written.
-        process: id of the process that it belongs to; a fork of it may not use it.
-        read: what has come of the next message.
+        socket: the socket that is read and written.
+        process: id of the process that owns it; a fork of that process may not use it.
+        read: the received part of the next message.
     """
 
     def __init__(self, end: socket.socket, *, blocks: bool) -> None:

@@ -1,6 +1,10 @@
 """The zoo: real models on real data that ships in a package. Nothing is downloaded.
 
 `get` gives a `Workload` by name; the models' libraries are imported when a model is built.
+
+>>> import memlab
+>>> memlab.workloads.get("vit-digits", num_layers=2).name
+'vit-digits'
 """
 
 import dataclasses
@@ -17,7 +21,9 @@ from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
 
-MOST_OF_A_SIZE = 10**7  # layers, channels, tokens: no model has more
+__all__ = ["JpegDigits", "get", "names"]
+
+MOST_OF_A_SIZE = 10**7  # the largest number of layers, channels or tokens that makes sense
 HIGHEST_DROPOUT = 0.999
 
 SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
@@ -50,8 +56,9 @@ SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
     ),
     "llama-1b": Llama(),
     "lstm-large": Lstm(hidden_size=1500, num_layers=3, sequence_length=512),
-    # the sizes of the checkpointing repository (pytorch_memonger, 2018): its word language model,
-    # its VNet, and of its ResNet for 32 x 32 images the depth; the stem here divides sizes by four
+    # the sizes of the checkpointing repository (pytorch_memonger, 2018): those of its word language
+    # model and its VNet, and the depth of its ResNet for 32 x 32 images, whose stem does not divide
+    # the sizes by four as ours does
     "lstm-words": Lstm(hidden_size=200, num_layers=1, sequence_length=800, vocab_size=33278),
     "vnet": VNet(volume_size=(128, 128, 64)),
     "resnet-1001": ResNet(
@@ -75,7 +82,11 @@ SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
 
 
 def names() -> list[str]:
-    """Return the names that `get` knows; the first four run in a second or two on a CPU."""
+    """Return the names that `get` accepts; the first four run in a second or two on a CPU.
+
+    >>> names()[:4]
+    ['gpt-small', 'resnet-digits', 'vit-digits', 'lstm-text']
+    """
     return list(SPECS)
 
 
@@ -89,6 +100,11 @@ def get(name: str, **options: Any) -> Workload:
 
     Raises:
         WorkloadError: the name or an option is unknown; the message lists what there is.
+
+    >>> workload = get("lstm-text", hidden_size=64, sequence_length=48)
+    >>> inputs, targets = workload.make_batch(2)  # of 2 samples: tokens, int64
+    >>> inputs.shape
+    torch.Size([2, 48])
     """
     name = str.__str__(name) if is_a(name, str) else name
     if not is_a(name, str) or name not in SPECS:
@@ -111,7 +127,7 @@ def _checked(option: str, value: Any, types: Mapping[str, Any]) -> Any:
     """Return the value of an option of the zoo.
 
     Raises:
-        WorkloadError: it is not of the option's type, or no such size can be.
+        WorkloadError: it is not of the option's type, or the size is not allowed.
     """
     size = count(1, MOST_OF_A_SIZE)
     try:

@@ -1,7 +1,7 @@
 """Real data that ships in a package: English text in Python itself, digits in scikit-learn.
 
-Kept as NumPy arrays, which PyTorch's allocator does not hold, so that a cache never counts as
-memory of a step; what a batch returns is copied into tensors and does count.
+The data is cached as NumPy arrays. These are outside of PyTorch's allocator, so the cache does not
+count as memory of a step. The batches are copied into tensors and do count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from memlab.errors import WorkloadError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt  # it costs 5 ms at import
+    import numpy.typing as npt  # imported for types only, because it takes 5 ms
 
 INK = 0.5  # above which a pixel, from 0 to 1, counts as digit
 
@@ -54,7 +54,7 @@ def digits_batch(n: int, image_size: int, num_channels: int) -> tuple[torch.Tens
 
 
 def digit_masks_batch(n: int, size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return n digits as images or volumes, and which of their voxels are digit.
+    """Return n digits as images or volumes, and a mask of the voxels that belong to a digit.
 
     Args:
         n: samples.

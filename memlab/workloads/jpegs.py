@@ -1,7 +1,7 @@
-"""Digits as JPEG files: a dataset whose samples really have to be decoded.
+"""Digits as JPEG files: a dataset whose samples have to be decoded.
 
-The files are made by Pillow from the digits that ship with scikit-learn, and held in memory, so
-that no disk is timed. Left out: augmentation.
+Pillow makes the files from the digits that ship with scikit-learn. They are kept in memory, so
+that no time of a disk is measured. Left out: augmentation.
 """
 
 import io
@@ -15,13 +15,17 @@ from memlab.workloads.data import digits_images
 
 
 class JpegDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Hand-written digits as JPEG files; a sample is decoded, scaled down, and made a tensor.
+    """Hand-written digits as JPEG files; a sample is decoded, scaled down and made a tensor.
 
     Args:
         image_size: of a sample, (channels, image_size, image_size) float32 from 0 to 1.
         num_channels: 1 or 3.
         file_size: pixels a side of the files, as photographs are larger than what is trained on.
         num_files: that there are.
+
+    >>> pixels, label = JpegDigits(image_size=16, num_files=2)[0]
+    >>> pixels.shape, pixels.dtype
+    (torch.Size([1, 16, 16]), torch.float32)
     """
 
     def __init__(

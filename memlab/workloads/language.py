@@ -111,7 +111,7 @@ class LstmLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: torch.Tensor, state: State | None) -> tuple[torch.Tensor, State]:
-        """Return what it makes of a stretch of time, and its state thereafter."""
+        """Return the output for a stretch of time, and the state after it."""
         hidden, state = self.lstm(hidden, state)
         return self.dropout(hidden), state
 
@@ -119,7 +119,7 @@ class LstmLayer(nn.Module):
 class LstmChunk(nn.Module):
     """The whole model over one stretch of time: bytes and states in, loss and states out.
 
-    Logits and loss belong to it, since a vocabulary can hold more than all layers together.
+    It includes logits and loss, because those can need more memory than all layers together.
     """
 
     def __init__(self, spec: "Lstm") -> None:
@@ -148,8 +148,8 @@ class LstmChunk(nn.Module):
 class LstmLanguageModel(nn.Module):
     """An LSTM language model that walks over its text in stretches of time.
 
-    One module is called for each stretch, so that recomputing it bounds what is held by a stretch
-    and the states between them; a fused `nn.LSTM` over the whole text leaves nothing to cut.
+    One module is called for each stretch. If it is recomputed, memory holds one stretch and the
+    states between stretches. A fused `nn.LSTM` over the whole text has no parts to recompute.
     """
 
     def __init__(self, spec: "Lstm") -> None:

@@ -1,7 +1,7 @@
 """Models from MONAI on hand-written digits: a DenseNet classifies them, a VNet segments them.
 
-Their images are flat or volumes, by the number of sizes: a digit becomes a volume by being as deep
-as it is thick. No medical data, whose licences forbid to ship it.
+The number of sizes decides whether the images are flat or volumes. A digit becomes a volume by
+being repeated along the depth. Medical data is not used: its licences forbid shipping it.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from memlab.errors import WorkloadError
+from memlab.torch_private.modules import Dropout
 from memlab.workload import Workload
 from memlab.workloads.data import digit_masks_batch, digits_batch, zoo_import
 
@@ -81,7 +81,7 @@ class VNet:
             dropout_dim=len(self.volume_size),
         )
         for part in model.modules():
-            if isinstance(part, _DropoutNd):  # MONAI leaves 0.5 on two of its skip connections
+            if isinstance(part, Dropout):  # MONAI leaves 0.5 on two of its skip connections
                 part.p = self.dropout
 
         return model

@@ -11,7 +11,7 @@ import torch
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload, workloads
 from memlab.arguments.units import MIB
-from memlab.comparing import pairs
+from memlab.comparing import batches, pairs
 from memlab.result import Source, StepResult
 from tests.models import blocks, linear
 
@@ -20,7 +20,7 @@ WIDE = {"depth": 6, "width": 64}
 
 @pytest.fixture(scope="module")
 def pair():
-    return pairs.compare(blocks(**WIDE), "4MiB", "cpu")
+    return pairs.compare_recompute(blocks(**WIDE), "4MiB", "cpu")
 
 
 def test_both_batches_are_confirmed_and_recompute_fits_more(pair):
@@ -46,10 +46,30 @@ def test_a_sample_more_is_not_sure_to_fit(pair):
 def test_the_table_says_what_each_number_is(pair):
     said = str(pair)
     for text in ("on cpu, 4.00 MiB allocated", "peak predicted", "peak measured", "a sample",
-                 f"{pair.ratio:.1f}x", "the repository tells none"):  # fmt: skip
+                 f"{pair.ratio:.1f}x", "the repository states none"):  # fmt: skip
         assert text in said
     lines = said.splitlines()
     assert len({len(line) for line in lines[1:4]}) == 1, "columns are aligned"
+
+
+def test_batch_sizes_are_predicted_by_one_recording_where_that_tells_them(monkeypatch):
+    asked = []
+
+    def predicted(workload, config, *arguments, **options):
+        asked.append(config.batch_size)
+        return predict(workload, config, *arguments, **options)
+
+    predict = batches.predict_with_forecast
+    monkeypatch.setattr(batches, "predict_with_forecast", predicted)
+    workload, config = blocks(**WIDE), StepConfig(batch_size=8, optimizer="sgd")
+    found = batches.predict_batches(workload, config, [1, 8, 32], "t4", memory_limit="18MiB")
+    assert asked == [8, 1], "a single sample runs other operators than many"
+    exact = [memlab.predict(workload, r.config, "t4", memory_limit="18MiB") for r in found]
+    assert [r.config.batch_size for r in found] == [1, 8, 32]
+    for one, other in zip(found, exact, strict=True):
+        assert one.peak_reserved_bytes == other.peak_reserved_bytes
+        assert one.fits == other.fits
+    assert [("interpolated" in r.message) for r in found] == [False, False, True]
 
 
 def result_of(batch_size, peak_bytes, *, uncertainty=0.0, **fields):
@@ -92,7 +112,7 @@ def test_what_fits_by_luck_alone_is_not_taken(monkeypatch):
 
 
 def test_a_limit_below_one_sample_says_so(monkeypatch):
-    with pytest.raises(MemlabError, match="too little for one sample of"):
+    with pytest.raises(MemlabError, match="not enough for one sample of"):
         search(monkeypatch, lambda n: 1000 + n, 1000)
 
 
@@ -109,7 +129,7 @@ def test_a_forecast_needs_few_predictions(monkeypatch):
 
 
 def test_a_card_that_is_not_here_is_predicted_alone():
-    found = pairs.compare(blocks(**WIDE), "64MiB", "t4", batch_limit=64)
+    found = pairs.compare_recompute(blocks(**WIDE), "64MiB", "t4", batch_limit=64)
     assert found.baseline.measured is None
     assert found.baseline.is_confirmed is None
     assert found.baseline.predicted.peak_reserved_bytes <= 64 * MIB
@@ -133,7 +153,7 @@ def test_a_model_with_nothing_to_recompute_is_refused():
         compute_loss=lambda model, x: model(x).square().mean(),
     )
     with pytest.raises(MemlabError, match="accumulation_steps"):
-        pairs.compare(flat, "1MiB", "cpu", batch_limit=4)
+        pairs.compare_recompute(flat, "1MiB", "cpu", batch_limit=4)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +174,9 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(arguments, said, capsys)
 
 def test_the_command_line_prints_the_table(monkeypatch, capsys, pair):
     asked = []
-    monkeypatch.setattr(pairs, "compare", lambda *args, **kw: asked.append((args, kw)) or pair)
+    monkeypatch.setattr(
+        pairs, "compare_recompute", lambda *args, **kw: asked.append((args, kw)) or pair
+    )
     assert pairs.main(["gpt-small", "--limit", "1GiB", "--batch-limit", "9"]) == 0
     (workload, *rest), options = asked[0]
     assert (workload.name, rest, options) == ("gpt-small", ["1GiB", None], {"batch_limit": 9})

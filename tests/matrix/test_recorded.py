@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import memlab
-from benchmarks import recorded
+from benchmarks import recorded, report
 from memlab import workloads
 from memlab.records.records import Kind
 
@@ -70,7 +70,9 @@ def test_readme_says_what_the_records_say(held):
     every = [(other, recorded.held(other)) for other in RECORDS.values() if other is not record]
     block = recorded.block(sorted([held, *every], key=lambda pair: pair[0].name))
     text = recorded.README.read_text()
-    assert recorded.written(text, block) == text, "run: python -m benchmarks.recorded --write"
+    assert report.rewritten(text, recorded.MARK, block) == text, (
+        "run: python -m benchmarks.recorded --write"
+    )
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -98,6 +100,6 @@ def test_there_is_a_record_at_all():
 
 def test_a_missing_mark_is_said():
     with pytest.raises(ValueError, match="has no lines"):
-        recorded.written("no marks here", "new")
-    marked = f"a\n{recorded.BEGIN}old{recorded.END}\nb"
-    assert recorded.written(marked, "NEW") == "a\nNEW\nb"
+        report.rewritten("no marks here", "recorded", "new")
+    marked = "a\n<!-- recorded: begin -->{}<!-- recorded: end -->\nb"
+    assert report.rewritten(marked.format("old"), "recorded", "NEW") == marked.format("NEW")

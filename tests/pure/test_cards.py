@@ -199,3 +199,10 @@ def test_a_card_with_other_multiprocessors_or_name_has_no_known_speed(monkeypatc
     assert other.has_bf16
     for card in (half, other):
         assert peaks(card) == [None] * 4
+
+
+def test_a_card_by_name_is_what_a_prediction_for_it_is_for():
+    assert cards.card("RTX 4090") == cards.resolve("rtx-4090").card
+    for device in ("cpu", "gtx-1080"):
+        with pytest.raises(DeviceError, match="'h200'"):
+            cards.card(device)

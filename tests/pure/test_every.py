@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from benchmarks import saving
 from memlab import StepConfig
 from memlab.config import Checkpointing
 from memlab.devices import cards
@@ -27,6 +28,19 @@ def test_every_field_belongs_to_exactly_one_technique():
 def test_what_keeps_every_bit_says_what_it_does():
     for technique in EVERY:
         assert bool(technique.does) == (technique.keeps is Keeps.BITS), technique.fields
+
+
+@pytest.mark.parametrize("technique", EVERY, ids=lambda technique: technique.fields[0])
+def test_a_technique_says_what_it_saves(technique):
+    assert technique.savings
+    for line in technique.savings:
+        assert any(f"`{field}=" in line.setting for field in technique.fields)
+        assert "|" not in f"{line.setting}{line.saves}{line.costs}{line.not_for}"
+
+
+def test_the_page_of_savings_says_what_the_techniques_say():
+    written = saving.PAGE.read_text(encoding="utf-8")
+    assert written == saving.page(), "write it again: python -m benchmarks.saving"
 
 
 @pytest.mark.parametrize("technique", EVERY, ids=lambda technique: technique.fields[0])

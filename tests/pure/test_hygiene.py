@@ -4,13 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure
-from memlab.allocator.hygiene import follow
-from memlab.allocator.replay import AllocatorSettings
+from memlab import StepConfig, Workload, measure, replay_allocations
 from memlab.arguments.units import MIB
 from memlab.errors import ConfigError
 
-EXPANDABLE = AllocatorSettings(expandable_segments=True)
 GROWING = [line for n in (12, 16, 20, 24) for line in (f"x{n} = {n} MiB", f"del x{n}")]
 
 
@@ -19,22 +16,22 @@ def mib(moments, name):
 
 
 def test_growing_requests_leave_every_segment_behind():
-    moments = follow([*GROWING, "empty_cache()"])
+    moments = replay_allocations([*GROWING, "empty_cache()"])
     assert mib(moments, "allocated_bytes") == [12, 0, 16, 0, 20, 0, 24, 0, 0]
     assert mib(moments, "reserved_bytes") == [12, 12, 28, 28, 48, 48, 72, 72, 0]
     assert mib(moments, "releasable_bytes")[-2:] == [72, 0]
 
 
 def test_pages_serve_growing_requests_with_what_the_largest_takes():
-    moments = follow(GROWING, EXPANDABLE)
+    moments = replay_allocations(GROWING, expandable_segments=True)
     assert mib(moments, "reserved_bytes")[-1] == 40  # two pages of 20 MiB
-    assert mib(moments, "allocated_bytes") == mib(follow(GROWING), "allocated_bytes")
+    assert mib(moments, "allocated_bytes") == mib(replay_allocations(GROWING), "allocated_bytes")
 
 
 def test_one_block_keeps_its_segment_from_being_given_back():
     blocks = [f"x{n} = 4 MiB" for n in range(10)]  # five to a segment of 20 MiB
     freed = [f"del x{n}" for n in range(10) if n % 5]
-    last = follow([*blocks, *freed, "empty_cache()"])[-1]
+    last = replay_allocations([*blocks, *freed, "empty_cache()"])[-1]
     assert (last.allocated_bytes, last.reserved_bytes) == (8 * MIB, 40 * MIB)
     assert (last.releasable_bytes, last.non_releasable_bytes) == (0, 32 * MIB)
 
@@ -42,7 +39,7 @@ def test_one_block_keeps_its_segment_from_being_given_back():
 @pytest.mark.parametrize("line", ["free a", "del b", "= 3 MiB", "a"])
 def test_another_line_is_refused(line):
     with pytest.raises(ConfigError, match="allowed are 'a = 12 MiB'"):
-        follow(["a = 1 MiB", line])
+        replay_allocations(["a = 1 MiB", line])
 
 
 def held_by(keep):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memlab.errors import MemlabError
 from memlab.meters.lifetimes import first_crossing, step_memory
 from memlab.trace import CATEGORIES, Category, Holding, Interval, Phase, Timeline, Trace
 
@@ -92,6 +93,17 @@ def test_each_block_gets_the_category_of_its_lifetime():
     assert activations.max() == 60
     assert memory.timeline.bytes_by_category[0].sum() == 3317  # what stood before the step
     assert len(memory.timeline) == 11
+
+
+def test_the_bytes_of_a_category_in_a_phase_are_those_counted_by_hand():
+    timeline = step_memory(HAND, 1).timeline
+    assert timeline.bytes_of("activations", "forward")[-1] == 60
+    assert timeline.bytes_of("temporaries", "optimizer").max() == 400
+    assert timeline.bytes_of(Category.TEMPORARIES, Phase.BACKWARD).max() == 20
+    assert len(timeline.bytes_of("gradients")) == len(timeline)
+    for wrong in (("weights",), ("gradients", "update")):
+        with pytest.raises(MemlabError, match=f"{wrong[-1]}.*allowed is"):
+            timeline.bytes_of(*wrong)
 
 
 def test_the_first_step_has_no_optimizer_state_before_its_end():

@@ -19,7 +19,7 @@ from tests.predictions import predicted
 
 
 def test_tf32_is_refused_on_a_cpu_and_on_cards_before_ampere():
-    with pytest.raises(UnsupportedError, match=r"precision='tf32' on a CPU.*use 'fp32'"):
+    with pytest.raises(UnsupportedError, match=r"precision='tf32' on a CPU.*use precision='fp32'"):
         build_step(linear(), StepConfig(precision="tf32"), "cpu")
     turing = predicted(StepConfig(precision="tf32"), "t4")
     assert turing.outcome == "unsupported"

@@ -115,7 +115,7 @@ def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch
     capsys.readouterr()
     assert visited(monkeypatch, tmp_path, wanted) == 0
     said = capsys.readouterr().out
-    assert "line 3 is damaged or cut short: kept are the 2 lines before it" in said
+    assert "line 3 is damaged or cut short. Only the 2 lines before it are used" in said
     assert "all lines good" in said
     runs = read_lines(path).of(Kind.RUN)
     assert [run["result"]["config"]["batch_size"] for run in runs] == [2, 3]

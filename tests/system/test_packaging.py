@@ -22,7 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
 TARGETS = [
-    "lab", "quick", "test", "test-all", "test-deps", "notebooks", "lint", "bench", "clean"
+    "lab", "quick", "test", "test-all", "test-deps",
+    "notebooks", "lint", "bench", "picture", "clean",
 ]  # fmt: skip
 
 

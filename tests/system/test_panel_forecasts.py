@@ -12,6 +12,7 @@ from memlab._panel import choices, forecasts, outlook, verdicts
 from memlab._panel.forecasts import Estimate, Forecasts, Question
 from memlab._panel.runs import RunLog, table_html
 from memlab.devices import cards
+from memlab.predicting.interpolation import interpolated
 from memlab.predicting.predict import Prediction
 from memlab.result import Source
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
@@ -108,7 +109,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
-    told = forecasts.interpolated(base, config)
+    told = interpolated(base, config)
     asked = api.predict_with_forecast(make_workload(), config, "cpu").result
     assert told.config == asked.config == config
     assert told.peak_allocated_bytes == asked.peak_allocated_bytes
@@ -119,7 +120,7 @@ def test_interpolating_gives_what_the_worker_would_have_said(base):
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    told = forecasts.interpolated(base, StepConfig(batch_size=base.forecast.program.size))
+    told = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
     assert "interpolated" not in told.message
     assert told.uncertainty == base.result.uncertainty
 
@@ -132,7 +133,7 @@ def test_the_uncertainty_of_interpolation_holds(name):
         base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
         for batch_size in (5, 32):
             config = StepConfig(batch_size=batch_size)
-            told = forecasts.interpolated(base, config)
+            told = interpolated(base, config)
             asked = api.predict(workload, config, device)
             kind = told.counted_peak.kind
             field = f"peak_{kind}_bytes"

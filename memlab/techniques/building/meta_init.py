@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
 from memlab.techniques.source import ScriptLines, together, whole
-from memlab.techniques.technique import Keeps, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.torch_private.fakes import detect_fake_mode
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -85,4 +85,18 @@ BUILT_ON_META = Technique(
     notes=notes,
     controls=(switch("init_on_meta", "build on meta", "built on meta", "not built on meta"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`init_on_meta=True`",
+            saves=(
+                "the host's memory while a model is built for a card: shapes take the place of "
+                "weights"
+            ),
+            costs="a fraction of a second; on a card, other random numbers than a CPU's",
+            not_for=(
+                "a CPU, which holds the model in any case (allowed there, with a note); "
+                "constructors that read random values or seed torch, which are refused"
+            ),
+        ),
+    ),
 )

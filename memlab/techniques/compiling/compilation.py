@@ -24,7 +24,9 @@ from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
 from memlab.techniques.recompute import keepable
 from memlab.techniques.source import ScriptLines
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, switch
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.torch_private import compiler
+from memlab.torch_private.operators import OpOverload
 from memlab.workload import Workload
 
 
@@ -195,7 +197,7 @@ def apply(
         with _budget(config), chosen:
             try:
                 yield
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except compiler.compile_error() as error:
                 inner = getattr(error, "inner_exception", None)
                 if isinstance(inner, UnsupportedError):  # memlab's own, raised in the partitioner
                     raise inner from None
@@ -211,25 +213,24 @@ def forget() -> None:
     """Drop all compiled code, because torch would silently reuse a plan for another budget."""
     global _last
     _last = None
-    torch._dynamo.reset()
+    compiler.forget_compiled()
 
 
 def _budget(config: StepConfig) -> contextlib.AbstractContextManager[None]:
     """Return the context in which PyTorch plans as the config says."""
-    patched: contextlib.AbstractContextManager[None] = torch._functorch.config.patch(
+    return compiler.planned_with(
         activation_memory_budget=partitions.stepped(config.memory_budget),
         activation_memory_budget_solver=str(config.budget_solver),
         activation_memory_budget_runtime_estimator=str(config.budget_estimator),
         # without the cache of whole graphs, so that the partitioner is always asked
         enable_autograd_cache=False,
     )
-    return patched
 
 
 def _draws(node: torch.fx.Node) -> bool:
     """Return whether a node of a joint graph draws random numbers in this call."""
     func = node.target
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return False
     return keepable.draws(func, keepable.values_of(func, node.args, dict(node.kwargs)))
 
@@ -337,6 +338,14 @@ COMPILED = Technique(
     notes=notes,
     controls=(switch("compile", "torch.compile", "compiled", "not compiled"),),
     says=says,
+    savings=(
+        Saving(
+            setting="`compile=True`, `compile_mode`",
+            saves="time; the intermediate results of fused operators",
+            costs="the compilation",
+            not_for="models that run a few steps only",
+        ),
+    ),
 )
 COMPILED_BUDGET = Technique(
     fields=("budget_engine", "budget_solver", "budget_estimator"),
@@ -353,4 +362,12 @@ COMPILED_BUDGET = Technique(
         Control(field="budget_estimator", label="Weighed by", only_with=PLANNED),
     ),
     says=budget_says,
+    savings=(
+        Saving(
+            setting='`budget_engine="compile"`',
+            saves="what PyTorch's partitioner finds, and never less than at a larger budget",
+            costs="a compilation for each plan that is tried",
+            not_for="dropout and graph breaks, which are refused by name",
+        ),
+    ),
 )

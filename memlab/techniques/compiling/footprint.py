@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.utils import _pytree as pytree
+
+from memlab.torch_private import pytree
+from memlab.torch_private.tensors import storage_key
 
 WITH_WORKSPACE = ("convolution", "max_pool", "rnn", "lstm", "gru")
 """Parts of the names of operators whose kernels allocate at least as much as their results. On a
@@ -137,7 +139,7 @@ def _storages(node: torch.fx.Node) -> Iterator[tuple[int, int]]:
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             storage = value.untyped_storage()
-            yield storage._cdata, _hint(storage.nbytes())
+            yield storage_key(storage), _hint(storage.nbytes())
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -15,7 +15,6 @@ its real peak is lower.
 
 import contextlib
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch
 
 from memlab.arguments.units import format_bytes
 from memlab.techniques.compiling.footprint import Footprint, footprint
+from memlab.torch_private import compiler
 
 BUDGET_STEP = 0.05
 """The step of the panel's slider. A budget between two steps is rounded down."""
@@ -127,8 +127,8 @@ def chosen(
         decided: called with the choice for each graph.
         check: called with each joint graph; it may raise an error.
     """
-    partitioners = _partitioners()
-    choose, extract = partitioners.choose_saved_values_set, partitioners._extract_fwd_bwd_modules
+    partitioners = compiler.partitioners()
+    choose, extract = partitioners.choose_saved_values_set, compiler.extract_graphs()
     node_info: list[Any] = []  # of the graph that is being partitioned
 
     def noted(joint_graph: torch.fx.Graph, info: Any, memory_budget: float = 1) -> Any:
@@ -150,7 +150,7 @@ def chosen(
         options["saved_sym_nodes"][:] = filter(partitioners.is_sym_node, nodes)
         return extract(joint_module, saved, **options)
 
-    with _replaced(choose_saved_values_set=noted, _extract_fwd_bwd_modules=extracted):
+    with compiler.partitioned_by(choose_saved_values_set=noted, extract=extracted):
         yield
 
 
@@ -193,7 +193,7 @@ class _Plans:
 
     def _footprint(self, nodes: list[torch.fx.Node]) -> Footprint:
         """Return what the two graphs of a plan hold, in the order in which PyTorch runs them."""
-        partitioners = _partitioners()
+        partitioners = compiler.partitioners()
         symbols = [node for node in nodes if partitioners.is_sym_node(node)]
         tensors = [node for node in nodes if not partitioners.is_sym_node(node)]
         options = {**self._options, "saved_sym_nodes": symbols}
@@ -204,18 +204,13 @@ class _Plans:
 
 
 def _saved_bytes(nodes: list[torch.fx.Node]) -> int:
-    return sum(int(_partitioners()._size_of(node)) for node in nodes)
-
-
-def _partitioners() -> Any:
-    """Return PyTorch's module `partitioners`, which takes seconds to import."""
-    return importlib.import_module("torch._functorch.partitioners")
+    return sum(compiler.size_of(node) for node in nodes)
 
 
 @contextlib.contextmanager
 def _solved_once() -> Iterator[None]:
     """Cache the cuts and the operator times of a graph, which are the same for every budget."""
-    solve, runtime = _partitioners().solve_min_cut, _partitioners().estimate_runtime
+    solve, runtime = compiler.partitioners().solve_min_cut, compiler.partitioners().estimate_runtime
     cuts: dict[Any, Any] = {}
 
     def solved(graph: Any, info: Any, options: Any, dont_ban: Any = None) -> Any:
@@ -225,19 +220,5 @@ def _solved_once() -> Iterator[None]:
         saved, banned = cuts[key]
         return list(saved), banned
 
-    with _replaced(solve_min_cut=solved, estimate_runtime=functools.cache(runtime)):
+    with compiler.partitioned_by(solve_min_cut=solved, estimate_runtime=functools.cache(runtime)):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions of the partitioner by name."""
-    partitioners = _partitioners()
-    before = {name: getattr(partitioners, name) for name in functions}
-    for name, function in functions.items():
-        setattr(partitioners, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(partitioners, name, function)

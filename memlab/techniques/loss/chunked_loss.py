@@ -18,7 +18,7 @@ from memlab.techniques.loss import heads, lazy_logits
 from memlab.techniques.loss.heads import find_head
 from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.source import ScriptLines, together, whole
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
@@ -99,4 +99,14 @@ CHUNKED_LOSS = Technique(
         ),
     ),
     says=says,
+    savings=(
+        Saving(
+            setting="`loss_chunks=16`",
+            saves="the logits, their log-softmax and their gradient, but for 1/16 of each",
+            costs="one more product with the head in backward",
+            not_for=(
+                "logits that anything but a cross entropy reads; class weights; `torch.compile`"
+            ),
+        ),
+    ),
 )

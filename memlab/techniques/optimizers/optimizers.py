@@ -19,7 +19,9 @@ from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
+from memlab.torch_private.operators import has_kernel_for, is_registered
+from memlab.torch_private.tensors import indices_of, values_of
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
@@ -55,9 +57,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 
     import bitsandbytes  # an optional package, which takes a second to import
 
-    has_kernel = torch._C._dispatch_has_kernel(EIGHT_BIT_KERNEL) and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(EIGHT_BIT_KERNEL, "CPU")
-    )
+    has_kernel = is_registered(EIGHT_BIT_KERNEL) and (has_kernel_for(EIGHT_BIT_KERNEL, "CPU"))
     if asked.device.type == "cpu" and not has_kernel:
         yield Refusal(
             why="optimizer='adamw-8bit' needs a CUDA card, because bitsandbytes "
@@ -183,8 +183,8 @@ def states_of(
         assert held is weight
         for value in optimizer.state.get(held, {}).values():
             if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
-                yield path, value._indices()
-                yield path, value._values()
+                yield path, indices_of(value)
+                yield path, values_of(value)
             elif isinstance(value, torch.Tensor):
                 yield path, value
 
@@ -289,6 +289,19 @@ OPTIMIZER = Technique(
     source=source,
     controls=(Control(field="optimizer", label="Optimizer"),),
     says=lambda asked: STATES[asked.config.optimizer],
+    savings=(
+        Saving(
+            setting='`optimizer="adafactor"`',
+            saves="both states of a matrix, but for a row and a column",
+            costs="another optimizer, which learns a little differently",
+        ),
+        Saving(
+            setting='`optimizer="adamw-8bit"`',
+            saves="three quarters of the optimizer states",
+            costs="the package bitsandbytes; on a CPU, fp32 temporaries of the largest parameter",
+            not_for="matrices below 4096 values, which keep fp32",
+        ),
+    ),
 )
 IMPLEMENTATION = Technique(
     fields=("optimizer_implementation",),
@@ -303,4 +316,23 @@ IMPLEMENTATION = Technique(
         ),
     ),
     says=lambda asked: TEMPORARIES[asked.config.optimizer_implementation],
+    savings=(
+        Saving(
+            setting='`optimizer_implementation="foreach"`',
+            saves="time on CUDA, where it is the default",
+            costs="temporaries as large as all weights",
+            not_for="a step whose peak is in the update",
+        ),
+        Saving(
+            setting='`optimizer_implementation="fused"`',
+            saves="all temporaries, and time",
+            not_for="`adafactor`, which has no fused form",
+        ),
+        Saving(
+            setting='`optimizer_implementation="single-tensor"`',
+            saves="the temporaries of all parameters but one",
+            costs="a kernel launch for each parameter",
+            not_for="many small parameters on CUDA",
+        ),
+    ),
 )

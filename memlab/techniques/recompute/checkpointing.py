@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
 from memlab.config import PRESET_POLICIES, BudgetEngine, Checkpointing, StepConfig
@@ -20,7 +19,8 @@ from memlab.techniques.recompute import blocks, policies
 from memlab.techniques.recompute.checkpointing_source import source
 from memlab.techniques.recompute.keeping import Key
 from memlab.techniques.recompute.recompute import wrap
-from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique
+from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.torch_private.operators import OpOverload
 
 FLAGS = ("gradient_checkpointing", "grad_checkpointing")  # of transformers; of timm
 
@@ -230,6 +230,19 @@ CHECKPOINTING = Technique(
         ),
     ),
     says=says,
+    savings=(
+        Saving(
+            setting='`checkpointing="blocks"`',
+            saves="what the blocks save for backward, but for their inputs",
+            costs="the forward of the blocks once more",
+            not_for="models whose memory is not in activations",
+        ),
+        Saving(
+            setting='`checkpoint_policy="keep-matmuls"`, ...',
+            saves="with `checkpointing`: what the policy does not keep",
+            costs="pointwise operators once more",
+        ),
+    ),
 )
 BUDGET = Technique(
     fields=("memory_budget",),
@@ -241,5 +254,13 @@ BUDGET = Technique(
     notes=notes,  # `source` of CHECKPOINTING writes its lines of a script
     controls=(
         Control(field="memory_budget", label="Memory budget", named=lambda v: f"budget {v:g}"),
+    ),
+    savings=(
+        Saving(
+            setting="`memory_budget=0.5`",
+            saves="half of the activations, chosen by what is cheapest to run again",
+            costs="seconds of planning, once; what is dropped is computed again",
+            not_for="a model without modules below its root",
+        ),
     ),
 )

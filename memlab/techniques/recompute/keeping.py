@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlab.techniques.recompute.keepable import can_be_kept, values_of
 from memlab.techniques.recompute.policies import Keeps
+from memlab.torch_private import pytree
+from memlab.torch_private.dispatch import TorchDispatchMode, with_versions_counted
+from memlab.torch_private.operators import OpOverload
+from memlab.torch_private.tensors import version_of
 
 NO_OPERATORS = ("prim", "profiler")  # namespaces of attribute reads and of annotations
 CAST = torch.ops.aten._to_copy.default
@@ -98,16 +99,16 @@ class _KeptOutputs:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.version = tensor, tensor._version
+        self.tensor, self.version = tensor, version_of(tensor)
 
     @property
     def is_unchanged(self) -> bool:
-        return self.tensor._version == self.version
+        return version_of(self.tensor) == self.version
 
 
 def _kept(tensor: torch.Tensor) -> _KeptOutputs:
     # below autograd a detached tensor gets a version counter of its own unless this key is enabled
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    with with_versions_counted():
         return _KeptOutputs(tensor.detach())
 
 

@@ -8,7 +8,7 @@ caches that a model's own code makes regardless of its config.
 
 from memlab.techniques.recompute import caches
 from memlab.techniques.source import ScriptLines, together, whole
-from memlab.techniques.technique import Keeps, Setup, Technique, switch
+from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
 
 OFF = "model_cache=False"
 """The setting that switches the cache off. The panel offers it if a refusal has these words."""
@@ -36,4 +36,15 @@ MODEL_CACHE = Technique(
         ),
     ),
     says=says,
+    savings=(
+        Saving(
+            setting="`model_cache=False`",
+            saves=(
+                "the keys and values that transformers' decoders put into a cache in each forward; "
+                "without it a budget and checkpointing work, which refuse a cache"
+            ),
+            costs="`use_cache=False` in copies of the model's configs",
+            not_for="models whose own code makes a cache whatever their config says",
+        ),
+    ),
 )

@@ -18,6 +18,7 @@ from torch import nn
 from memlab.techniques.recompute.places import are_same, is_same
 from memlab.techniques.recompute.reachable import OF_TORCH
 from memlab.techniques.recompute.without_graphs import without_graph, without_graphs
+from memlab.torch_private.modules import MODULES, PARAMETERS
 
 REGISTRIES = tuple(sorted(OF_TORCH))
 
@@ -46,7 +47,7 @@ class ModuleAttributes:
         if vars(self._parts[0]).get("forward") is not self._own_forward:
             refuse("its forward replaces the forward of its own module")
         for part, before in zip(self._parts, self._registries, strict=True):
-            for name, what in (("_modules", "modules"), ("_parameters", "parameters")):
+            for name, what in ((MODULES, "modules"), (PARAMETERS, "parameters")):
                 now = vars(part)[name]
                 if not is_same(before.get(name, ()), (*now, *now.values())):
                     refuse(

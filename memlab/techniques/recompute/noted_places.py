@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memlab.techniques.recompute.changes import Changes
 from memlab.techniques.recompute.model_cache import OFF
@@ -17,6 +16,7 @@ from memlab.techniques.recompute.places import PythonPlace, are_same, is_same
 from memlab.techniques.recompute.reachable import Reachable
 from memlab.techniques.recompute.watched import version
 from memlab.techniques.recompute.without_graphs import without_graph
+from memlab.torch_private import pytree
 
 NO_CACHE = f", as a cache does; use {OFF} if the model's config has use_cache, or give it none"
 

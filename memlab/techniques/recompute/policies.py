@@ -12,13 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from memlab.config import PRESET_POLICIES, Policy
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.techniques.recompute.keepable import can_be_kept
 from memlab.techniques.recompute.presets import by_preset
+from memlab.torch_private.operators import (
+    OpNamespace,
+    OpOverload,
+    OpOverloadPacket,
+    names_of_all_operators,
+)
 
 Keeps = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
 """Returns whether to keep an output, from the overload, its number, args, kwargs and output."""
@@ -34,11 +39,11 @@ def operators(path: str) -> Any:
 
 def _sent_by_name(value: Any) -> tuple[Callable[[str], Any], tuple[str]]:
     path = "" if value is torch.ops else str(value)
-    return operators, (value.name if isinstance(value, _OpNamespace) else path,)
+    return operators, (value.name if isinstance(value, OpNamespace) else path,)
 
 
 # a person's policy function refers to operators, which cannot be pickled for a worker otherwise
-for kind in (type(torch.ops), _OpNamespace, OpOverloadPacket, OpOverload):
+for kind in (type(torch.ops), OpNamespace, OpOverloadPacket, OpOverload):
     copyreg.pickle(kind, _sent_by_name)
 
 
@@ -170,7 +175,7 @@ def _unknown_operator(name: str) -> str:
     if len(name.split()) > 1 or ";" in name:
         names = ", ".join(name.replace(";", " ").split())
         return f"checkpoint_policy names {name!r}; separate operators by commas: {names!r}"
-    every = torch._C._dispatch_get_all_op_names()
+    every = names_of_all_operators()
     known = {full.removeprefix("aten::").split(".")[0] for full in every if "aten::" in full}
     choices = sorted(known | set(PRESET_POLICIES))
     bare = re.sub(r"^(torch\.)?(ops\.)?(aten(\.|::))?", "", name).split(".")[0]

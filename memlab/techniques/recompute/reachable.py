@@ -42,6 +42,7 @@ from memlab.techniques.recompute.places import (
     is_iterator,
     place_of,
 )
+from memlab.torch_private.tensors import HOOKS, hooks_of
 
 MOST_PLACES = 20_000  # a walk stops there; a forward rarely reaches more than a thousand places
 FOREIGN = (sys.stdlib_module_names | {"torch", "memlab", "numpy"}) - {"__main__"}
@@ -161,10 +162,9 @@ class Reachable:
     def _look_into_tensor(self, where: str, tensor: torch.Tensor) -> None:
         self.tensors.append((where, tensor))
         if isinstance(tensor, nn.Parameter):  # forwards add hooks to it, libraries add attributes
-            attributes = {"_backward_hooks", "_post_accumulate_grad_hooks", *vars(tensor)}
+            attributes = {*HOOKS, *vars(tensor)}
             self.places.append(NamesPlace(tensor, where, tuple(attributes)))
-            hooks = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
-            self._ahead += [(f"the hooks of {where}", found) for found in hooks if found]
+            self._ahead += [(f"the hooks of {where}", found) for found in hooks_of(tensor) if found]
             self._ahead += [(f"{where}.{name}", item) for name, item in vars(tensor).items()]
 
     def _look_into_function(self, where: str, function: types.FunctionType) -> None:

@@ -27,9 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.recompute.changes import Changes
@@ -37,6 +35,10 @@ from memlab.techniques.recompute.keeping import Keep, Key, Reuse
 from memlab.techniques.recompute.model_cache import OFF
 from memlab.techniques.recompute.policies import Keeps
 from memlab.techniques.recompute.state import State
+from memlab.torch_private import pytree
+from memlab.torch_private.autograd import checkpointed_by, innermost_transform
+from memlab.torch_private.operators import OpOverload
+from memlab.torch_private.tensors import version_of
 
 REFUSED_HOOKS = "don't yet support saved tensor hooks"  # torch/_functorch/vmap.py
 AfterForward = Callable[[str, Iterable[Key], Iterable[OpOverload]], None]
@@ -73,7 +75,7 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, after_forward: After
             return method(own, *args, **kwargs)
         if not torch.is_grad_enabled():
             return region.forward(*args, **kwargs)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if innermost_transform() is not None:
             region.refuse_transform("is called inside a transform of torch.func (vmap, grad, ...)")
         return _ForwardCall(region, args, kwargs).run(args, kwargs)
 
@@ -96,7 +98,6 @@ def of_a_model_off() -> Iterator[list[int]]:
     Yields:
         A list that grows by one with each call that ran without checkpointing.
     """
-    torch_checkpoint: Any = torch.utils.checkpoint
     calls: list[int] = []
 
     def plain(*_: Any, **__: Any) -> Iterator[None]:
@@ -109,15 +110,8 @@ def of_a_model_off() -> Iterator[list[int]]:
             calls.append(1)
             return function(*args)
 
-    replaced = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
-    originals = {name: getattr(torch_checkpoint, name) for name in replaced}
-    for name, replacement in replaced.items():
-        setattr(torch_checkpoint, name, replacement)
-    try:
+    with checkpointed_by(plain, Plain):
         yield calls
-    finally:
-        for name, original in originals.items():
-            setattr(torch_checkpoint, name, original)
 
 
 class _RecomputedRegion:
@@ -339,7 +333,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def _is_on_an_accelerator(module: nn.Module) -> bool:

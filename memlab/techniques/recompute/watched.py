@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memlab.torch_private.dispatch import without_modes
+from memlab.torch_private.fakes import FakeTensor
+from memlab.torch_private.modules import NormWithStatistics, buffers_of, parameters_of
+from memlab.torch_private.tensors import num_holders_of_storage, storage_key, version_of
 
 WRITES_UNSEEN = frozenset(
     (
@@ -140,14 +142,14 @@ def watch(seen: SeenTensors, parts: list[nn.Module], inputs: Collection[int]) ->
 def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:
     """Yield the modules' own tensors: in words, the tensor, `is_fixed`, `is_statistic`."""
     for part in parts:
-        for parameter in part._parameters.values():
+        for parameter in parameters_of(part).values():
             if parameter is not None:
                 kind = "trainable" if parameter.requires_grad else "frozen"
                 yield f"a {kind} parameter", parameter, True, False
 
-        for name, buffer in part._buffers.items():
+        for name, buffer in buffers_of(part).items():
             if buffer is not None:
-                is_statistic = isinstance(part, _NormBase) and part.training
+                is_statistic = isinstance(part, NormWithStatistics) and part.training
                 is_statistic = is_statistic and name.startswith("running_")
                 yield f"its buffer {name!r}", buffer, False, is_statistic
 
@@ -158,7 +160,7 @@ def _own(parts: list[nn.Module]) -> Iterator[tuple[str, torch.Tensor, bool, bool
 
 def version(tensor: torch.Tensor) -> int:
     """Return the number that each change in place raises; 0 for an inference tensor."""
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 @contextlib.contextmanager
@@ -220,7 +222,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def _num_holders(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    return int(num_holders_of_storage(storage_key(tensor.untyped_storage())))
 
 
 HOLDERS_OF_ONE = _num_holders(torch.empty(1))  # the tensor and the storage object that asks
@@ -234,7 +236,7 @@ def sum_of_bytes(tensor: torch.Tensor) -> int | None:
     if 0 in tensor.stride():  # expanded from fewer numbers, like an offloaded weight
         return None
 
-    with _disable_current_modes(), torch.no_grad():
+    with without_modes(), torch.no_grad():
         flat = tensor.data
         if flat.is_complex():
             flat = torch.view_as_real(flat.resolve_conj())

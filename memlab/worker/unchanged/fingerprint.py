@@ -30,6 +30,7 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from memlab.torch_private.operators import MODULE_OF_OPERATORS
 from memlab.worker.unchanged.parts import Parts
 from memlab.worker.unchanged.usual_changes import (
     CHANGED_ONCE,
@@ -283,7 +284,7 @@ class Fingerprint:
                 continue
             if value is os.environ or value is ENVIRONMENT:  # each job brings its own environment
                 continue
-            if kind.__module__ == "torch._ops":  # operators cache themselves when they are used
+            if kind.__module__ == MODULE_OF_OPERATORS:  # they cache themselves when they are used
                 continue
 
             if kind in (staticmethod, classmethod):

@@ -25,39 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from memlab.torch_private import process as torch_process
+from memlab.torch_private.autograd import innermost_saved_tensors_hooks
+
 # functions without arguments
 TORCH = (
     "get_default_dtype", "get_default_device", "is_grad_enabled", "is_inference_mode_enabled",
     "is_anomaly_enabled", "is_anomaly_check_nan_enabled", "get_num_threads",
     "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode",
     "is_autocast_cache_enabled", "is_warn_always_enabled",
-)  # fmt: skip
-TORCH_C = (
-    "_get_autograd_fallback_mode", "_get_backcompat_broadcast_warn", "_get_backcompat_keepdim_warn",
-    "_get_blas_preferred_backend", "_get_cpu_allow_fp16_reduced_precision_reduction",
-    "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
-    "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_tf32",
-    "_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_depthwise_kernel",
-    "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_cudnn_sdp_enabled",
-    "_get_deterministic_fill_uninitialized_memory", "_get_fa3_sdp_enabled",
-    "_get_flash_sdp_enabled", "_get_graph_executor_optimize", "_get_linalg_preferred_backend",
-    "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled",
-    "_get_mem_efficient_sdp_enabled", "_get_miopen_immediate", "_get_mkldnn_deterministic",
-    "_get_mkldnn_enabled", "_get_nnpack_enabled", "_get_onednn_allow_tf32",
-    "_get_overrideable_sdp_enabled", "_get_qengine", "_get_rocm_fa_preferred_backend",
-    "_get_sdp_priority_order", "_get_sm_carveout_experimental", "_get_tracing_state",
-    "_is_default_mobile_cpu_allocator_set", "_is_fwd_grad_enabled",
-    "_is_grad_layout_enforcement_enabled", "_is_multithreading_enabled",
-    "_is_torch_function_all_disabled", "_is_torch_function_enabled", "_is_view_replay_enabled",
-    "_len_torch_dispatch_stack", "_len_torch_function_stack", "_only_lift_cpu_tensors",
-)  # fmt: skip
-AUTOGRAD = (
-    "_profiler_enabled", "_saved_tensors_hooks_get_disabled_error_message",
-    "_saved_tensors_hooks_is_enabled",
-)  # fmt: skip
-FUNCTORCH = (
-    "_is_vmap_fallback_enabled", "get_dynamic_layer_stack_depth",
-    "get_inplace_requires_grad_allowed", "get_single_level_autograd_function_allowed",
 )  # fmt: skip
 PYTHON = (
     "getdlopenflags", "getprofile", "getrecursionlimit", "getswitchinterval", "gettrace",
@@ -70,7 +46,7 @@ PRECISION_OF = [
     for operator in ("all", "conv", "matmul", "rnn")
 ]
 # child processes that libraries keep: a compiler's pool, a tracker of resources
-QUIET_CHILDREN = ("torch/_inductor", "torch._inductor", "resource_tracker")
+QUIET_CHILDREN = (*torch_process.COMPILER_PROCESSES, "resource_tracker")
 TIMERS = [getattr(signal, name) for name in dir(signal) if name.startswith("ITIMER_")]
 # files of /proc/self: the priority when memory runs out, the slack of timers, the process's timers
 OF_THE_SYSTEM = ("oom_score_adj", "timerslack_ns", "timers")
@@ -84,12 +60,9 @@ def _named(owner: Any, prefix: str, names: tuple[str, ...]) -> dict[str, Callabl
 
 def _questions() -> dict[str, Callable[[], Any]]:
     """Return a function that reads each switch, by the name of the switch."""
-    autograd, functorch = torch._C._autograd, torch._C._functorch
     asked = {
         **_named(torch, "torch.", TORCH),
-        **_named(torch._C, "torch._C.", TORCH_C),
-        **_named(autograd, "torch.autograd.", AUTOGRAD),
-        **_named(functorch, "torch.func.", FUNCTORCH),
+        **torch_process.switches(),
         **_named(sys, "sys.", PYTHON),
     }
     asked["torch.autocast"] = _autocast
@@ -154,20 +127,17 @@ def _autocast(
     return [(enabled(device), dtype(device)) for device in ("cpu", "cuda")], leave()
 
 
-def _saved_tensors_hooks(top: Any = torch._C._autograd._top_saved_tensors_default_hooks) -> Any:
+def _saved_tensors_hooks(top: Any = innermost_saved_tensors_hooks) -> Any:
     return top(True)  # even where they are off
 
 
-_GET_PRECISION = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-def _fp32_precision(get: Any = _GET_PRECISION) -> Any:
+def _fp32_precision(get: Any = torch_process.fp32_precision_of) -> Any:
     return get and [_answer(partial(get, *which)) for which in PRECISION_OF]
 
 
 def _dispatch_keys(
-    included: Any = torch._C._dispatch_tls_local_include_set,
-    excluded: Any = torch._C._dispatch_tls_local_exclude_set,
+    included: Any = torch_process.included_dispatch_keys,
+    excluded: Any = torch_process.excluded_dispatch_keys,
 ) -> tuple[str, str]:
     return str(included()), str(excluded())
 

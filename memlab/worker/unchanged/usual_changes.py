@@ -1,11 +1,11 @@
 """Harmless changes that libraries make to their own modules when they are used."""
 
-import os
 import sys
 import types
 from typing import Any
 
 from memlab.sending.sources import is_library
+from memlab.torch_private import process as torch_process
 
 # attributes that Python itself sets when a module or a class is used
 IGNORED_NAMES = frozenset(
@@ -28,30 +28,15 @@ CACHES = (
     "multiprocessing.util._", "pkgutil._", "platform.", "re._", "re.RegexFlag",
     "sys.path_importer_cache", "tempfile.", "threading._", "tokenize.", "typing._",
     "warnings.onceregistry", "weakref.finalize",
-    # of torch
-    "torch._decomp.decompositions_for_rng.PhiloxStateTracker", "torch._dynamo.",
-    "torch._functorch.", "torch._guards.", "torch._higher_order_ops.", "torch._inductor.",
-    "torch._jit_internal.", "torch._library.simple_registry.", "torch._logging.",
-    "torch._opaque_base.", "torch._ops.", "torch._subclasses.", "torch.cuda._lazy_seed_tracker",
-    "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
-    "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
-    "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
-    "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",
+    *torch_process.CACHES,
     # of others
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
     "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
 )  # fmt: skip
 SET_BY_JOBS = frozenset({"sys.path"})
-# files whose code wraps functions: the compiler, and every optimizer class at its first use
-WRAPPERS = (
-    os.path.join(os.sep, "torch", "_dynamo", ""),
-    os.path.join(os.sep, "torch", "optim", "optimizer.py"),
-)
 # places that their first use changes permanently; no bytes and no bits of a step depend on them
 CHANGED_ONCE = (
-    "networkx.", "torch.compiler._cache.",
-    "torch.fx.graph_module._forward_from_src",
-    "torch.nn.modules.module.Module.___needs_generation_tag_patch",
+    "networkx.", *torch_process.CHANGED_ONCE,
     "multiprocessing.synchronize.SemLock._make_name",  # joblib names semaphores its own way
 )  # fmt: skip
 
@@ -86,7 +71,9 @@ def is_wrapped_by_torch(old: Any, new: Any) -> bool:
 
 def _is_wrapper(function: Any) -> bool:
     code = getattr(function, "__code__", None)
-    return isinstance(code, types.CodeType) and any(each in code.co_filename for each in WRAPPERS)
+    return isinstance(code, types.CodeType) and any(
+        each in code.co_filename for each in torch_process.WRAPPERS
+    )
 
 
 def _innermost(function: Any) -> Any:

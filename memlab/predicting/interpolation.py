@@ -1,0 +1,57 @@
+"""What a prediction of one batch size says of another, by the arithmetic of its `Forecast`.
+
+No model runs and none is recorded again. Between the two recorded sizes, and beyond them, the
+workspace of kernels is interpolated, and the result states a larger uncertainty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
+from memlab.meters.lifetimes import step_memory
+from memlab.result import StepResult
+
+if TYPE_CHECKING:
+    from memlab.predicting.predict import Prediction
+
+# added to each uncertainty between recorded sizes; see tests/system/test_panel_forecasts.py
+INTERPOLATED = 0.03
+
+
+def interpolated(base: Prediction, config: StepConfig) -> StepResult:
+    """Return what the forecast of another prediction says of this config, which it must cover.
+
+    The result has no limit: `Forecast.against_limit` judges whether it fits one.
+    """
+    forecast, sizes = base.forecast, config.micro_batch_sizes
+    assert forecast is not None
+    exact = forecast.is_exact(sizes)
+    trace, reserved = forecast.trace(sizes)
+    memory = step_memory(trace, 1)
+    seconds = forecast.step_seconds(sizes) or None  # 0: timing noise, drawn out beyond the recorded
+    spread = dict(base.result.uncertainty or {})
+    if not exact:
+        spread = {name: width + INTERPOLATED for name, width in spread.items()}
+
+    how = "predicted" if exact else "interpolated"
+    return dataclasses.replace(
+        base.result,
+        message=f"{how} peak {format_bytes(memory.peak_bytes)} allocated in {memory.peak_place}",
+        config=config,
+        timeline=memory.timeline,
+        peak_allocated_bytes=memory.peak_bytes,
+        peak_reserved_bytes=reserved,
+        peak_by_category=memory.timeline.peak_by_category,
+        peak_place=memory.peak_place,
+        peak_holdings=memory.holdings(),
+        first_step_peak_bytes=step_memory(trace, 0).peak_bytes,
+        step_seconds=seconds,
+        samples_per_second=config.batch_size / seconds if seconds else None,
+        uncertainty=spread,
+        memory_limit_bytes=None,
+        fits=None,
+        close_to_limit=None,
+    )

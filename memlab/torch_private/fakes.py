@@ -1,0 +1,62 @@
+"""Fake tensors: shapes, strides and devices without memory."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# the mode of fake tensors at work, None if there is none
+from torch._guards import detect_fake_mode
+from torch._subclasses import fake_tensor as _fake_tensor
+
+# the tensors, the mode that makes them, a context without that mode, and the errors about unknown
+# values, unknown shapes and missing kernels
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+
+__all__ = [
+    "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
+    "UnsupportedOperatorException", "detect_fake_mode", "found_as", "missing_kernels_run_by",
+    "remember_constant", "unset_fake_temporarily",
+]  # fmt: skip
+
+
+def remember_constant(fake: Any) -> None:
+    """Make PyTorch forget a fake tensor's known value when its memory is written."""
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+
+@contextlib.contextmanager
+def found_as(stand_in: type) -> Iterator[None]:
+    """Make libraries that look up `FakeTensor` in `torch._subclasses` find another class."""
+    subclasses: Any = torch._subclasses
+    subclasses.FakeTensor = stand_in
+    try:
+        yield
+    finally:
+        subclasses.FakeTensor = FakeTensor
+
+
+@contextlib.contextmanager
+def missing_kernels_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Run operators that have no fake kernel by another function, inside this context.
+
+    Args:
+        run: called with PyTorch's own function and its arguments: the mode, the operator, its
+            arguments in a row, their structure, and the error that a missing kernel raised.
+    """
+    module: Any = _fake_tensor
+    own = module.run_fallback_kernel
+    module.run_fallback_kernel = functools.partial(run, own)
+    try:
+        yield
+    finally:
+        module.run_fallback_kernel = own

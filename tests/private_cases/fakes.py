@@ -1,0 +1,56 @@
+"""Fake tensors."""
+
+import torch
+from torch import nn
+
+from tests.private_cases.parts import arguments_of, at, case, fakes, raised
+
+
+@case(
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "._is_param",
+    to="run a step without memory",
+)
+def _() -> None:
+    module = at("torch._subclasses.fake_tensor")
+    with fakes() as mode:
+        x = torch.ones(2)
+        with module.unset_fake_temporarily():
+            assert type(torch.ones(2)) is torch.Tensor
+        known = torch.tensor(2.0).constant
+        parameter = nn.Parameter(x)
+    assert known == 2.0
+    assert type(x) is module.FakeTensor
+    assert (x.fake_mode, x.fake_device.type, x.constant) == (mode, "cpu", None)
+    assert callable(mode.fake_tensor_converter.add_constant_storage_mapping)
+    assert parameter._is_param
+    with at("torch._C._DisableTorchDispatch")():
+        made = module.FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cpu"))
+    assert made.device.type == "cpu"
+
+
+@case("torch._subclasses.fake_tensor", to="run operators that have no fake kernel")
+def _() -> None:
+    function = at("torch._subclasses.fake_tensor").run_fallback_kernel
+    given = ["fake_mode", "func", "flat_args", "args_spec", "orig_not_implemented_exception"]
+    assert arguments_of(function) == given
+
+
+@case("torch._subclasses", to="hide fake tensors from libraries that skip work for them")
+def _() -> None:
+    assert torch._subclasses.FakeTensor is at("torch._subclasses.fake_tensor.FakeTensor")
+
+
+@case(
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException",
+    to="notice values that a model reads, and kernels that are missing",
+)
+def _() -> None:
+    raised("DataDependentOutputException", lambda x: x.sum().item())
+    raised("DynamicOutputShapeException", lambda x: x.nonzero())
+    module = at("torch._subclasses.fake_tensor")
+    assert issubclass(module.UnsupportedOperatorException, RuntimeError)
