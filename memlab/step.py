@@ -23,7 +23,7 @@ from memlab.devices.here import as_device
 from memlab.errors import WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
-from memlab.techniques.batches import map_tensors, moved
+from memlab.techniques.batch_tensors import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.loss import chunked_loss
@@ -31,7 +31,7 @@ from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.recompute import checkpointing, model_cache
+from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.technique import Setup
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -230,7 +230,7 @@ def build_step(
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
     if not config.model_cache:
-        model_cache.switch_caches_off(model)
+        caches.switch_caches_off(model)
 
     cast_notes = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)

@@ -28,7 +28,7 @@ FLOORS = [
     ["workloads/", "techniques/"],
     ["meters/", "allocator/", "step", "script"],
     ["recording/", "costs/"],
-    ["measuring/", "predicting/", "planning/", "verifying/"],
+    ["measuring/", "planning/", "predicting/", "verifying/"],
     ["sending/", "worker/", "records/"],
     ["api", "loaders", "explaining/"],
     ["figures/", "plots"],

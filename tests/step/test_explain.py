@@ -108,7 +108,7 @@ def test_a_place_that_is_live_in_one_block_alone_keeps_its_number():
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
 def test_blocks_are_those_that_checkpointing_finds(name):
-    from memlab.techniques.recompute.blocks import find_blocks
+    from memlab.techniques.recompute.repeated_blocks import find_blocks
 
     model = workloads.get(name).build_model()
     held = [holding(Category.PARAMETERS, path, p.nbytes) for path, p in model.named_parameters()]
