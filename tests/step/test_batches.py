@@ -221,7 +221,7 @@ def test_one_micro_batch_needs_no_way_to_split(make):
         (
             graphs(split_batch=lambda batch, sizes: split_graphs(batch, sizes[:1]) * 2,
                    count_samples=lambda batch: len(batch) + (len(batch) == 2)),
-            "counts 3; allowed is 2",
+            "counts 3 samples; allowed is 2",
         ),
     ],
 )  # fmt: skip

@@ -313,7 +313,7 @@ def test_a_block_that_is_not_the_same_twice_is_unsupported():
     )
     result = here(workload, StepConfig(checkpointing="blocks"))
     assert result.outcome == "unsupported"
-    assert "3 cannot be recomputed: running again, it saves less" in result.message
+    assert "3 cannot be recomputed: running again, it saves fewer tensors" in result.message
 
 
 def test_an_earlier_caught_error_is_not_blamed():
@@ -345,7 +345,7 @@ def test_the_limit_of_a_build_says_what_the_build_needs():
         return nn.Linear(300, 200, bias=False)
 
     message = here(dataclasses.replace(linear(), build_model=build), memory_limit="1MiB").message
-    assert "this run needs 4.00 MiB allocated" in message
+    assert "this run needs 4.00 MiB of allocated memory" in message
     assert "batch_size" not in message
 
 
