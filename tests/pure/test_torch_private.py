@@ -104,6 +104,14 @@ def test_a_switch_of_the_process_can_be_asked(name):
     check(name, use, "torch_private/process.py", lambda: at(name)())
 
 
+def test_a_switch_that_this_torch_does_not_have_is_left_out(monkeypatch):
+    from memlab.torch_private import process
+
+    known = process.switches()
+    monkeypatch.setattr(process, "OF_TORCH", (*process.OF_TORCH, "_no_such_switch"))
+    assert process.switches() == known
+
+
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_of_the_process_is_where_memlab_looks_for_it(name):
     use = "distinguish what PyTorch remembers from what a job changes"
