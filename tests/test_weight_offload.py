@@ -21,7 +21,7 @@ from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step, set_seed
 from memlab.techniques import every
-from memlab.techniques.offload import offload, offloading
+from memlab.techniques.offload import offloading
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.verifying.verify import verify_in_process
@@ -37,7 +37,7 @@ OFFLOADED = {"offload_parameters": True}
 @pytest.fixture
 def possible(monkeypatch):
     """Let a step on a CPU offload, however small its tensors are."""
-    monkeypatch.setattr(offload, "check", lambda config, device: None)
+    monkeypatch.setattr(every, "check", lambda config, device, card=None: None)
     monkeypatch.setattr(offloading, "_is_worth_it", lambda tensor: True)
     monkeypatch.setattr(offloading, "SMALLEST_BYTES", 0)
 
