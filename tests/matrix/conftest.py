@@ -2,12 +2,13 @@
 
 import pytest
 
-from memlab.techniques.offload import offload, offloading
+from memlab.techniques import every
+from memlab.techniques.offload import offloading
 
 
 @pytest.fixture
 def possible(monkeypatch):
     """Let a step on a CPU offload, however small its tensors are."""
-    monkeypatch.setattr(offload, "check", lambda config, device: None)
+    monkeypatch.setattr(every, "check", lambda config, device, card=None: None)
     monkeypatch.setattr(offloading, "_is_worth_it", lambda tensor: True)
     monkeypatch.setattr(offloading, "SMALLEST_BYTES", 0)
