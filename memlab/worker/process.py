@@ -19,8 +19,8 @@ from memlab.result import Outcome
 from memlab.running import Ended, Progress, out_of_memory
 from memlab.sending.sources import is_library
 from memlab.worker import start
+from memlab.worker.job import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.kept import KeptProcess, interpreter
-from memlab.worker.serving import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.wire import Channel, Check, Garbage
 
 STARTING, TAKING = "starting", "taking the job"
