@@ -30,6 +30,7 @@ BASE = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(batch=st.integers(2, 40), count=st.integers(1, 7))
 def test_any_batch_is_as_if_recorded(batch, count):

@@ -154,6 +154,7 @@ def test_a_policy_that_compares_with_packets_is_named():
         state_after(make_workload(BLOCKS["linear"]), config)
 
 
+@pytest.mark.slow
 def test_a_policy_of_a_notebook_reaches_the_worker_with_the_operators_it_names():
     packet, overload, everything = aten.mm, aten.addmm.default, torch.ops
 

@@ -106,6 +106,7 @@ def keep_aside(block, h, _):
     return h
 
 
+@pytest.mark.slow
 def test_a_result_that_a_module_keeps_aside_does_not_keep_the_steps_before():
     workload = hostile(keep_aside, all=list)
     step = build_step(

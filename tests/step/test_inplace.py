@@ -177,6 +177,7 @@ def stack(depth=3):
     return nn.Sequential(*layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{}, {"checkpointing": "blocks"}, {"precision": "bf16-mixed"}, {"memory_budget": 0.5}],
