@@ -263,7 +263,7 @@ def source(asked: Setup) -> ScriptLines:
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
-    return together([whole(*files), lines])
+    return together([whole(*files), lines]) if files else lines
 
 
 def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:
