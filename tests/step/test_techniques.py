@@ -88,7 +88,7 @@ def test_a_block_that_checkpoints_itself_is_not_wrapped_twice():
         name="self", build_model=build, make_batch=blocks().make_batch,
         compute_loss=blocks().compute_loss,
     )  # fmt: skip
-    with pytest.raises(UnsupportedError, match="1 checkpoints itself"):
+    with pytest.raises(UnsupportedError, match="1 already checkpoints itself"):
         build_step(workload, BLOCKS, "cpu")
 
 
@@ -146,7 +146,7 @@ def test_two_steps_with_other_budgets_are_not_given_one_plan():
 
 def test_a_mode_of_inductor_is_refused_on_a_cpu_and_reaches_torch_compile_on_a_card(monkeypatch):
     tuned = StepConfig(compile=True, compile_mode="max-autotune")
-    with pytest.raises(UnsupportedError, match=r"'max-autotune' tunes the code.*on a cpu"):
+    with pytest.raises(UnsupportedError, match=r"'max-autotune' tunes the code.*on cpu"):
         build_step(blocks(), tuned, "cpu")
     asked = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: asked.append(options))
