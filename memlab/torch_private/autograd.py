@@ -24,6 +24,12 @@ innermost_transform = torch._C._functorch.peek_interpreter_stack
 # the kind of an event of the profiler: an operator, an allocation, ...
 EventType = torch._C._profiler._EventType
 
+# the function that `checkpoint` calls for its non-reentrant form: the first that PyTorch has
+NON_REENTRANT = (
+    "_checkpoint_without_reentrant_generator_impl",
+    "_checkpoint_without_reentrant_generator",
+)
+
 
 @contextlib.contextmanager
 def checkpointed_by(generator: Callable[..., Iterator[None]], reentrant: type) -> Iterator[None]:
@@ -34,10 +40,8 @@ def checkpointed_by(generator: Callable[..., Iterator[None]], reentrant: type) -
         reentrant: replaces its class of an autograd function, whose `apply` is called.
     """
     module: Any = torch_checkpoint
-    replaced: dict[str, Any] = {
-        "_checkpoint_without_reentrant_generator": generator,
-        "CheckpointFunction": reentrant,
-    }
+    name = next(name for name in NON_REENTRANT if hasattr(module, name))
+    replaced: dict[str, Any] = {name: generator, "CheckpointFunction": reentrant}
     own = {name: getattr(module, name) for name in replaced}
     for name, replacement in replaced.items():
         setattr(module, name, replacement)

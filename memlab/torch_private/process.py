@@ -48,10 +48,11 @@ fp32_precision_of: Callable[[str, str], Any] | None = getattr(
 
 # places where runs leave data (never functions or classes) on which no later run depends
 CACHES = (
-    "torch._decomp.decompositions_for_rng.PhiloxStateTracker", "torch._dynamo.",
-    "torch._functorch.", "torch._guards.", "torch._higher_order_ops.", "torch._inductor.",
-    "torch._jit_internal.", "torch._library.simple_registry.", "torch._logging.",
-    "torch._opaque_base.", "torch._ops.", "torch._subclasses.", "torch.cuda._lazy_seed_tracker",
+    "torch._custom_class_base.", "torch._decomp.decompositions_for_rng.PhiloxStateTracker",
+    "torch._dynamo.", "torch._functorch.", "torch._guards.", "torch._higher_order_ops.",
+    "torch._inductor.", "torch._jit_internal.", "torch._library.simple_registry.",
+    "torch._logging.", "torch._opaque_base.", "torch._ops.", "torch._subclasses.",
+    "torch.cuda._lazy_seed_tracker",
     "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
     "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
     "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",

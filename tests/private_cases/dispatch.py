@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import checkpoint
 
@@ -167,10 +168,29 @@ def _() -> None:
 
 @case(
     "._checkpoint_without_reentrant_generator",
+    "._checkpoint_without_reentrant_generator_impl",
     to="switch off the checkpointing that a model does by itself",
 )
 def _() -> None:
-    assert inspect.isgeneratorfunction(checkpoint._checkpoint_without_reentrant_generator)
-    names = set(checkpoint.checkpoint.__wrapped__.__code__.co_names)
-    assert {"_checkpoint_without_reentrant_generator", "CheckpointFunction"} <= names
-    assert hasattr(checkpoint.CheckpointFunction, "apply")
+    older = "_checkpoint_without_reentrant_generator"
+    name = f"{older}_impl" if hasattr(checkpoint, f"{older}_impl") else older
+    assert inspect.isgeneratorfunction(getattr(checkpoint, name))
+    calls: list[str] = []
+
+    def plain(*_: Any, **__: Any) -> Any:
+        calls.append(name)
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, _: bool, *args: Any) -> Any:
+            calls.append("CheckpointFunction")
+            return function(*args)
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, name, plain)
+        patch.setattr(checkpoint, "CheckpointFunction", Plain)
+        for is_reentrant in (False, True):
+            assert checkpoint.checkpoint(torch.sin, x, use_reentrant=is_reentrant).requires_grad
+    assert calls == [name, "CheckpointFunction"]

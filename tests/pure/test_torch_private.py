@@ -1,7 +1,8 @@
 """Private names of PyTorch: used in one room of memlab, each where and as memlab expects it.
 
-With a new PyTorch run `pytest --noconftest tests/pure/test_torch_private.py` first. It reads the
-text of memlab and imports none of it, so it says what to mend even where memlab cannot be imported.
+With a new PyTorch run `pytest --noconftest tests/pure/test_torch_private.py` first. All tests but
+one read the text of memlab and import none of it, so they say what to mend even where memlab cannot
+be imported.
 """
 
 import traceback
@@ -100,6 +101,14 @@ def test_a_private_name_is_where_memlab_looks_for_it(name):
 def test_a_switch_of_the_process_can_be_asked(name):
     use = "see that a job changes the whole process"
     check(name, use, "torch_private/process.py", lambda: at(name)())
+
+
+def test_a_switch_that_this_torch_does_not_have_is_left_out(monkeypatch):
+    from memlab.torch_private import process
+
+    known = process.switches()
+    monkeypatch.setattr(process, "OF_TORCH", (*process.OF_TORCH, "_no_such_switch"))
+    assert process.switches() == known
 
 
 @pytest.mark.parametrize("name", CACHES)
