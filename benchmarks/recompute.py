@@ -35,7 +35,7 @@ from memlab.plan import Plan
 from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
 from memlab.step import build_step, set_seed
-from memlab.techniques.recompute.blocks import find_blocks
+from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.trace import CATEGORIES, PHASES, Phase
 from memlab.worker import isolation
 

@@ -14,8 +14,7 @@ from memlab.loaders import measure_loading
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
-from memlab.step import build_step
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
+    from memlab.step import build_step
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
@@ -35,7 +35,7 @@ __all__ = [
     "verify", "workloads",
 ]  # fmt: skip
 LATE = {
-    "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
+    "build_step": "step", "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
     "ladder": "comparing.ladder", "panel": "_panel", "plots": "plots",
     "predict_batches": "comparing.batches", "replay_allocations": "allocator.hygiene",
 }  # fmt: skip

@@ -20,7 +20,7 @@ from memlab.records.recorded import is_recorded, record_of, target_of
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended
 from memlab.techniques.recompute import policies
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload

@@ -11,10 +11,10 @@ class MemlabError(ValueError):
 
     >>> import memlab
     >>> try:
-    ...     memlab.workloads.get("gpt-tiny")
+    ...     memlab.workloads.get("gpt-smal")
     ... except memlab.MemlabError as error:
     ...     print(str(error).split("; ")[0])
-    workload 'gpt-tiny' is unknown (did you mean 'gpt-small'?)
+    workload 'gpt-smal' is unknown (did you mean 'gpt-small'?)
     """
 
 

@@ -100,7 +100,7 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
     if isinstance(error, MemlabError):
         return Outcome.FAILED, str(error)
     if is_out_of_memory(error):
-        return Outcome.OUT_OF_MEMORY, f"out of memory in {place}: {text.rstrip('.')}; {SMALLER}"
+        return Outcome.OUT_OF_MEMORY, out_of_memory(f"in {place}", text.rstrip("."))
 
     if any(unknown in text for unknown in NO_KERNEL_TEXTS):
         return Outcome.UNSUPPORTED, (
@@ -117,6 +117,15 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
     named = f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
     remedy = next((do for said, do in REMEDIES.items() if re.search(said, str(error))), "")
     return Outcome.FAILED, f"{place} raised {named}" + (f"; {remedy}" if remedy else "")
+
+
+def out_of_memory(when: str, why: str, remedy: str = SMALLER) -> str:
+    """Return the sentence that a person reads when a step runs out of memory.
+
+    >>> out_of_memory("in forward", "the step needs 3.00 GiB", "use a smaller model")
+    'out of memory in forward: the step needs 3.00 GiB; use a smaller model'
+    """
+    return f"out of memory {when}: {why}; {remedy}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

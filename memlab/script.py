@@ -7,9 +7,9 @@ that are no samples (a workload's `num_loss_terms`), which a script cannot know.
 import torch
 
 from memlab.arguments.checks import checked
-from memlab.arguments.quoting import in_docstring, shown
+from memlab.arguments.quoting import in_docstring
 from memlab.config import StepConfig
-from memlab.errors import DeviceError
+from memlab.devices.here import as_device
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
@@ -46,12 +46,7 @@ def script(
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
     """
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        raise DeviceError(
-            f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
-        ) from None
+    device = as_device(device)
     every.check(config, device)
     checkpointing.check_plan(config, plan)
     own_kind = workload is not None and batches.is_own_kind(workload)

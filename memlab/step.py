@@ -17,13 +17,13 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memlab.arguments.checks import checked
-from memlab.arguments.quoting import shown
 from memlab.config import StepConfig
 from memlab.devices import cards
-from memlab.errors import DeviceError, WorkloadError
+from memlab.devices.here import as_device
+from memlab.errors import WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
-from memlab.techniques.batches import map_tensors, moved
+from memlab.techniques.batch_tensors import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.loss import chunked_loss
@@ -31,7 +31,7 @@ from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.recompute import checkpointing, model_cache
+from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.technique import Setup
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -213,7 +213,7 @@ def build_step(
     >>> second < first
     True
     """
-    device = _device(device)
+    device = as_device(device)
     has_card = device.type == "cuda" and torch.cuda.is_available()
     card = cards.of_device(device) if has_card else None
     every.check(config, device, card)
@@ -230,7 +230,7 @@ def build_step(
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
     _check_model(model)
     if not config.model_cache:
-        model_cache.switch_caches_off(model)
+        caches.switch_caches_off(model)
 
     cast_notes = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)
@@ -281,15 +281,6 @@ def build_step(
         parameter_formats=formats,
         notes=(*cast_notes, *batch_notes),
     )
-
-
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, ValueError):
-        raise DeviceError(
-            f"device={shown(device)} is no device; allowed is 'cpu' or 'cuda'"
-        ) from None
 
 
 def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:

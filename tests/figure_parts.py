@@ -6,7 +6,7 @@ import numpy as np
 
 from memlab.config import StepConfig
 from memlab.result import Outcome, Source, StepResult
-from memlab.trace import CATEGORIES, PHASES, Category, Phase, Place, Timeline
+from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 
 MIB = 2**20
 
@@ -51,3 +51,37 @@ def make_result(*, timeline=None, seconds=(0.2, 0.1, 0.3), **changes):
 
 def texts_of(figure):
     return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+
+def out_of_memory(**changes):
+    return make_result(
+        outcome=Outcome.OUT_OF_MEMORY, message="out of memory in forward", step_seconds=None,
+        step_seconds_all=(), samples_per_second=None, **changes,
+    )  # fmt: skip
+
+
+def held(category, module, nbytes, operator="aten::mm"):
+    return Holding(category=category, module=module, operator=operator, phase=Phase.FORWARD,
+                   num_blocks=1, nbytes=nbytes)  # fmt: skip
+
+
+def make_held(*holdings, **changes):
+    sizes = dict.fromkeys(CATEGORIES, 0)
+    for holding in holdings:
+        sizes[holding.category] += holding.nbytes
+    return make_result(
+        peak_allocated_bytes=sum(sizes.values()), peak_by_category=sizes, peak_holdings=holdings,
+        **changes,
+    )  # fmt: skip
+
+
+def transformer(num_blocks=12, unit=MIB):
+    names = ("ln", "attn.qkv", "attn.out", "mlp.fc", "mlp.proj")
+    places = [f"model.h.{i}.{name}" for i in range(num_blocks) for name in names]
+    return make_held(
+        *(held(Category.PARAMETERS, f"{p}.weight", unit) for p in places),
+        *(held(Category.OPTIMIZER_STATE, f"{p}.weight", 2 * unit) for p in places),
+        *(held(Category.ACTIVATIONS, p, (5 + i % 3) * unit) for i, p in enumerate(places)),
+        held(Category.TEMPORARIES, "model.h.3.mlp.fc", 30 * unit),
+        held(Category.INPUTS, "", unit // 64 + 1, operator="aten::clone"),
+    )

@@ -24,7 +24,7 @@ from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, MemlabError
 from memlab.records.recorded import is_recorded
 from memlab.result import StepResult
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 from memlab.worker.isolation import prewarm
 from memlab.workload import Workload
 

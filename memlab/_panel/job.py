@@ -11,7 +11,7 @@ from memlab.config import StepConfig
 from memlab.records.recorded import is_recorded, recorded
 from memlab.result import Outcome, StepResult
 from memlab.running import Progress
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 from memlab.workload import Workload
 
 UPDATE_SECONDS = 0.1  # a page with more frequent updates falls behind

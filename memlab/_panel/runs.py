@@ -10,7 +10,7 @@ from memlab._panel.state import others
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.records.recorded import is_recorded
 from memlab.result import Outcome, StepResult, signed_percent
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 
 MOST_SHOWN = 30
 NONE = "-"

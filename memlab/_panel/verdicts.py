@@ -12,7 +12,7 @@ from memlab.config import StepConfig
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import CountedPeak, Outcome, Source, StepResult, format_percent
 from memlab.techniques.every import CONTROLS
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 
 OUTCOME_WORDS = {
     Outcome.OK: "ok",

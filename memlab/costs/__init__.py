@@ -1,6 +1,8 @@
 """Costs: the memory that operators allocate in addition to their outputs, and their time.
 
-- `targets.py` decides which of the files below are used for a CPU and for a card. Start here.
+- `recorded_step.py` records a step for a CPU or a card, with the memory and time of its kernels.
+  Predictions and plans begin with it. Start here.
+- `targets.py` decides which of the files below are used for a CPU and for a card.
 - For a CPU, operators are run alone, once: `calibration.py` decides which, `run_alone.py` runs
   them, and `overheads.py` finds what Python adds to each. `cost_store.py` caches the costs on disk;
   `measured_runs.py` and `doubt.py` compare them with measured steps.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from memlab.arguments.units import GIB
 from memlab.costs import cuda_kernels
@@ -22,7 +20,6 @@ from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes
 from memlab.operators.cost import KnownCosts, OperatorCost
 from memlab.operators.signatures import Signature
-from memlab.recording import stand_in
 from memlab.recording.assembly import Effect
 from memlab.recording.program import Program
 from memlab.recording.recording import Operator, Recording
@@ -61,17 +58,6 @@ class Kernels:
     noisy_share: float = 0.0
     unknown_share: float = 0.0
     notes: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def recording_for(target: Target) -> Iterator[torch.device]:
-    """Yield the device on which fake tensors dispatch as they would on the target."""
-    if target.kind == "cpu":
-        yield torch.device("cpu")
-    else:
-        capability = None if target.card is None else target.card.compute_capability
-        with stand_in.as_cuda(capability) as device:
-            yield device
 
 
 def kernels_of(

@@ -46,6 +46,20 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cpu") if resolved.type == "cpu" else resolved
 
 
+def as_device(device: torch.device | str) -> torch.device:
+    """Return a device by its name, whether or not this machine has it.
+
+    Raises:
+        DeviceError: torch knows no such device.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise DeviceError(
+            f"device={shown(device)} is not a device; allowed is 'cpu' or 'cuda'"
+        ) from None
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work that was queued; nothing to wait for on a CPU."""
     if device.type != "cpu":

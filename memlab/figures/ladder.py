@@ -35,7 +35,7 @@ from memlab.figures.look import (
 )
 from memlab.result import Outcome, StepResult
 from memlab.trace import Category
-from memlab.verifying.verify import VerifyReport
+from memlab.verifying.report import VerifyReport
 
 BAR = CATEGORY_COLORS[Category.ACTIVATIONS]
 

@@ -10,7 +10,7 @@ from memlab.step import set_seed
 from memlab.techniques import precision
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.batches import tensors_of
-from memlab.techniques.recompute.blocks import find_blocks
+from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.workload import Workload
 
 

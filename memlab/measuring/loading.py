@@ -28,7 +28,8 @@ from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.step import Step, build_step, set_seed
-from memlab.techniques.batches import map_tensors, tensors_of
+from memlab.techniques.batch_tensors import map_tensors
+from memlab.techniques.batches import tensors_of
 from memlab.workload import Workload
 
 FEWER = "lower num_workers or prefetch_factor, or decode smaller samples"

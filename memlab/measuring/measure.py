@@ -29,7 +29,7 @@ from memlab.meters.meter import Meter, record
 from memlab.plan import Plan
 from memlab.recording.scripted import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
 from memlab.result import Outcome, Source, StepResult
-from memlab.running import SMALLER, Progress, Report, explain
+from memlab.running import SMALLER, Progress, Report, explain, out_of_memory
 from memlab.step import Step, build_step, notes, set_seed
 from memlab.techniques.compiling.compilation import forget, is_compiled
 from memlab.techniques.offload import offload
@@ -241,10 +241,10 @@ def _if_over(limit_bytes: int, trace: Trace, peak_bytes: int) -> dict[str, Any]:
         needs = f"this run needs {format_bytes(int(np.cumsum(trace.nbytes).max()))}"
         remedy = "use a smaller model or a higher memory_limit"
 
+    why = f"{needs} of allocated memory, and the limit is {format_bytes(limit_bytes)}"
     return {
         "outcome": Outcome.OUT_OF_MEMORY,
-        "message": f"out of memory in {crossing}: {needs} of allocated memory, and the limit is "
-        f"{format_bytes(limit_bytes)}; {remedy}",
+        "message": out_of_memory(f"in {crossing}", why, remedy),
     }
 
 

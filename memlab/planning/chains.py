@@ -1,8 +1,7 @@
-"""The plans of a workload for every memory budget, from one prediction of its plain step.
+"""The plans of a workload for every memory budget, from one recording of its plain step.
 
-In this process and over fake tensors, as `memlab.predicting` does: the plain step is recorded once,
-and `chain.py` finds what to recompute. Left out: budgets of torch.compile, whose partitioner plans
-by itself.
+In this process and over fake tensors: the plain step is recorded once, and `chain.py` finds what to
+recompute. Left out: budgets of torch.compile, whose partitioner makes its own plans.
 """
 
 from __future__ import annotations
@@ -10,21 +9,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch
-
 from memlab.allocator.replay import round_block
 from memlab.config import StepConfig
-from memlab.costs.targets import kernels_of, recording_for
+from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices.cards import Target
-from memlab.devices.generators import preserved_random_state
 from memlab.planning.chain import Chain, chain_of
 from memlab.planning.what_if import WhatIf
-from memlab.predicting.predict import check_target, recorded
-from memlab.recording import stand_in
 from memlab.recording.assembly import sizes_of
-from memlab.recording.tracker import Tracker
 from memlab.result import Outcome
-from memlab.running import Progress, Report, explain
+from memlab.running import Report
 from memlab.workload import Workload
 
 
@@ -49,28 +42,26 @@ def plan_in_process(
         seed: set before the model and the batch.
         report: called as planning goes on; what it raises ends it.
     """
-    plain = dataclasses.replace(config, memory_budget=1.0)
-    tracker = None
-    try:
-        check_target(plain, target)
-        stand_in.device()  # autograd counts the devices at the first backward of a process
-        with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
-            tracker = Tracker(device.type)
-            report(Progress(text=f"recording {workload.name} to plan its budget", fraction=0.1))
-            program = recorded(workload, plain, device, seed, tracker)
-        kernels = kernels_of(
-            program,
-            config.micro_batch_sizes,
-            target,
-            lambda share: report(Progress(text="running new operators alone", fraction=share)),
-        )
-        is_card = target.kind == "cuda"
-        own = sizes_of(program.recording, program.layout, kernels.effects)
-        own = round_block(own) if is_card else own
-        told = WhatIf(program, own, kernels.seconds, hides_host=is_card)
-        return Planning(chain=chain_of(told))
-    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
-        outcome, message = explain(error, "planning" if tracker is None else tracker.place())
-        return Planning(
-            chain=None, outcome=outcome, message=f"the memory budget cannot be planned: {message}"
-        )
+    found = from_recorded_step(
+        _chain_of,
+        workload,
+        dataclasses.replace(config, memory_budget=1.0),
+        target,
+        seed=seed,
+        report=report,
+        purpose="to plan its budget",
+    )
+    if isinstance(found, Failure):
+        message = f"the memory budget cannot be planned: {found.message}"
+        return Planning(chain=None, outcome=found.outcome, message=message)
+    return Planning(chain=found)
+
+
+def _chain_of(step: RecordedStep) -> Chain:
+    """Return the plans that the plain step allows."""
+    program, kernels = step.program, step.kernels()
+    is_card = step.target.kind == "cuda"
+    own = sizes_of(program.recording, program.layout, kernels.effects)
+    if is_card:
+        own = round_block(own)
+    return chain_of(WhatIf(program, own, kernels.seconds, hides_host=is_card))

@@ -51,7 +51,7 @@ import torch
 from memlab.operators.signatures import Signature, TensorSpec, call_of
 from memlab.plan import Instance
 from memlab.recording.program import Program
-from memlab.techniques.recompute import policies
+from memlab.techniques.recompute import keepable
 from memlab.trace import Phase
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class WhatIf:
         if "_cudnn_rnn" not in operator.name or operator.signature is None:
             return False
         func, args, kwargs = call_of(operator.signature, _stand_in)
-        return policies.draws(func, policies.values_of(func, args, kwargs))
+        return keepable.draws(func, keepable.values_of(func, args, kwargs))
 
     def _changes_its_inputs(self, span: Span) -> bool:
         """Return whether a call writes in place to a tensor that this step made outside of it."""
@@ -375,7 +375,7 @@ def _is_keepable(signature: Signature) -> bool:
         func, args, kwargs = call_of(signature, _stand_in)
     except AttributeError:  # an operator that is registered in another process only
         return False
-    return policies.can_be_kept(func, policies.values_of(func, args, kwargs))
+    return keepable.can_be_kept(func, keepable.values_of(func, args, kwargs))
 
 
 def _stand_in(_: TensorSpec) -> torch.Tensor:

@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import torch
-
 from memlab.config import Precision, StepConfig
-from memlab.costs.targets import costs_found_here, kernels_of, recording_for
+from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.costs.targets import costs_found_here
 from memlab.devices.cards import Target
-from memlab.devices.generators import preserved_random_state
 from memlab.operators.cost import KnownCosts
 from memlab.operators.signatures import Signature
 from memlab.plan import Plan
-from memlab.predicting.predict import check_target, recorded
-from memlab.recording import stand_in
-from memlab.recording.tracker import Tracker
 from memlab.result import Outcome
-from memlab.running import Report, explain
+from memlab.running import Report
 from memlab.workload import Workload
 
 
@@ -62,25 +57,31 @@ def operators_in_process(
         plan: of the config's memory budget.
         report: called as for a prediction; what it raises ends it.
     """
-    tracker = None
-    try:
-        check_target(config, target)
-        stand_in.device()  # autograd counts the devices at the first backward of a process
-        with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
-            tracker = Tracker(device.type)
-            program = recorded(workload, config, device, seed, tracker, plan)
-        is_tf32 = config.precision is Precision.TF32
-        sizes = config.micro_batch_sizes
-        kernels = kernels_of(program, sizes, target, lambda share: None, tf32_matmul=is_tf32)
-    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
-        outcome, message = explain(error, "a step" if tracker is None else tracker.place())
-        return StepOperators(outcome=outcome, message=message)
-    seconds: dict[Signature, float] = defaultdict(float)
-    recording, steps = program.recording, program.steps_of(sizes)
+    found = from_recorded_step(
+        _operators_of,
+        workload,
+        config,
+        target,
+        seed=seed,
+        plan=plan,
+        report=report,
+        purpose="for its operators",
+    )
+    if isinstance(found, Failure):
+        return StepOperators(outcome=found.outcome, message=found.message)
+    return found
+
+
+def _operators_of(step: RecordedStep) -> StepOperators:
+    kernels = step.kernels(tf32_matmul=step.config.precision is Precision.TF32)
+    recording = step.program.recording
+    steps = step.program.steps_of(step.config.micro_batch_sizes)
     counts = [interval.step in steps for interval in recording.intervals]
     times = (
         [0.0] * len(recording.operators) if kernels.seconds is None else kernels.seconds.tolist()
     )
+
+    seconds: dict[Signature, float] = defaultdict(float)
     for operator, time in zip(recording.operators, times, strict=True):
         # a copy between host and card is the bus's time, and no operator's
         if operator.signature is not None and counts[operator.interval] and not operator.crosses:
@@ -88,5 +89,5 @@ def operators_in_process(
     return StepOperators(
         outcome=Outcome.OK,
         seconds=dict(seconds),
-        costs=costs_found_here(seconds) if target.kind == "cpu" else None,
+        costs=costs_found_here(seconds) if step.target.kind == "cpu" else None,
     )

@@ -8,11 +8,8 @@ caching allocator, and time the card's datasheet. Left out: compiled steps.
 
 from __future__ import annotations
 
-import dataclasses
 import platform
-import traceback
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,34 +18,21 @@ from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import Precision, StepConfig
-from memlab.costs.targets import Kernels, kernels_of, recording_for, seconds_of_intervals
+from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
+from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
-from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import describe
-from memlab.errors import UnsupportedError
 from memlab.meters.lifetimes import step_memory
 from memlab.plan import Plan
 from memlab.predicting.forecast import Forecast, forecast_of
 from memlab.predicting.held_against import Attempt, Measured, held_against
-from memlab.recording import stand_in
 from memlab.recording.assembly import sizes_of
-from memlab.recording.fake_workload import over_fakes
-from memlab.recording.program import MOST_RECORDED, Program, program_of
+from memlab.recording.program import Program
 from memlab.recording.recording import Recording
-from memlab.recording.tracker import Tracker, record_fake
 from memlab.result import Outcome, Source, StepResult, format_percent
-from memlab.running import Progress, Report, explain
-from memlab.step import build_step, notes, set_seed
-from memlab.techniques import every
-from memlab.techniques.batches import tensors_of
-from memlab.techniques.compiling.compilation import is_compiled
+from memlab.running import Report
+from memlab.step import notes
 from memlab.techniques.offload import offload
-from memlab.torch_private.fakes import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from memlab.trace import Phase
 from memlab.workload import Workload
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds, on
@@ -56,7 +40,6 @@ from memlab.workload import Workload
 # held against anything yet
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
-OF_JAGGED = "create_symbolic_nested_int"  # in torch: makes the size that differs by sample
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
@@ -98,7 +81,7 @@ def predict_in_process(
         measured: what is known of a measured run of this very step.
         report: called as the prediction goes on; what it raises ends it.
     """
-    facts: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "source": Source.PREDICTED,
         "device": target.name,
         "versions": _versions(target),
@@ -106,93 +89,65 @@ def predict_in_process(
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
     }
-    tracker = None
-    try:
-        check_target(config, target)
-        stand_in.device()  # autograd counts the devices at the first backward of a process
-        with recording_for(target) as device, preserved_random_state(torch.device("cpu")):
-            tracker = Tracker(device.type)
-            report(Progress(text=f"recording {workload.name} on fake tensors", fraction=0.1))
-            program = recorded(workload, config, device, seed, tracker, plan)
-        text = "running new operators alone"
-
-        def attempt(doubted_before: float | None) -> Attempt:
-            kernels = kernels_of(
-                program,
-                config.micro_batch_sizes,
-                target,
-                lambda share: report(Progress(text=text, fraction=share)),
-                tf32_matmul=config.precision is Precision.TF32,
-                doubted_before=doubted_before,
-            )
-            forecast = _forecast(program, kernels, config, target)
-            found = _facts(forecast, config, target, kernels)
-            return Attempt(
-                kernels=kernels,
-                forecast=forecast,
-                facts=found,
-                noise=NOISY_TIME * kernels.noisy_share,
-                is_whole=kernels.unknown_share <= MOST_UNKNOWN,
-            )
-
-        made = held_against(measured, attempt)
-        kernels, forecast = made.kernels, made.forecast
-        facts |= made.facts
-        if kernels.unknown_share > MOST_UNKNOWN:
-            facts |= _without_time(facts, kernels.unknown_share)
-            forecast = replace(forecast, seconds=None)
-        held = offload.notes(config, program.recording.host_bytes)
-        facts["parameter_formats"] = program.recording.parameter_formats
-        of_step = (*notes(config, device, plan), *program.recording.notes)
-        of_step += _format_notes(program.recording, target)
-        facts["notes"] = (*of_step, *held, *facts["notes"])
-    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
-        place = "building the step" if tracker is None else tracker.place()
-        outcome, message = explain(_in_other_words(error, place), place)
-        if outcome is Outcome.OUT_OF_MEMORY:  # of this machine, which says nothing of the step
-            outcome = Outcome.UNSUPPORTED
-            message = f"the prediction itself needs more memory than there is: {message}"
-        if tracker is not None:
-            facts["parameter_formats"] = tracker.recording.parameter_formats
-        result = StepResult(**{**facts, "outcome": outcome, "message": message})
+    made = from_recorded_step(
+        lambda step: _predicted(step, plan, measured),
+        workload,
+        config,
+        target,
+        seed=seed,
+        plan=plan,
+        report=report,
+        purpose="on fake tensors",
+    )
+    if isinstance(made, Failure):
+        result = StepResult(
+            **asked,
+            outcome=made.outcome,
+            message=made.message,
+            parameter_formats=made.parameter_formats,
+        )
         return Prediction(result=result, forecast=None)
-    result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts, target))
+    facts, forecast = made
+    result = StepResult(**asked, **facts, outcome=Outcome.OK, message=_summary(facts, target))
     return Prediction(result=forecast.against_limit(result, memory_limit), forecast=forecast)
 
 
-def _in_other_words(error: BaseException, place: object) -> BaseException:
-    """Return an error that only a fake tensor can raise as what it means."""
-    text = str(error).splitlines()[0] if str(error) else ""
-    is_numpy = "not supported for tensor subclasses" in text
-    if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return UnsupportedError(
-            f"{place}: the model reads values of a tensor ({text}), which a prediction does not "
-            "have; read them in make_batch, or use memlab.measure"
-        )
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if OF_JAGGED in frames:
-        return UnsupportedError(
-            f"{place}: the model makes a nested tensor of jagged layout, whose sizes differ from "
-            "sample to sample, which a prediction does not follow; pad the samples to one length, "
-            "or use memlab.measure"
-        )
-    return error
+def _predicted(
+    step: RecordedStep, plan: Plan | None, measured: Measured
+) -> tuple[dict[str, Any], Forecast]:
+    """Return what a recorded step costs, as facts of a result, and its forecast."""
+    config, target, recording = step.config, step.target, step.program.recording
 
+    def attempt(doubted_before: float | None) -> Attempt:
+        kernels = step.kernels(
+            tf32_matmul=config.precision is Precision.TF32, doubted_before=doubted_before
+        )
+        forecast = _forecast(step.program, kernels, config, target)
+        return Attempt(
+            kernels=kernels,
+            forecast=forecast,
+            facts=_facts(forecast, config, target, kernels),
+            noise=NOISY_TIME * kernels.noisy_share,
+            is_whole=kernels.unknown_share <= MOST_UNKNOWN,
+        )
 
-def check_target(config: StepConfig, target: Target) -> None:
-    """Raise UnsupportedError for what cannot be predicted, or what the card cannot do."""
-    # before any recording, which must not import what the check of an optimizer does
-    every.check(config, torch.device(target.kind), target.card)
-    if is_compiled(config):
-        raise UnsupportedError(
-            "predict knows eager steps only: what a compiled step keeps is decided while it "
-            "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
-        )
-    if config.precision is Precision.FP8_MIXED:
-        raise UnsupportedError(
-            "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
-            "known before they run; use memlab.measure on such a card, or precision='bf16-mixed'"
-        )
+    made = held_against(measured, attempt)
+    facts, forecast = made.facts, made.forecast
+    if not made.is_whole:
+        facts = facts | _without_time(facts, made.kernels.unknown_share)
+        forecast = replace(forecast, seconds=None)
+
+    of_step = (
+        *notes(config, step.device, plan),
+        *recording.notes,
+        *_format_notes(recording, target),
+        *offload.notes(config, recording.host_bytes),
+    )
+    facts = facts | {
+        "parameter_formats": recording.parameter_formats,
+        "notes": (*of_step, *facts["notes"]),
+    }
+    return facts, forecast
 
 
 def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:
@@ -293,116 +248,3 @@ def _versions(target: Target) -> dict[str, str]:
         threads = str(torch.get_num_threads())
         return found | {"device_name": describe(torch.device("cpu")), "threads": threads}
     return found | ({"device_name": target.card.title} if target.card else {})
-
-
-def recorded(
-    workload: Workload,
-    config: StepConfig,
-    device: torch.device,
-    seed: int,
-    tracker: Tracker,
-    plan: Plan | None = None,
-) -> Program:
-    """Return the program of a step: recorded over this config's micro-batches and others.
-
-    This very config is recorded alone where single samples stand beside larger micro-batches, where
-    the two sizes run other operators, and where the model keeps something of the first batch: a
-    hidden state, a cache, its last outputs.
-    """
-    sizes = config.micro_batch_sizes
-    size, least = sizes[0], sizes[-1]
-    other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
-    record = partial(_recorded, workload, device=device, seed=seed, plan=plan)
-    if other == 1 < size:
-        return record(config, tracker=tracker, first=config)
-    count = min(len(sizes), MOST_RECORDED)
-    this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
-    that = dataclasses.replace(this, batch_size=other * count)
-    is_whole = other == size and count == len(sizes)
-
-    def alone() -> Program:
-        another = Tracker(tracker.device_type)
-        another.blocks.adopt(tracker.blocks.left())
-        return record(config, tracker=another, first=config)
-
-    try:
-        program = record(this, tracker=tracker, first=that)
-    except Exception as error:  # of any kind: a state of another batch fails in many ways
-        if is_whole:
-            raise
-        try:
-            return alone()
-        except Exception:
-            raise error from None  # the tracker knows the place of this one
-    if not is_whole and (program.differs or _keeps_of_batch(program.recording)):
-        return alone()
-    return program
-
-
-def _keeps_of_batch(recording: Recording) -> bool:
-    """Return whether what outlives a step is as large as its batch: another for each size."""
-    kept: list[list[int]] = [[], []]
-    for event in recording.events:
-        born = recording.intervals[
-            recording.operators[recording.blocks[event.block].operator].interval
-        ]
-        died = recording.intervals[event.interval].step
-        computed = born.phase in (Phase.FORWARD, Phase.BACKWARD)
-        if not event.is_birth and computed and born.step >= 0 and died != born.step:
-            kept[born.step].append(recording.blocks[event.block].nbytes)
-    return sorted(kept[0]) != sorted(kept[1])
-
-
-def _recorded(
-    workload: Workload,
-    config: StepConfig,
-    *,
-    device: torch.device,
-    seed: int,
-    plan: Plan | None,
-    tracker: Tracker,
-    first: StepConfig,
-) -> Program:
-    """Return the program of a run whose first step is over another batch than its second."""
-
-    def run(mode: FakeTensorMode) -> None:
-        fake = over_fakes(workload, mode, tracker)
-        mark = partial(tracker.mark, -1)
-        step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
-        tracker.know(step.model)
-        tracker.recording.parameter_formats = step.parameter_formats
-        tracker.recording.notes += step.notes
-        if step.scaler is not None:  # it makes its scale at the first call: no part of any step
-            tracker.mark(-1, Phase.BUILD, 0)
-            step.scaler.scale(torch.zeros((), device=device))
-        with tracker.modules(step.model):
-            set_seed(seed)
-            step(partial(tracker.mark, 0))
-            tracker.know_states(step.model, step.optimizer)
-            if tracker.recording.is_scripted:
-                set_seed(seed)
-                step(lambda phase, micro_batch: tracker.mark(-1, Phase.BUILD, 0))
-            before = step.micro_batches
-            step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
-            tracker.mark(-1, Phase.BUILD, 0)
-            _leave_gradients(before, step.micro_batches)
-            del before
-            set_seed(seed)
-            step(partial(tracker.mark, 1))
-            tracker.recording.host_bytes = step.host_bytes
-        tracker.mark(-1, Phase.TEARDOWN, 0)
-
-    recording = record_fake(run, tracker)
-    return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
-
-
-def _leave_gradients(before: list[Any], after: list[Any]) -> None:
-    """Give the second step's batch the gradients that the first step has left with its own.
-
-    A batch that a model has asked gradients of, for a penalty on them, keeps them from step to
-    step where the step works on the batch itself: for real it is the same one.
-    """
-    for old, new in zip(tensors_of(before), tensors_of(after), strict=False):
-        if old.is_leaf and old.grad is not None:
-            new.requires_grad_()
-            new.grad = torch.empty_like(new)

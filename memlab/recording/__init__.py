@@ -3,6 +3,7 @@
 - `tracker.py`: `record_fake` runs a step and records every operator; `recording.py` is the data
   that it returns. `fake_outputs.py` says what an operator returns, `live_blocks.py` which storages
   are allocated and freed.
+- `record_step.py` records the step of a workload, over two batches of different sizes.
 - `fake_workload.py` makes a workload whose model and batches consist of fake tensors.
 - What fake tensors get wrong or refuse is corrected in one file each: `faking.py`,
   `fake_kernels.py`, `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`,

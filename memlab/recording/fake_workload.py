@@ -22,7 +22,8 @@ from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real
 from memlab.techniques.accumulation import has_samples_first
-from memlab.techniques.batches import is_object, map_tensors, tensors_of
+from memlab.techniques.batch_tensors import is_object, map_tensors
+from memlab.techniques.batches import tensors_of
 from memlab.torch_private import pytree
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.tensors import storage_key

@@ -54,8 +54,8 @@ from memlab.recording.values import tensors_in
 from memlab.techniques.building.deferred import OneMode
 from memlab.techniques.offload.offloading import copy_on
 from memlab.techniques.optimizers.optimizers import states_of
-from memlab.techniques.recompute.blocks import find_blocks
 from memlab.techniques.recompute.recompute import recomputed
+from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensorMode

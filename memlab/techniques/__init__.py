@@ -11,6 +11,8 @@ Each technique is one object, a `Technique` at the end of the file that implemen
   `compiling/`, `building/`.
 - Shared parts: `source.py` (lines of an exported script), `batches.py` (the tensors of a batch),
   `same_operators.py` (checks that a model still runs the operators that a decision was based on).
+- Files that exported scripts contain whole: `casts.py`, `fp8_layers.py`, `batch_tensors.py`, and
+  others in the folders.
 
 To add a technique: add its field to `memlab/config.py`, write its file, and add one line each to
 `every.py` and `build_step`. `python -m benchmarks.combinations` and `python -m benchmarks.saving`

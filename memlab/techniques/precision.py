@@ -16,8 +16,12 @@ import torch
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.batches import is_own_kind, map_tensors, tensors_of
-from memlab.techniques.source import BACKWARD, ScriptLines, text_of
+from memlab.techniques import casts, fp8_layers
+from memlab.techniques.batch_tensors import map_tensors
+from memlab.techniques.batches import is_own_kind, tensors_of
+from memlab.techniques.casts import can_be_cast, cast_weights
+from memlab.techniques.fp8_layers import can_be_fp8
+from memlab.techniques.source import BACKWARD, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
 AUTOCAST_DTYPE = {
@@ -45,7 +49,7 @@ NEEDS_BF16 = (
     Precision.BF16_STOCHASTIC,
     Precision.FP8_MIXED,
 )
-TO_FP8 = "convert_to_float8_training(model, module_filter_fn=_can_be_fp8)"
+TO_FP8 = "convert_to_float8_training(model, module_filter_fn=can_be_fp8)"
 AMPERE = (8, 0)  # compute capability, of the first cards with TF32
 ADA = (8, 9)  # of the first cards with fp8
 TF32_REASON = "TF32 needs the tensor cores of Ampere or newer CUDA cards"
@@ -141,20 +145,6 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> list[str]:
     ]
 
 
-def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters and buffers of real numbers, in place; quantised ones stay as they are."""
-    # model.to(dtype) would drop the imaginary part of a complex buffer
-    model._apply(lambda t: t.to(dtype) if can_be_cast(t) else t)
-
-
-def can_be_cast(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds plain real numbers, which can be cast to another format."""
-    kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows the class of the real one
-    # bitsandbytes' 4-bit weights, for instance, may be packed into floats
-    is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
-    return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed
-
-
 def _counted(noun: str, tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> list[str]:
     """Return in words how many tensors of each format a cast changes, without those in fp32."""
     by_format: dict[torch.dtype, list[int]] = {}
@@ -188,20 +178,14 @@ def multiply_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> None:
         convert_to_float8_training,
     )
 
-    if not any(_can_be_fp8(module, "") for module in model.modules()):
+    if not any(can_be_fp8(module, "") for module in model.modules()):
         raise UnsupportedError(
             f"precision='fp8-mixed': {type(model).__name__} has no nn.Linear whose sizes are "
             "multiples of 16; use 'bf16-mixed'"
         )
 
     fp8 = Float8LinearConfig(emulate=emulate)
-    convert_to_float8_training(model, config=fp8, module_filter_fn=_can_be_fp8)
-
-
-def _can_be_fp8(module: torch.nn.Module, _: str) -> bool:
-    if type(module) is not torch.nn.Linear:
-        return False
-    return module.in_features % 16 == 0 and module.out_features % 16 == 0
+    convert_to_float8_training(model, config=fp8, module_filter_fn=can_be_fp8)
 
 
 def batch_notes(batch: Any, precision: Precision) -> list[str]:
@@ -264,13 +248,12 @@ def source(asked: Setup) -> ScriptLines:
     dtype = weight_dtype(precision)
     is_tf32, has_scaler = precision is Precision.TF32, precision is Precision.FP16_MIXED
     is_fp8 = precision is Precision.FP8_MIXED
-    functions = (text_of(can_be_cast), text_of(cast_weights)) if dtype else ()
+    files = [*([casts] if dtype else []), *([fp8_layers] if is_fp8 else [])]
     cache = ", cache_enabled=False" if config.offload_parameters else ""
     context = f"torch.autocast(device.type, {AUTOCAST_DTYPE.get(precision)}{cache})"
 
-    return ScriptLines(
+    lines = ScriptLines(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
-        functions=(*functions, *((text_of(_can_be_fp8),) if is_fp8 else ())),
         before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
         built=(f"cast_weights(model, {dtype})",) if dtype else (),
         model=(TO_FP8,) if is_fp8 else (),
@@ -280,6 +263,7 @@ def source(asked: Setup) -> ScriptLines:
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
+    return together([whole(*files), lines]) if files else lines
 
 
 def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:

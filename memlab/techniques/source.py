@@ -5,15 +5,15 @@
 `optimizer`. Left out: memlab itself, which no script needs.
 """
 
+import ast
 import inspect
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from types import ModuleType
 
 PLACE = "model.to(device)"
 BACKWARD = "(loss * weight).backward()"
 UPDATE = "optimizer.step()"
+LONGEST_LINE = 100  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +78,55 @@ def together(sources: list[ScriptLines]) -> ScriptLines:
     return ScriptLines(**found)
 
 
-def text_of(function: Callable[..., Any]) -> str:
-    """Return the definition of a function of memlab, for a script to hold."""
-    return textwrap.dedent(inspect.getsource(function)).rstrip()
+def whole(*files: ModuleType) -> ScriptLines:
+    """Return whole source files of memlab, for a script to contain.
+
+    Such a file is plain PyTorch, and memlab runs it too. From memlab it imports only errors, which
+    the script defines itself, and names from other files among these.
+
+    >>> from memlab.techniques.offload import weight_reads
+    >>> whole(weight_reads).imports[:2]
+    ('import itertools', 'from collections.abc import Callable')
+    """
+    held = {file.__name__ for file in files}
+    imports: list[str] = []
+    errors: list[str] = []
+    definitions: list[str] = []
+    for file in files:
+        text = inspect.getsource(file)
+        statements = _imports_of(text)
+        for statement in statements:
+            if isinstance(statement, ast.Import):
+                imports.append(ast.unparse(statement))
+            elif statement.module == "memlab.errors":
+                errors += [f"class {e.name}(ValueError):\n    pass" for e in statement.names]
+            elif statement.module not in held:
+                imports += _in_short_lines(statement)
+
+        rest = text.splitlines()[statements[-1].end_lineno :]
+        definitions.append("\n".join(rest).strip())
+
+    needs_memlab = [line for line in imports if "memlab" in line]
+    assert not needs_memlab, f"a script cannot hold {needs_memlab}"
+    return ScriptLines(imports=tuple(imports), functions=(*dict.fromkeys(errors), *definitions))
+
+
+def _imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports at the beginning of a file, after its docstring."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    for statement in ast.parse(text).body[1:]:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            break
+        found.append(statement)
+    return found
+
+
+def _in_short_lines(statement: ast.ImportFrom) -> list[str]:
+    """Return an import in one line, or in one line for each name if that would be too long."""
+    line = ast.unparse(statement)
+    if len(line) <= LONGEST_LINE:
+        return [line]
+    return [
+        ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
+        for name in statement.names
+    ]

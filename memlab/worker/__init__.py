@@ -3,7 +3,7 @@
 - In the caller: `isolation.py` decides where a job runs and waits for its turn. `process.py` is the
   worker process, `spare.py` keeps a second one ready, and `kept.py` is any process with a keeper.
 - Between them: `keeper.py` is a small process that kills everything that would be left over.
-  `wire.py` has the messages.
+  `job.py` is what they agree on, `wire.py` sends the messages.
 - In the worker: `start.py` prepares the process, `serving.py` serves one job after another,
   `rehearsal.py` runs a first step of memlab's own, `standard_library.py` keeps Python's modules
   from being shadowed, and `unchanged/` checks whether a job has changed the process.

@@ -25,8 +25,8 @@ from memlab.sending.by_value import dumps
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
 from memlab.sending.sources import own_files
+from memlab.worker.job import PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
-from memlab.worker.serving import FUNCTIONS, PREDICTING, Job
 from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
 
@@ -147,7 +147,7 @@ def run(
         timeout_seconds: counted from when the worker takes the job.
         on_progress: called in this thread.
         cancel: once set, the worker is killed.
-        guard_bytes: see `memlab.worker.serving.Job`.
+        guard_bytes: see `memlab.worker.job.Job`.
 
     Raises:
         Ended: the run ended without a value; the message says why.
@@ -297,6 +297,9 @@ def run_here(
 ) -> Any:
     """Run a function of the worker in this process; it can be stopped only between two steps."""
     deadline = time.monotonic() + timeout_seconds
+    # late, because the caller of a worker needs nothing of what runs there
+    from memlab.worker.serving import FUNCTIONS
+
     raised: list[Exception] = []
 
     def report(progress: Progress) -> None:

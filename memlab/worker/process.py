@@ -16,11 +16,11 @@ from typing import Any
 
 from memlab.devices.here import out_of_memory_kills
 from memlab.result import Outcome
-from memlab.running import Ended, Progress
+from memlab.running import Ended, Progress, out_of_memory
 from memlab.sending.sources import is_library
 from memlab.worker import start
+from memlab.worker.job import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.kept import KeptProcess, interpreter
-from memlab.worker.serving import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.wire import Channel, Check, Garbage
 
 STARTING, TAKING = "starting", "taking the job"
@@ -139,15 +139,13 @@ class WorkerProcess:
         said = self._said()
         aborts = [line.strip() for line in said.splitlines() if any(s in line for s in ABORTS)]
         if aborts:
-            return Ended(Outcome.OUT_OF_MEMORY, f"out of memory while {self.doing}: {aborts[-1]}")
+            said = out_of_memory(f"while {self.doing}", aborts[-1])
+            return Ended(Outcome.OUT_OF_MEMORY, said)
 
         # SIGKILL alone may have come from anyone; the system's own count shows who sent it
         if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
-            return Ended(
-                Outcome.OUT_OF_MEMORY,
-                f"the system killed the worker while {self.doing}, because this machine has no "
-                "memory left",
-            )
+            why = "the system killed the worker, because this machine has no memory left"
+            return Ended(Outcome.OUT_OF_MEMORY, out_of_memory(f"while {self.doing}", why))
 
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         where = _innermost_frame(said)

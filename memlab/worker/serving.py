@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,49 +31,17 @@ from memlab.measuring.loading import loading_in_process
 from memlab.measuring.measure import measure_in_process
 from memlab.running import Progress, Report
 from memlab.sending.environment import Environment
-from memlab.sending.own_values import OwnValues, Values
+from memlab.sending.own_values import OwnValues
 from memlab.sending.same_step import recall, remember
 from memlab.sending.sources import Sources, read_no_bytecode
 from memlab.verifying.verify import verify_in_process
+from memlab.worker.job import LOST_STATUS, Job, beginning
 from memlab.worker.rehearsal import import_late_modules, rehearse
 from memlab.worker.standard_library import StandardLibrary
 from memlab.worker.unchanged.worker_state import WorkerState
 from memlab.worker.wire import Channel, Garbage
 
-KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
-LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
-PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What a worker is asked to do.
-
-    Attributes:
-        function: name in `FUNCTIONS`.
-        arguments: of that function, pickled by cloudpickle: unpickled only after `path` is set.
-        path: the caller's `sys.path`.
-        folder: the caller's working folder.
-        own_files: files of the caller's own modules, by module name.
-        own_values: values that are set on these modules, see `sending/own_values.py`.
-        environment: the caller's environment variables.
-        threads: the caller's number of threads for one operator.
-        step: a key that identifies the step, see `sending/same_step.py`; None if there is none.
-        guard_bytes: most memory that the job may take before allocations fail; None is a share of
-            the available memory.
-    """
-
-    function: str
-    arguments: bytes
-    path: list[str]
-    folder: str
-    own_files: dict[str, str]
-    own_values: Values
-    environment: dict[str, str]
-    threads: int
-    step: str | None = None
-    guard_bytes: int | None = None
 
 
 def _predict(**arguments: Any) -> Any:
@@ -162,11 +129,6 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         _give_memory_back(state)
         if state.is_changed:
             _send(channel, number, ("stale", state.found))
-
-
-def beginning(number: int) -> str:
-    """Return the line that separates a job's output from earlier output."""
-    return f"\nmemlab begins job {number}\n"
 
 
 def _reporter(channel: Channel, number: int) -> Report:

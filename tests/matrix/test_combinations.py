@@ -58,46 +58,33 @@ def test_a_wrong_gradient_a_wrong_update_and_a_nameless_refusal_are_found(monkey
     assert "does not name both" in attempt("loss chunks", "fused").why
 
 
-REFUSED = [
-    ("in backward", "fp16-mixed"),
-    ("in backward", "accumulation"),
-    ("adafactor", "fused"),
-    ("budget", "checkpointing"),
-    ("budget", "compile"),
-    ("compile", "loss chunks"),
-    ("compile", "in place"),
-    ("compile", "offload activations"),
-    ("compile", "offload half"),
-    ("compile", "offload parameters"),
-    ("budget, compiled", "loss chunks"),
-    ("budget, compiled", "in place"),
-    ("budget, compiled", "offload activations"),
-    ("budget, compiled", "offload half"),
-    ("budget, compiled", "offload parameters"),
-]
-
-
 def device_of(a, b):
     fields = combinations.settings(a, b).keys()
     return combinations.CARD if fields & set(combinations.ON_A_CARD) else "cpu"
 
 
-def test_these_pairs_are_refused_and_no_others():
-    with_reason = {
-        frozenset(pair)
-        for pair in pairs()
-        if refusal(StepConfig(**combinations.settings(*pair)), device_of(*pair))
-    }
-    assert with_reason == {frozenset(pair) for pair in REFUSED}
-
-
 def refusal(config, device):
-    """Return what is said of a config before anything is built; "" if nothing."""
+    """Return why a config is refused before anything is built; "" if it is not."""
     try:
         every.check(config, torch.device(resolve(device).kind))
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+# docs/combinations.md, which a test compares, shows every change of this list
+REFUSED = [
+    pair
+    for pair in pairs()
+    if refusal(StepConfig(**combinations.settings(*pair)), device_of(*pair))
+]
+
+
+def test_the_pairs_that_fields_refuse_are_found():
+    found = {frozenset(pair) for pair in REFUSED}
+    assert frozenset({"in backward", "accumulation"}) in found
+    assert frozenset({"compile", "offload half"}) in found
+    assert frozenset({"accumulation", "fused"}) not in found
 
 
 @pytest.mark.parametrize(("a", "b"), [pytest.param(*p, id=" + ".join(p)) for p in REFUSED])

@@ -14,125 +14,27 @@ import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
 from memlab.devices.cards import resolve
 from memlab.measuring.measure import measure_in_process
-from memlab.planning.chains import plan_in_process
-from memlab.planning.plans import plan_for
 from memlab.predicting.predict import predict_in_process
 from memlab.recording import stand_in
 from memlab.script import script
-from memlab.step import build_step, set_seed
+from memlab.step import build_step
 from memlab.techniques import every
-from memlab.techniques.offload import offload, offloading
 from memlab.techniques.offload.offloading import Offloader
-from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.verifying.verify import verify_in_process
-from memlab.workloads.language import Gpt
 from tests.models import blocks
 from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted
+from tests.weight_offload_parts import (
+    CPU,
+    OFFLOADED,
+    WORKLOADS,
+    after_updates,
+    gpt,
+    mute,
+    odd,
+    plan_of,
+)
 
-CPU = torch.device("cpu")
 WEIGHT = WIDTH * WIDTH * 4
-OFFLOADED = {"offload_parameters": True}
-
-
-@pytest.fixture
-def possible(monkeypatch):
-    """Let a step on a CPU offload, however small its tensors are."""
-    monkeypatch.setattr(offload, "check", lambda config, device: None)
-    monkeypatch.setattr(offloading, "_is_worth_it", lambda tensor: True)
-    monkeypatch.setattr(offloading, "SMALLEST_BYTES", 0)
-
-
-def mute(_):
-    pass
-
-
-def plan_of(workload, config):
-    def run(_, arguments):
-        return plan_in_process(**arguments, report=mute)
-
-    return plan_for(workload, config, resolve("cpu"), seed=0, run=run)
-
-
-def after_updates(workload, config, num_updates=3):
-    """Return the losses of some updates and what the weights are then."""
-    step = build_step(workload, config, CPU, plan=plan_of(workload, config))
-    losses = []
-    for _ in range(num_updates):
-        set_seed(0)
-        losses.append(step())
-    assert step.offloader is None or step.offloader.host_bytes == 0
-    values = {name: step.value_of(p).detach() for name, p in step.model.named_parameters()}
-    return losses, values
-
-
-class Layer(nn.Module):
-    """`nn.MultiheadAttention` reads the weight of its `out_proj` itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.scale = nn.Parameter(torch.ones(8))  # of a module with others inside
-
-    def forward(self, x):
-        return x + self.attend(x, x, x, need_weights=False)[0] * self.scale
-
-
-class Attention(nn.Module):
-    """Weights that are tied, written in a forward, or read by others than their modules."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(10, 8, max_norm=1.0)  # written by its own forward
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.head = nn.Linear(8, 10, bias=False)
-        self.head.weight = self.embed.weight  # tied
-        self.gain = nn.Linear(8, 8)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(nn.functional.linear(x, self.gain.weight.t() @ self.gain.weight))
-
-
-def attention():
-    return Workload(
-        name="attention",
-        build_model=Attention,
-        make_batch=lambda n: torch.randint(10, (n, 4)),
-        compute_loss=lambda model, tokens: (
-            nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-            + model.gain.bias.square().mean()  # read outside of all modules
-        ),
-    )
-
-
-class Normed(nn.Module):
-    """A computed weight, a norm with buffers, dropout, an RNN, a frozen layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
-        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.3)
-        self.rnn = nn.GRU(6, 6, batch_first=True)
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(4))
-
-    def forward(self, x):
-        x = self.drop(self.norm(self.first(x)))
-        x = self.frozen(self.rnn(x[:, None])[0][:, 0])
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
-def normed():
-    return Workload(
-        name="normed",
-        build_model=Normed,
-        make_batch=lambda n: torch.randn(n, 6),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
 
 
 def in_place():
@@ -144,49 +46,6 @@ def in_place():
     )
 
 
-def gpt():
-    sizes = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "sequence_length": 8}
-    return Gpt(vocab_size=300, **sizes).workload("gpt")
-
-
-class Odd(nn.Module):
-    """Weights that are read in backward: by recomputes of the model's own, and by hooks."""
-
-    def __init__(self, reentrant=False):
-        super().__init__()
-        self.reentrant = reentrant
-        self.first, self.conv, self.last = nn.Linear(6, 6), nn.Conv1d(6, 6, 1), nn.Linear(6, 6)
-        self.scale = nn.Parameter(torch.ones(6))
-        self.clamped = nn.Linear(6, 6)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 6)) for _ in range(3)
-        )
-
-    def forward(self, x):
-        if not any(parameter._backward_hooks for parameter in self.last.parameters()):
-            for parameter in self.last.parameters():
-                parameter.register_hook(lambda g, p=parameter: g * (p.abs() > 0.2) + 0.1 * p)
-        checkpoint, reentrant = torch.utils.checkpoint.checkpoint, self.reentrant
-        x = checkpoint(self.conv, self.first(x)[..., None], use_reentrant=reentrant)[..., 0]
-        x = checkpoint(lambda x: x * self.scale, x, use_reentrant=False)
-        self.clamped.weight.data.clamp_(-0.2, 0.2)
-        for layer in self.layers:
-            x = layer(x)
-        return self.last(self.clamped(x))
-
-
-def odd(reentrant=False):
-    return Workload(
-        name="odd",
-        build_model=lambda: Odd(reentrant),
-        make_batch=lambda n: torch.randn(n, 6),
-        compute_loss=lambda model, x: (
-            model(x).square().mean() + 1e-2 * sum(p.square().sum() for p in model.parameters())
-        ),
-    )
-
-
-WORKLOADS = {"odd": odd, "blocks": blocks, "attention": attention, "normed": normed, "gpt": gpt}
 TOGETHER = [
     {},
     {"checkpointing": "blocks"},
@@ -332,139 +191,6 @@ def test_streams_copy_in_the_right_order(possible, monkeypatch):
     losses, weights = after_updates(gpt(), dataclasses.replace(config, **OFFLOADED))
     assert losses == expected[0]
     assert all(torch.equal(weights[name], value) for name, value in expected[1].items())
-
-
-def test_a_weight_that_nobody_announced_is_nan_and_no_old_value(possible):
-    model = nn.Linear(3, 3)
-    values = model.weight.detach().clone()
-    weights = OffloadedWeights(model, CPU)
-    assert model.weight.shape == (3, 3)
-    assert model.weight.isnan().all()
-    assert torch.equal(weights.value_of(model.weight), values)
-    weights.restore()
-    assert torch.equal(model.weight, values)
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_no_weight_is_left_on_the_device(possible, name):
-    step = build_step(WORKLOADS[name](), StepConfig(batch_size=4, **OFFLOADED), CPU)
-    known = []
-    for _ in range(3):
-        step()
-        known.append(sum(len(reads) for reads in step.offloader.weights._reads.values()))
-        assert known[-1] == known[0]
-        weights = step.offloader.weights._of.values()
-        assert not any(weight.users for weight in weights)
-        assert not any(weight.copy is not None for weight in weights)
-
-
-def test_complex_views_of_a_weight_are_saved_as_they_are(possible):
-    class Complex(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
-
-        def forward(self, x):
-            w = self.weight
-            y = (x.to(w.dtype) @ w.mH @ w.conj()).abs() + x @ w.imag
-            return y + torch.view_as_real(w).square().sum(-1)
-
-    workload = Workload(
-        name="complex",
-        build_model=Complex,
-        make_batch=lambda n: torch.randn(4, 4),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
-    expected = after_updates(workload, StepConfig(batch_size=4))
-    losses, weights = after_updates(workload, StepConfig(batch_size=4, **OFFLOADED))
-    assert losses == expected[0]
-    assert torch.equal(weights["weight"], expected[1]["weight"])
-
-
-def test_a_slice_with_an_offset_is_a_weight_like_any_other(possible):
-    def build():
-        model = nn.Linear(6, 6)
-        model.weight = nn.Parameter(torch.randn(6, 12)[:, 6:])
-        return model
-
-    workload = dataclasses.replace(blocks(), build_model=build, name="slice")
-    workload = dataclasses.replace(
-        workload,
-        make_batch=lambda n: torch.randn(n, 6),
-        compute_loss=lambda model, x: model(x).square().mean(),
-    )
-    expected = after_updates(workload, StepConfig(batch_size=4))
-    losses, weights = after_updates(workload, StepConfig(batch_size=4, **OFFLOADED))
-    assert losses == expected[0]
-    assert torch.equal(weights["weight"], expected[1]["weight"])
-
-
-def test_a_copy_of_the_model_has_no_weights_and_says_so(possible):
-    workload = blocks()
-    step = build_step(workload, StepConfig(batch_size=4, **OFFLOADED), CPU)
-    copied = copy.deepcopy(step.model)
-    with pytest.raises(RuntimeError, match="is a copy of a module whose weights are offloaded"):
-        workload.compute_loss(copied, workload.make_batch(4))
-
-
-def test_parts_that_are_compiled_by_themselves_keep_their_weights(possible):
-    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4))))
-    assert OffloadedWeights(model, CPU).nbytes == sum(p.nbytes for p in model[0].parameters())
-
-
-def test_a_weight_changed_before_its_use_in_backward_is_an_error(possible):
-    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1))
-    weights = OffloadedWeights(model, CPU)
-    offloader = Offloader(model, 0.0, weights)
-    with offloader:
-        loss = model(torch.randn(2, 1, 3)).sum()
-    with torch.no_grad(), weights.in_backward():
-        model[1].weight.add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_casts_of_weights_do_not_stay_either():
-    sizes = {"num_layers": 6, "hidden_size": 512, "num_heads": 4, "sequence_length": 8}
-    fields = {"batch_size": 2, "optimizer": "sgd", "checkpointing": "blocks", **OFFLOADED}
-    workload = Gpt(**sizes).workload("gpt")
-    plain, mixed = (
-        predicted(workload, precision=p, optimizer_in_backward=True, **fields)
-        for p in ("fp32", "bf16-mixed")
-    )
-    assert mixed.peak_allocated_bytes < 1.5 * plain.peak_allocated_bytes
-
-
-@pytest.mark.parametrize("precision", ["bf16-master", "bf16-stochastic"])
-def test_an_update_that_fails_leaves_the_optimizer_whole(precision, monkeypatch):
-    def convert_it(convert, *args, **kwargs):
-        return convert(*args, **kwargs)
-
-    def fail(*_, **__):
-        raise torch.OutOfMemoryError("once")
-
-    step = build_step(blocks(), StepConfig(batch_size=4, precision=precision), CPU)
-    (group,) = step.optimizer.param_groups
-    before = list(group["params"])
-    step()
-    step.accumulate()
-    convert, calls = torch.Tensor.to, iter([convert_it, convert_it, fail])
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda *a, **k: next(calls, convert_it)(convert, *a, **k)
-    )
-    with pytest.raises(torch.OutOfMemoryError):
-        step.update()
-    assert all(a is b for a, b in zip(group["params"], before, strict=True))
-    assert step.optimizer.state.keys() == set(before)
-    assert step() != step()  # it trains
-
-
-def test_what_shares_memory_and_small_weights_stay(possible):
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    model[1].weight = nn.Parameter(model[0].weight.data[:2].t()[:4])  # another view of its memory
-    assert OffloadedWeights(model, CPU).nbytes == 0
-    offloading.SMALLEST_BYTES = 1 << 18  # the fixture puts it back
-    assert OffloadedWeights(nn.Linear(8, 8), CPU).nbytes == 0
 
 
 def test_offloading_a_share_of_the_activations():

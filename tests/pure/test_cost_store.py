@@ -127,6 +127,7 @@ def test_a_read_only_file_is_read_and_then_left_alone(tmp_path):
     assert store.read([operator(1), operator(2)]) == {operator(1): COST, operator(2): COST}
 
 
+@pytest.mark.slow
 def test_processes_write_at_once_and_nothing_is_lost(tmp_path):
     code = f"""
 import sys, torch; from pathlib import Path

@@ -65,6 +65,7 @@ def held_by(keep):
     return found, [note for note in found.notes if "still held" in note]
 
 
+@pytest.mark.slow
 def test_a_kept_error_holds_the_tensors_of_its_frames():
     leaking, said = held_by(lambda error: error)
     clean, nothing = held_by(str)

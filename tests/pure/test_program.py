@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from memlab import StepConfig
 from memlab.meters.lifetimes import step_memory
 from memlab.predicting.forecast import forecast_of
-from memlab.predicting.predict import recorded
 from memlab.recording.assembly import sizes_of
+from memlab.recording.record_step import record_step
 from memlab.recording.tracker import Tracker
 from tests.models import blocks
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def forecast(config: StepConfig, workload=None):
-    program = recorded(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
+    program = record_step(workload or blocks(norm=True), config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     seconds = np.arange(len(program.recording.intervals), dtype=float)
     return forecast_of(program, own, seconds, settings=None)
@@ -30,6 +30,7 @@ BASE = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(batch=st.integers(2, 40), count=st.integers(1, 7))
 def test_any_batch_is_as_if_recorded(batch, count):

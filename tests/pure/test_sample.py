@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from tests import ROOT, conftest
+import conftest
+from tests import ROOT
 
 
 def test_a_seed_draws_the_same_again_and_another_seed_others():

@@ -28,7 +28,7 @@ FLOORS = [
     ["workloads/", "techniques/"],
     ["meters/", "allocator/", "step", "script"],
     ["recording/", "costs/"],
-    ["measuring/", "predicting/", "planning/", "verifying/"],
+    ["measuring/", "planning/", "predicting/", "verifying/"],
     ["sending/", "worker/", "records/"],
     ["api", "loaders", "explaining/"],
     ["figures/", "plots"],
@@ -193,6 +193,7 @@ def test_the_unit_check_sees_factors_and_leaves_layer_sizes_alone():
         assert unit_factors(ast.parse(source)) == [], source
 
 
+@pytest.mark.slow
 def test_no_import_order_turns_a_public_name_into_a_module():
     # what memlab imports from elsewhere is imported once; each order is then a process of its own
     done = run_python("""

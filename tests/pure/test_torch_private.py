@@ -19,19 +19,21 @@ SOURCES = {
     str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
 }
 IN_ROOM = {name: source for name, source in SOURCES.items() if name.startswith("torch_private/")}
-# Their text, whole or in part, goes into exported scripts, which cannot import memlab: there
-# PyTorch is used by its own names, and each of them has a case like the names of the room. Strings
-# that become lines of a script are not looked at: they import nothing here.
+# Exported scripts contain these files whole, and cannot import memlab: there PyTorch is used by its
+# own names, and each of them has a case like the names of the room. Strings that become lines of a
+# script are not looked at: they import nothing here.
 IN_SCRIPTS = {
     name: SOURCES[name]
     for name in (
+        "techniques/batch_tensors.py",
         "techniques/building/deferred.py",
+        "techniques/casts.py",
         "techniques/loss/lazy_logits.py",
         "techniques/offload/offloading.py",
         "techniques/offload/weight_offloading.py",
         "techniques/offload/weight_reads.py",
-        "techniques/precision.py",
-        "techniques/recompute/policies.py",
+        "techniques/recompute/keepable.py",
+        "techniques/recompute/presets.py",
     )
 }
 OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these have as strings

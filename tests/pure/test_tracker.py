@@ -11,8 +11,8 @@ from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
 from memlab.meters.lifetimes import step_memory
 from memlab.meters.meter import Meter, record
-from memlab.predicting.predict import recorded
 from memlab.recording.assembly import sizes_of, trace_of
+from memlab.recording.record_step import record_step
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.step import build_step
@@ -104,7 +104,7 @@ def real_and_fake(workload: Workload, config: StepConfig):
             step(partial(meter.mark, 1))
         meter.mark(-1, Phase.TEARDOWN, 0)
 
-    program = recorded(workload, config, CPU, 0, Tracker("cpu"))
+    program = record_step(workload, config, CPU, 0, Tracker("cpu"))
     own = sizes_of(program.recording, program.layout, [None] * len(program.recording.operators))
     return record(run, meter, CPU), program.trace(own, config.micro_batch_sizes)
 

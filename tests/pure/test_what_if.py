@@ -8,8 +8,8 @@ from memlab import StepConfig, Workload
 from memlab.arguments.units import KIB, MIB
 from memlab.planning.cut import Cut
 from memlab.planning.what_if import WhatIf
-from memlab.predicting.predict import recorded
 from memlab.recording.assembly import sizes_of
+from memlab.recording.record_step import record_step
 from memlab.recording.tracker import Tracker
 
 LOSS_BYTES = 4
@@ -41,7 +41,7 @@ def cut():
         compute_loss=lambda model, x: model(x).sum(),
     )
     cpu = torch.device("cpu")
-    program = recorded(workload, StepConfig(batch_size=8), cpu, 0, Tracker("cpu"))
+    program = record_step(workload, StepConfig(batch_size=8), cpu, 0, Tracker("cpu"))
     operators = program.recording.operators
     own = sizes_of(program.recording, program.layout, [None] * len(operators))
     told = WhatIf(program, own, None)

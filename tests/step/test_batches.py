@@ -15,7 +15,8 @@ from memlab.errors import MemlabError, WorkloadError
 from memlab.meters.meter import Meter, record
 from memlab.script import script
 from memlab.step import build_step, set_seed
-from memlab.techniques.batches import map_tensors, moved, tensors_of
+from memlab.techniques.batch_tensors import map_tensors, moved
+from memlab.techniques.batches import tensors_of
 from tests.predictions import predicted
 
 FEATURES = 16
@@ -213,14 +214,14 @@ def test_one_micro_batch_needs_no_way_to_split(make):
     [
         (graphs(split_batch=None), "a Graphs at batch cannot be split.*split_batch"),
         (tokens(split_batch=None), r"at batch\['tokens'\].*split_batch"),
-        (graphs(count_samples=lambda batch: 7), "count_samples counts 7; allowed is 4"),
+        (graphs(count_samples=lambda batch: 7), "count_samples counts 7 samples; allowed is 4"),
         (graphs(count_samples=lambda batch: 1.5), "count_samples returned 1.5"),
         (graphs(split_batch=lambda batch, sizes: batch), "returned Graphs; allowed is a list of 2"),
         (graphs(split_batch=lambda batch, sizes: [batch]), "returned 1 of them"),
         (
             graphs(split_batch=lambda batch, sizes: split_graphs(batch, sizes[:1]) * 2,
                    count_samples=lambda batch: len(batch) + (len(batch) == 2)),
-            "counts 3; allowed is 2",
+            "counts 3 samples; allowed is 2",
         ),
     ],
 )  # fmt: skip

@@ -32,6 +32,7 @@ CONFIG = StepConfig(batch_size=2)
 LONGEST_MESSAGE = 2000
 
 
+@pytest.mark.slow
 def test_every_public_function_has_arguments_that_work():
     with bad_calls.no_worker():
         for target in bad_calls.targets():

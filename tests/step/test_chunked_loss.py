@@ -207,6 +207,7 @@ def test_a_model_that_computes_its_own_loss_is_chunked(name):
         assert (chunked[path] - expected).norm() <= 1e-5 * size, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -237,6 +238,7 @@ def test_tokens_that_do_not_count_are_weighted_over_micro_batches():
         torch.testing.assert_close(found[name], whole[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [GPT, Lstm(hidden_size=16, sequence_length=32, vocab_size=2000)])
 def test_logits_are_never_whole_and_the_prediction_knows(spec):
     workload = spec.workload("words")

@@ -52,6 +52,7 @@ def test_updates_are_those_of_clipping_by_hand(fields):
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+@pytest.mark.slow
 def test_it_is_measured_predicted_and_verified():
     scaled = StepConfig(batch_size=6, max_grad_norm=NORM, precision="fp16-mixed")
     report = memlab.verify(blocks(), scaled, "cpu")

@@ -108,7 +108,7 @@ def test_a_place_that_is_live_in_one_block_alone_keeps_its_number():
 
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
 def test_blocks_are_those_that_checkpointing_finds(name):
-    from memlab.techniques.recompute.blocks import find_blocks
+    from memlab.techniques.recompute.repeated_blocks import find_blocks
 
     model = workloads.get(name).build_model()
     held = [holding(Category.PARAMETERS, path, p.nbytes) for path, p in model.named_parameters()]
@@ -210,6 +210,7 @@ GPT = Gpt(num_layers=2, hidden_size=32, num_heads=2, sequence_length=32, vocab_s
 IN_CHUNKS = "loss_chunks=16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"accumulation_steps": 2}, {"checkpointing": "blocks"},
                                     {"precision": "bf16-mixed"}], ids=str)  # fmt: skip
 def test_logits_at_the_peak_are_offered_in_chunks_by_what_that_saves(fields):
@@ -226,6 +227,7 @@ def test_logits_at_the_peak_are_offered_in_chunks_by_what_that_saves(fields):
     assert IN_CHUNKS not in remedies(chunked)
 
 
+@pytest.mark.slow
 def test_a_loss_in_stretches_is_offered_what_stands_of_it():
     workload, config = workloads.get("lstm-text"), StepConfig(batch_size=8)
     plain = predict(workload, config, "h200")
@@ -248,6 +250,7 @@ def test_logits_are_not_offered_in_chunks_where_they_cannot_be():
     assert IN_CHUNKS not in names(loss="aten::mul")  # a log-softmax of another kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [
     StepConfig(batch_size=64),
     StepConfig(batch_size=64, optimizer="sgd", precision="bf16-mixed"),

@@ -162,6 +162,7 @@ def slow_down(factor):
     connection.close()
 
 
+@pytest.mark.slow
 def test_costs_that_are_far_too_slow_are_mended_by_a_measured_run(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path))
     workload, config = line(256), StepConfig(batch_size=128)
@@ -175,6 +176,7 @@ def test_costs_that_are_far_too_slow_are_mended_by_a_measured_run(monkeypatch, t
     assert min(measured.step_seconds_all) >= (right.step_seconds - width) * 0.99
 
 
+@pytest.mark.slow
 def test_a_model_whose_file_was_edited_is_held_against_no_run_of_the_old_one(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "edited_later.py"

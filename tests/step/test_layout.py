@@ -42,6 +42,7 @@ def test_weights_and_results_lie_channels_last(dimensions, form):
     assert step.optimizer.state[weight]["exp_avg"].is_contiguous(memory_format=form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [LAST, StepConfig(channels_last=True, compile=True)], ids=str)
 def test_the_gradient_is_that_of_the_reference(config):
     for workload in (

@@ -207,6 +207,7 @@ def test_numbers_that_a_replay_would_not_give_are_refused():
         build(lambda: nn.Linear(1 // 0, 4), CPU)
 
 
+@pytest.mark.slow
 def test_measured_predicted_verified_and_written_as_a_script():
     workload = linear()
     found, guess = measure(workload, ON_META, "cpu", repeats=1), predict(workload, ON_META, "cpu")
@@ -239,6 +240,7 @@ def test_an_unsupported_model_is_an_outcome():
         build_step(workload, ON_META, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_the_hosts_peak_falls_by_the_model():
     found = meta_init.rows(2)

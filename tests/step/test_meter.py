@@ -109,6 +109,7 @@ def test_the_meter_keeps_no_failed_frame_alive():
     assert trace.leftover_bytes == 0
 
 
+@pytest.mark.slow
 def test_adamw_holds_two_states_a_parameter_and_sgd_none():
     weight = 4 * IN * OUT
     steps = 4  # AdamW keeps its step count in one float a parameter

@@ -22,6 +22,7 @@ from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted, 
 ONE = SAMPLES * WIDTH * 4  # bytes of one activation
 
 
+@pytest.mark.slow
 def test_activations_wait_on_the_host_and_parameters_stay():
     plain, moved = predicted(chain()), predicted(chain(), offload_activations=True)
     # DEPTH outputs of a tanh, of which each next layer saves the same, and the batch
@@ -71,6 +72,7 @@ def test_the_optimizers_state_waits_on_the_host(optimizer, copies):
     assert moved.peak_allocated_bytes < plain.peak_allocated_bytes - 0.5 * state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

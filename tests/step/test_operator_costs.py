@@ -20,6 +20,7 @@ def predicted(config, target, plan=None):
     return RUN("predict", arguments(config, target, plan) | {"memory_limit": None}).result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"accumulation_steps": 3, "precision": "bf16-mixed"}, {"memory_budget": 0.3}]
 )
@@ -46,6 +47,7 @@ def test_recorded_costs_are_used_and_nothing_is_run_for_what_is_missing():
     assert "100 % of the work of the operators has no known time" in " ".join(result.notes)
 
 
+@pytest.mark.slow
 def test_operators_of_a_card_are_told_with_their_share_of_the_time():
     config, card = StepConfig(batch_size=4), resolve("t4")
     found = RUN("operators", arguments(config, card))

@@ -137,6 +137,7 @@ def test_in_backward_gradients_of_one_layer_at_a_time_are_held():
     assert not any("still held" in note for note in within.notes)
 
 
+@pytest.mark.slow
 def test_what_each_implementation_costs_in_temporaries():
     weights = sum(p.nbytes for p in wide().build_model().parameters())
     costs = {
@@ -151,6 +152,7 @@ def test_what_each_implementation_costs_in_temporaries():
     assert costs["fused"] < 0.01 * weights
 
 
+@pytest.mark.slow
 def test_the_states_are_those_that_can_be_counted():
     matrix = 4 * IN * OUT
     factors = 4 * (IN + OUT) + 4  # a row, a column and the step
@@ -212,6 +214,7 @@ def test_predicted_is_measured_to_the_byte_and_the_gradient_is_the_reference(fie
     assert on_card.outcome == "ok", on_card.message
 
 
+@pytest.mark.slow
 def test_a_budget_is_planned_for_an_optimizer_in_backward():
     from memlab import predict
 
@@ -287,6 +290,7 @@ def test_eight_bits_without_their_library_or_their_kernel(monkeypatch):
         build_step(linear(), config, "cpu")
 
 
+@pytest.mark.slow
 @EIGHT_BIT
 def test_eight_bit_states_take_a_quarter_and_train_as_well():
     eight = StepConfig(batch_size=16, optimizer="adamw-8bit")

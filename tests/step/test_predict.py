@@ -35,6 +35,7 @@ def test_a_single_sample_is_predicted_to_the_byte(workload):
     assert abs(error_of(workload, StepConfig(batch_size=5, accumulation_steps=4))) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "vit-digits", "lstm-text"])
 @pytest.mark.parametrize(
     "config",

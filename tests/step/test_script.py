@@ -1,5 +1,6 @@
 """A script against the step of `build_step`: losses and weights bit by bit, memory byte by byte."""
 
+import inspect
 import subprocess
 import sys
 
@@ -11,7 +12,11 @@ from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.script import script
+from memlab.techniques import precision
+from memlab.techniques.building import deferred
 from memlab.techniques.compiling.compilation import forget
+from memlab.techniques.loss import heads, lazy_logits
+from memlab.techniques.source import whole
 from tests.models import blocks
 from tests.script_parts import CPU, assert_same, by_script, by_step
 
@@ -123,3 +128,21 @@ def test_a_policy_function_cannot_be_written_down():
     config = StepConfig(checkpointing="blocks", checkpoint_policy=lambda *_: True)
     with pytest.raises(UnsupportedError, match="memlab does not have the source"):
         script(config, CPU)
+
+
+def test_a_script_holds_a_file_of_memlab_as_it_stands():
+    (text,) = whole(deferred).functions
+    assert inspect.getsource(deferred).endswith(f"\n\n{text}\n")
+    assert text.startswith("RANDOM = ")
+    assert "from torch.utils import _pytree as pytree" in whole(deferred).imports
+
+
+def test_a_script_defines_the_errors_that_its_files_raise_once():
+    error, *files = whole(lazy_logits, heads).functions
+    assert error == "class UnsupportedError(ValueError):\n    pass"
+    assert len(files) == 2
+
+
+def test_a_file_that_needs_memlab_is_in_no_script():
+    with pytest.raises(AssertionError, match=r"from memlab\.config import"):
+        whole(precision)

@@ -11,7 +11,7 @@ from memlab.step import build_step, set_seed
 from memlab.techniques import every
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
 from memlab.techniques.compiling import compilation
-from memlab.techniques.recompute.blocks import find_blocks
+from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.trace import CATEGORIES, Category
 from tests.models import blocks, linear, run_gradients
 

@@ -11,7 +11,6 @@ torch.nn.init and transformers would silently skip its initialisation (torch 2.1
 Left out: predictions, whose tensors need no memory anyway.
 """
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
-from memlab.techniques.source import ScriptLines
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
 from memlab.torch_private.fakes import detect_fake_mode
 
@@ -67,29 +66,8 @@ def source(asked: Setup) -> ScriptLines:
 
     # offloaded weights are created in host memory
     where = 'torch.device("cpu")' if config.offload_parameters else "device"
-    written = inspect.getsource(deferred)
-    return ScriptLines(
-        imports=(
-            "import contextlib",
-            "import functools",
-            "import gc",
-            "import weakref",
-            "from collections.abc import Callable, Iterator",
-            "from dataclasses import dataclass",
-            "from typing import Any",
-            "import torch",
-            "from torch import nn",
-            "from torch._subclasses.fake_tensor import DataDependentOutputException",
-            "from torch._subclasses.fake_tensor import DynamicOutputShapeException",
-            "from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode",
-            "from torch._subclasses.fake_tensor import unset_fake_temporarily",
-            "from torch.utils import _pytree as pytree",
-            "from torch.utils._python_dispatch import TorchDispatchMode",
-        ),
-        # the whole file but its docstring and imports
-        functions=(written[written.index("RANDOM = ") :].rstrip(),),
-        before=(f"build_model = functools.partial(build_on_meta, build_model, {where})",),
-    )
+    before = f"build_model = functools.partial(build_on_meta, build_model, {where})"
+    return together([whole(deferred), ScriptLines(imports=("import functools",), before=(before,))])
 
 
 def says(asked: Setup) -> str:

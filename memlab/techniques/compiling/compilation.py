@@ -22,7 +22,7 @@ from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, CompileMo
 from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
-from memlab.techniques.recompute import policies
+from memlab.techniques.recompute import keepable
 from memlab.techniques.source import ScriptLines
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
 from memlab.torch_private import compiler
@@ -232,7 +232,7 @@ def _draws(node: torch.fx.Node) -> bool:
     func = node.target
     if not isinstance(func, OpOverload):
         return False
-    return policies.draws(func, policies.values_of(func, node.args, dict(node.kwargs)))
+    return keepable.draws(func, keepable.values_of(func, node.args, dict(node.kwargs)))
 
 
 def _describe(node: torch.fx.Node) -> str:

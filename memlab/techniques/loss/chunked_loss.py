@@ -7,7 +7,6 @@ are computed. Left out: other kinds of heads (a convolution), logits that are ca
 before the loss, and compiled models.
 """
 
-import inspect
 from collections.abc import Iterator
 
 import torch
@@ -15,9 +14,10 @@ from torch import nn
 
 from memlab.errors import UnsupportedError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.loss import lazy_logits
+from memlab.techniques.loss import heads, lazy_logits
+from memlab.techniques.loss.heads import find_head
 from memlab.techniques.loss.lazy_logits import ChunkedHead
-from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
 
@@ -44,59 +44,17 @@ def apply(model: nn.Module, num_chunks: int) -> None:
     _refuse_unused(model, path, head)
 
 
-def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Return the linear layer whose output should go into a cross entropy, and its path.
-
-    Raises:
-        UnsupportedError: the model has no linear layer.
-    """
-    linear = {
-        module: path
-        for path, module in model.named_modules()
-        # a subclass may compute something else
-        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    }
-    for module in model.modules():
-        get_embeddings = getattr(module, "get_output_embeddings", None)
-        embeddings = get_embeddings() if callable(get_embeddings) else None
-        if embeddings in linear:
-            return linear[embeddings], embeddings
-
-    if not linear:
-        raise UnsupportedError(
-            f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
-            "logits; use loss_chunks=1"
-        )
-
-    head, path = list(linear.items())[-1]
-    return path, head
-
-
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that replace the head."""
     config = asked.config
     if config.loss_chunks == 1:
         return ScriptLines()
 
-    written = inspect.getsource(lazy_logits)
-    return ScriptLines(
-        imports=(
-            "import math",
-            "from typing import Any",
-            "import torch",
-            "from torch import nn",
-        ),
-        functions=(
-            "class UnsupportedError(ValueError):\n    pass",
-            # the whole file but its docstring and imports
-            written[written.index("QUESTIONS = ") :].rstrip(),
-            text_of(find_head),
-        ),
-        model=(
-            "_, head = find_head(model)",
-            f"head.forward = ChunkedHead(head, {config.loss_chunks})",
-        ),
+    lines = (
+        "_, head = find_head(model)",
+        f"head.forward = ChunkedHead(head, {config.loss_chunks})",
     )
+    return together([whole(lazy_logits, heads), ScriptLines(model=lines)])
 
 
 def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:

@@ -10,8 +10,8 @@ Backward computes each chunk's logits again and passes their gradient on to the 
 the weight at once. The sums are the same as in the plain step, in another order. Any other function
 that reads the logits raises an error that names it, so nothing is silently wrong.
 
-This file is plain PyTorch, and exported scripts contain a copy of it. Left out: fused kernels,
-which would save the second product with the head.
+This file imports nothing from memlab but errors, because an exported script contains a copy of it.
+Left out: fused kernels, which would save the second product with the head.
 """
 
 import math

@@ -4,10 +4,8 @@
 out: offloading inside a compiled graph.
 """
 
-import inspect
 from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -15,27 +13,12 @@ from torch import nn
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.loss import chunked_loss
+from memlab.techniques.loss.heads import find_head
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
-from memlab.techniques.source import ScriptLines
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
-
-IMPORTS = (
-    "import contextlib",
-    "import functools",
-    "import itertools",
-    "import weakref",
-    "from collections import Counter, deque",
-    "from collections.abc import Callable, Iterable, Iterator",
-    "from types import MethodType",
-    "from typing import Any",
-    "import torch",
-    "from torch import nn",
-    "from torch.autograd.graph import saved_tensors_hooks",
-    "from torch.overrides import TorchFunctionMode",
-)
 
 FIELDS = {
     "offload_activations": "activations",
@@ -49,7 +32,7 @@ def apply(model: nn.Module, config: StepConfig, device: torch.device) -> Offload
 
     With a loss in chunks the head's weight stays, because the loss reads it outside of its module.
     """
-    stay = chunked_loss.find_head(model)[1].parameters() if config.loss_chunks > 1 else ()
+    stay = find_head(model)[1].parameters() if config.loss_chunks > 1 else ()
     return OffloadedWeights(model, device, stay)
 
 
@@ -120,36 +103,27 @@ def source(asked: Setup) -> ScriptLines:
     if not any(getattr(config, field) for field in FIELDS):
         return ScriptLines()
 
-    # the whole files but their docstrings and imports
-    functions = [_text(offloading, "SMALLEST_BYTES = ")]
+    files = [offloading]
     place: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     given = ""
 
     if config.offload_parameters:
-        functions.append(_text(weight_reads, "QUESTIONS = "))
-        weights = _text(weight_offloading, "class OffloadedWeights")
-        functions.append(weights.replace("offloading.SMALLEST", "SMALLEST"))
+        files += [weight_reads, weight_offloading]
         stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
         place = (f"weights = OffloadedWeights(model, device{stay})",)
         after, given = ("weights.restore()",), ", weights"
 
     fraction = config.offload_fraction if config.offload_activations else 0.0
     is_hooked = config.offload_activations or config.offload_parameters
-    return ScriptLines(
-        imports=IMPORTS,
-        functions=tuple(functions),
+    lines = ScriptLines(
         place=place,
         model=(f"offloader = Offloader(model, {fraction:g}{given})",) if is_hooked else (),
         contexts=("offloader",) if is_hooked else (),
         backward_contexts=("offloader.in_backward()",) if config.offload_parameters else (),
         after=after,
     )
-
-
-def _text(module: ModuleType, begins: str) -> str:
-    written = inspect.getsource(module)
-    return written[written.index(begins) :].rstrip()
+    return together([whole(*files), lines])
 
 
 def says(asked: Setup) -> str:

@@ -9,9 +9,9 @@ the copies overlap with kernels and cost no time if the bus is fast enough. With
 the offloaded tensors are spread over the whole forward, to give their copies time. Buffers are
 never moved; parameters are moved only by `memlab.techniques.offload.weight_offloading`.
 
-`Offloader` and `offload_state` are plain PyTorch, and exported scripts contain a copy of them. They
-are written against CUDA's documented interfaces, and **no card has run them yet**. Left out: graphs
-that are kept and run twice at once, and models on several devices.
+This file imports nothing from memlab, because an exported script contains a copy of it. It is
+written against CUDA's documented interfaces, and **no card has run it yet**. Left out: graphs that
+are kept and run twice at once, and models on several devices.
 """
 
 import contextlib
@@ -251,12 +251,13 @@ def wait_for(event: Any, device: torch.device) -> None:
         torch.cuda.current_stream(device).wait_event(event)
 
 
+def is_large(tensor: torch.Tensor) -> bool:
+    """Return whether copying a tensor takes longer than starting the copy."""
+    return tensor.nbytes >= SMALLEST_BYTES
+
+
 def _is_worth_it(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type != "cpu"
-        and tensor.nbytes >= SMALLEST_BYTES
-    )
+    return tensor.layout is torch.strided and tensor.device.type != "cpu" and is_large(tensor)
 
 
 def offload_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

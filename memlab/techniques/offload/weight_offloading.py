@@ -16,8 +16,9 @@ them in one block) and those inside of a compiled module.
 While a weight is offloaded, its parameter is a single NaN expanded to the weight's shape. Code that
 reads it in a way that memlab cannot see (from C++) therefore gets NaN, not stale values.
 
-`OffloadedWeights` is plain PyTorch. Exported scripts contain a copy of it, after `offloading` and
-`weight_reads`. **No card has run it yet.** Left out: models on several devices.
+This file imports nothing from memlab but `offloading` and `weight_reads`, because an exported
+script contains a copy of it, after these two. **No card has run it yet.** Left out: models on
+several devices.
 """
 
 import contextlib
@@ -31,8 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.techniques.offload import offloading
-from memlab.techniques.offload.offloading import copy_on, streams_of, wait_for
+from memlab.techniques.offload.offloading import copy_on, is_large, streams_of, wait_for
 from memlab.techniques.offload.weight_reads import WeightReads
 
 
@@ -306,7 +306,7 @@ def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[n
         parameter
         for parameter in parameters
         if id(parameter) not in stay
-        and parameter.nbytes >= offloading.SMALLEST_BYTES
+        and is_large(parameter)
         and parameter.layout is torch.strided
         and (parameter.is_floating_point() or parameter.is_complex())
         and sharing[parameter.untyped_storage()._cdata] == 1

@@ -2,8 +2,9 @@
 
 PyTorch switches a mode off while the mode handles a function, and so for the whole of
 `Tensor.backward`. Here the autograd engine is called directly, and the mode stays on.
-`WeightReads` is plain PyTorch, and exported scripts contain a copy of it. Left out: C++ code that
-reads a parameter without a function of torch, and hooks in a backward of `torch.autograd.grad`.
+This file imports nothing from memlab, because an exported script contains a copy of it. Left out:
+C++ code that reads a parameter without a function of torch, and hooks in a backward of
+`torch.autograd.grad`.
 """
 
 import itertools

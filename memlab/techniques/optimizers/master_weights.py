@@ -4,14 +4,14 @@ Megatron and DeepSpeed train in bf16 this way. The master weights start as copie
 weights and are part of the optimizer state: 4 bytes for each parameter. Gradients are bf16; an
 update makes fp32 copies of them and frees these when it ends. Left out: accumulating the gradients
 of micro-batches in fp32.
+
+This file imports nothing from memlab, because an exported script contains a copy of it.
 """
 
 from types import MethodType
 from typing import Any
 
 import torch
-
-from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_master_weights(optimizer: Any) -> Any:
@@ -45,11 +45,3 @@ def given_master_weights(optimizer: Any) -> Any:
 
     optimizer.step = MethodType(step, optimizer)  # learning rate schedules need a method
     return optimizer
-
-
-def source() -> ScriptLines:
-    """Return the definition for a script, which must call it on each optimizer."""
-    return ScriptLines(
-        imports=("from types import MethodType", "from typing import Any"),
-        functions=(text_of(given_master_weights),),
-    )

@@ -18,7 +18,7 @@ from memlab.techniques.offload.offloading import offload_state, update_one_by_on
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.source import UPDATE, ScriptLines, together
+from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
 from memlab.torch_private.operators import has_kernel_for, is_registered
 from memlab.torch_private.tensors import indices_of, values_of
@@ -139,10 +139,10 @@ def source(asked: Setup) -> ScriptLines:
 
     if config.precision is Precision.BF16_MASTER:
         made = f"given_master_weights({made})"
-        parts.append(master_weights.source())
+        parts.append(whole(master_weights))
     if config.precision is Precision.BF16_STOCHASTIC:
         made = f"given_stochastic_rounding({made})"
-        parts.append(stochastic_rounding.source())
+        parts.append(whole(stochastic_rounding))
     if config.offload_optimizer:
         made = f"offload_state({made})"
     if config.offload_parameters:

@@ -5,14 +5,14 @@ once in ten updates, so its mean is exact (Gupta et al. 2015, "Deep Learning wit
 Precision"). Only one parameter at a time has an fp32 copy. With its gradient and the random bits
 that takes 13 bytes for each of its values. The optimizer state is fp32. Left out: accumulating the
 gradients of micro-batches in fp32.
+
+This file imports nothing from memlab, because an exported script contains a copy of it.
 """
 
 from types import MethodType
 from typing import Any
 
 import torch
-
-from memlab.techniques.source import ScriptLines, text_of
 
 
 def given_stochastic_rounding(optimizer: Any) -> Any:
@@ -51,11 +51,3 @@ def round_at_random(exact: torch.Tensor, out: torch.Tensor) -> None:
     bits.mul_(exact == exact)  # adding bits to CUDA's NaN, 0x7fffffff, would make it a zero
     bits.add_(exact.view(torch.int32)).bitwise_and_(-1 << 16)  # bf16 is the upper half of fp32
     out.detach().copy_(bits.view(torch.float32))
-
-
-def source() -> ScriptLines:
-    """Return the definitions for a script, which must call the first on each optimizer."""
-    return ScriptLines(
-        imports=("from types import MethodType", "from typing import Any"),
-        functions=(text_of(given_stochastic_rounding), text_of(round_at_random)),
-    )

@@ -10,8 +10,16 @@ from memlab.config import PRESET_POLICIES, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.techniques.compiling.compilation import is_compiled
-from memlab.techniques.recompute import blocks, policies
-from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.recompute import (
+    blocks,
+    keepable,
+    named_modules,
+    nesting,
+    policies,
+    presets,
+    repeated_blocks,
+)
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Setup
 
 IMPORTS = (
@@ -19,11 +27,7 @@ IMPORTS = (
     "from torch import nn",
     "from torch.utils.checkpoint import checkpoint",
 )
-OF_BLOCKS = ("from collections import defaultdict", "from collections.abc import Iterable")
 OF_POLICIES = (
-    "from collections.abc import Sequence",
-    "from typing import Any",
-    "from torch._ops import OpOverload",
     "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts",
 )
 
@@ -103,64 +107,56 @@ def source(asked: Setup) -> ScriptLines:
         return _of_plan(plan)
     if config.checkpointing is Checkpointing.NONE:
         return ScriptLines()
-    imports, functions, chosen = _chosen(config.checkpoint_modules)
+    files, chosen = _chosen(config.checkpoint_modules)
     if is_compiled(config):
-        return ScriptLines(
-            imports=(*IMPORTS[1:], *imports, "import functools"),
-            functions=(*functions, COMPILED),
+        lines = ScriptLines(
+            imports=(*IMPORTS[1:], "import functools"),
+            functions=(COMPILED,),
             model=(f"for block in {chosen}:", "    checkpointed(block)"),
         )
+        return together([files, lines])
     keeping = _policy(config)
-    return ScriptLines(
-        imports=(*IMPORTS, *imports, *(OF_POLICIES if keeping else ())),
-        functions=(*functions, *keeping, CHECKPOINTED),
+    lines = ScriptLines(
+        imports=IMPORTS,
+        functions=(CHECKPOINTED,),
         model=(
             f"for block in {chosen}:",
-            f"    checkpointed(block{', keeping' if keeping else ''})",
+            f"    checkpointed(block{', keeping' if keeping.functions else ''})",
         ),
     )
+    return together([files, keeping, lines])
 
 
-def _chosen(which: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return imports, functions and the expression of the modules that a text names."""
+def _chosen(which: str) -> tuple[ScriptLines, str]:
+    """Return the files that a text for modules needs, and the expression that selects them."""
     every = blocks.EVERY.fullmatch(which)
     if which != blocks.AUTO and not every:
-        imports = ("import fnmatch", "from collections.abc import Iterable")
-        functions = (text_of(blocks.find_named), text_of(blocks._is_inside))
-        return imports, functions, f"find_named(model, {literal(which)}).values()"
-    parts = (
-        blocks._is_block, blocks._is_inside, blocks._num_parameters, blocks._largest,
-        blocks._repeated, blocks.find_blocks,
-    )  # fmt: skip
+        return whole(nesting, named_modules), f"find_named(model, {literal(which)}).values()"
     found = "find_blocks(model).values()"
     chosen = f"list({found})[:: {every[1]}]" if every else found
-    return OF_BLOCKS, tuple(text_of(f) for f in parts), chosen
+    return whole(nesting, repeated_blocks), chosen
 
 
-def _policy(config: StepConfig) -> tuple[str, ...]:
+def _policy(config: StepConfig) -> ScriptLines:
     """Return the functions that say what a block keeps; none where it keeps nothing."""
     policy = config.checkpoint_policy
     if policy == "recompute-all":
-        return ()
+        return ScriptLines()
     if not isinstance(policy, str):
         raise UnsupportedError(
             f"checkpoint_policy={policy!r} cannot be written into a script: memlab does not have "
             "the source of your function; name operators ('aten.mm, aten.addmm') or a preset"
         )
-    functions = [text_of(f) for f in (policies.draws, policies.can_be_kept, policies.values_of)]
-    if policy not in PRESET_POLICIES:
-        overloads = sorted(str(overload) for overload in policies.overloads(policy))
-        kept = "\n".join(["KEPT = {", *(f"    torch.ops.{name}," for name in overloads), "}"])
-        return (kept, *functions, KEEPING.format(rule="func in KEPT"))
-    constants = "\n".join(
-        [
-            f"MATMULS = {sorted(policies.MATMULS)}",
-            f"ATTENTION = {policies.ATTENTION!r}",
-            f"CHEAP = {sorted(policies.CHEAP)}",
-        ]
+    if policy in PRESET_POLICIES:
+        rule = f"by_preset({policy!r}, func, 0, args, kwargs, None)"
+        keeping = ScriptLines(imports=OF_POLICIES, functions=(KEEPING.format(rule=rule),))
+        return together([whole(keepable, presets), keeping])
+    overloads = sorted(str(overload) for overload in policies.overloads(policy))
+    kept = "\n".join(["KEPT = {", *(f"    torch.ops.{name}," for name in overloads), "}"])
+    keeping = ScriptLines(
+        imports=OF_POLICIES, functions=(kept, KEEPING.format(rule="func in KEPT"))
     )
-    rule = f"by_preset({policy!r}, func, 0, args, kwargs, None)"
-    return (constants, *functions, text_of(policies.by_preset), KEEPING.format(rule=rule))
+    return together([whole(keepable), keeping])
 
 
 def _of_plan(plan: Plan) -> ScriptLines:
@@ -173,8 +169,7 @@ def _of_plan(plan: Plan) -> ScriptLines:
             *IMPORTS,
             "import functools",
             "from collections import Counter",
-            "from torch.utils.checkpoint import CheckpointPolicy, "
-            "create_selective_checkpoint_contexts",
+            *OF_POLICIES,
         ),
         functions=("\n".join(["PLAN = {", *regions, "}"]), PLANNED, CHECKPOINTED),
         model=(

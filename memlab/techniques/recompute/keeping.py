@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memlab.techniques.recompute import policies
+from memlab.techniques.recompute.keepable import can_be_kept, values_of
 from memlab.techniques.recompute.policies import Keeps
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode, with_versions_counted
@@ -49,8 +49,8 @@ class Keep(TorchDispatchMode):
         self.counts[func] += 1
         self.position += is_counted(func)
 
-        if self.keeps(func, number, args, kwargs, out) and policies.can_be_kept(
-            func, policies.values_of(func, args, kwargs)
+        if self.keeps(func, number, args, kwargs, out) and can_be_kept(
+            func, values_of(func, args, kwargs)
         ):
             self.kept[func, number] = (
                 self.position,

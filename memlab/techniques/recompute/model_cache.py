@@ -6,38 +6,19 @@ A recompute would fill the cache a second time, so it is refused with `OFF` as t
 caches that a model's own code makes regardless of its config.
 """
 
-import copy
-
-import torch
-
-from memlab.techniques.source import ScriptLines, text_of
+from memlab.techniques.recompute import caches
+from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
 
 OFF = "model_cache=False"
 """The setting that switches the cache off. The panel offers it if a refusal has these words."""
 
 
-def switch_caches_off(model: torch.nn.Module) -> None:
-    """Set use_cache=False in copies of the configs of the model and of its parts."""
-    copies: dict[int, object] = {}  # a part often shares its config with the model
-    for module in model.modules():
-        config = vars(module).get("config")
-        if config is not None:
-            module.config = copy.deepcopy(config, copies)
-            for each in (module.config, *vars(module.config).values()):
-                if getattr(each, "use_cache", None) is True:
-                    each.use_cache = False
-
-
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that switch caches off."""
     if asked.config.model_cache:
         return ScriptLines()
-    return ScriptLines(
-        imports=("import copy",),
-        functions=(text_of(switch_caches_off),),
-        built=("switch_caches_off(model)",),
-    )
+    return together([whole(caches), ScriptLines(built=("switch_caches_off(model)",))])
 
 
 def says(asked: Setup) -> str:

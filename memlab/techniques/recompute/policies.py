@@ -1,12 +1,7 @@
 """What a checkpointed module keeps: presets, operators by name, or a person's own policy function.
 
-Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. Whatever the
-policy says, the following outputs are never kept:
-
-- views, and tensors that an operator writes in place;
-- random outputs: if one were kept, the recompute would draw fewer numbers than the forward, all
-  later draws would differ, and the gradients would be wrong;
-- casts: autocast caches those of weights, so a forward and its recompute run different ones.
+Source: selective activation checkpointing, `torch.utils.checkpoint.CheckpointPolicy`. `presets.py`
+says what the presets keep, and `keepable.py` what is never kept, whatever the policy says.
 """
 
 import copyreg
@@ -21,6 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from memlab.config import PRESET_POLICIES, Policy
 from memlab.errors import ConfigError, UnsupportedError
+from memlab.techniques.recompute.keepable import can_be_kept
+from memlab.techniques.recompute.presets import by_preset
 from memlab.torch_private.operators import (
     OpNamespace,
     OpOverload,
@@ -33,17 +30,6 @@ Keeps = Callable[[OpOverload, int, Sequence[Any], dict[str, Any], Any], bool]
 
 SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-
-MATMULS = frozenset(
-    ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "convolution")
-) | frozenset(("_convolution", "cudnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn"))
-ATTENTION = "_scaled_dot_product"
-NORMS = frozenset(
-    ("native_layer_norm", "native_batch_norm", "native_group_norm", "_native_batch_norm_legit")
-) | frozenset(("_batch_norm_with_update", "cudnn_batch_norm", "_fused_rms_norm"))
-CHEAP = NORMS | frozenset(
-    ("_softmax", "_log_softmax", "_to_copy", "clone", "copy", "mean", "var_mean", "sum", "cat")
-)
 
 
 def operators(path: str) -> Any:
@@ -76,38 +62,6 @@ def keeps(policy: Policy) -> Keeps | None:
     return functools.partial(_by_list, overloads(policy))
 
 
-def can_be_kept(func: OpOverload, values: dict[str, Any]) -> bool:
-    """Return whether the output of an operator may be kept, whatever a policy says.
-
-    Args:
-        func: the operator.
-        values: the arguments that the call passes, by name.
-    """
-    schema = func._schema
-    aliases = any(value.alias_info is not None for value in schema.returns)
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    casts = func is torch.ops.aten._to_copy.default
-    return not (casts or aliases or writes or draws(func, values)) and bool(schema.returns)
-
-
-def draws(func: OpOverload, values: dict[str, Any]) -> bool:
-    """Return whether an operator draws random numbers in this call."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    # attention and RNNs draw random numbers only with dropout
-    for name in ("dropout_p", "dropout"):
-        if name in (argument.name for argument in func._schema.arguments):
-            return bool(values.get(name, 0.0))
-
-    return True
-
-
-def values_of(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, without those left at their defaults."""
-    names = (str(argument.name) for argument in func._schema.arguments)
-    return dict(zip(names, args, strict=False)) | kwargs
-
-
 def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
     """Return a sentence that says why a policy kept no output of these operators, and a remedy."""
     context = SelectiveCheckpointContext(is_recompute=False)
@@ -137,19 +91,6 @@ def nothing_kept(policy: Policy, seen: Iterable[OpOverload]) -> str:
 
 def _name(policy: Policy) -> str:
     return getattr(policy, "__name__", None) or repr(policy)
-
-
-def by_preset(
-    preset: str, func: OpOverload, _: int, args: Sequence[Any], kwargs: dict[str, Any], __: Any
-) -> bool:
-    """Return whether a preset keeps the output of an operator."""
-    name = func.overloadpacket.__name__
-    if preset == "keep-attention":
-        return bool(name.startswith(ATTENTION))
-    if preset == "keep-matmuls":
-        return name in MATMULS or bool(name.startswith(ATTENTION))
-    is_pointwise: bool = torch.Tag.pointwise in func.tags
-    return not is_pointwise and name not in CHEAP
 
 
 def _by_list(listed: frozenset[OpOverload], func: OpOverload, _: int, *__: Any) -> bool:

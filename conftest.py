@@ -1,4 +1,4 @@
-"""Options that all tests share; what only browser tests need is in tests/system/browser."""
+"""Options that all tests and the examples in docstrings share."""
 
 import hashlib
 import os

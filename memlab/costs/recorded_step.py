@@ -1,0 +1,179 @@
+"""Record a step as a device would run it, with the memory and time of its kernels.
+
+A prediction, a plan and the list of a step's operators all begin with `from_recorded_step`. Each
+gives it a function of a `RecordedStep`. If a person's model raises an error, they get a `Failure`.
+Left out: compiled steps and fp8, which are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from memlab.config import Precision, StepConfig
+from memlab.costs.targets import Kernels, kernels_of
+from memlab.devices.cards import Target
+from memlab.devices.generators import preserved_random_state
+from memlab.errors import UnsupportedError
+from memlab.plan import Plan
+from memlab.recording import stand_in
+from memlab.recording.program import Program
+from memlab.recording.record_step import record_step
+from memlab.recording.tracker import Tracker
+from memlab.result import Outcome
+from memlab.running import Progress, Report, explain
+from memlab.techniques import every
+from memlab.techniques.compiling.compilation import is_compiled
+from memlab.torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
+from memlab.workload import Workload
+
+Made = TypeVar("Made")
+
+OF_JAGGED = "create_symbolic_nested_int"  # torch's function for a size that differs by sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedStep:
+    """A step over fake tensors, as a target would run it.
+
+    Attributes:
+        config: how the step trains.
+        target: a CPU, or a CUDA card that need not be there.
+        device: the device of its fake tensors.
+        program: the recording.
+        report: called while operators run alone.
+    """
+
+    config: StepConfig
+    target: Target
+    device: torch.device
+    program: Program
+    report: Report
+
+    def kernels(self, *, tf32_matmul: bool = False, doubted_before: float | None = None) -> Kernels:
+        """Return the memory and time of its kernels; the arguments are those of `kernels_of`."""
+        text = "running new operators alone"
+        return kernels_of(
+            self.program,
+            self.config.micro_batch_sizes,
+            self.target,
+            lambda share: self.report(Progress(text=text, fraction=share)),
+            tf32_matmul=tf32_matmul,
+            doubted_before=doubted_before,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a step could not be recorded, or the function given to `from_recorded_step` failed.
+
+    Attributes:
+        outcome: never ok.
+        message: a sentence that says why.
+        parameter_formats: number formats of the model's parameters; empty if it was not built.
+    """
+
+    outcome: Outcome
+    message: str
+    parameter_formats: tuple[str, ...] = ()
+
+
+def from_recorded_step(
+    make: Callable[[RecordedStep], Made],
+    workload: Workload,
+    config: StepConfig,
+    target: Target,
+    *,
+    seed: int,
+    plan: Plan | None = None,
+    report: Report,
+    purpose: str,
+) -> Made | Failure:
+    """Record a step in this process and return the result of `make`, or why there is none.
+
+    Args:
+        make: called with the recorded step. An error that it raises becomes a `Failure` too.
+        workload: what is trained.
+        config: how.
+        target: a CPU, or a CUDA card that need not be there.
+        seed: set before the model, the batch and each step.
+        plan: of the config's memory budget.
+        report: called with the progress. It may raise an error to stop the recording.
+        purpose: the end of the progress text, such as "on fake tensors".
+    """
+    tracker = None
+    try:
+        _check(config, target)
+        stand_in.device()  # autograd counts the devices at the first backward of a process
+        with _recording_for(target) as device, preserved_random_state(torch.device("cpu")):
+            tracker = Tracker(device.type)
+            report(Progress(text=f"recording {workload.name} {purpose}", fraction=0.1))
+            program = record_step(workload, config, device, seed, tracker, plan)
+        return make(
+            RecordedStep(
+                config=config, target=target, device=device, program=program, report=report
+            )
+        )
+    except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
+        return _failure(error, tracker)
+
+
+def _check(config: StepConfig, target: Target) -> None:
+    """Raise UnsupportedError if the step cannot be recorded or the card cannot run it."""
+    # the check of an optimizer may import its library, which must not happen during a recording
+    every.check(config, torch.device(target.kind), target.card)
+    if is_compiled(config):
+        raise UnsupportedError(
+            "predict knows eager steps only: what a compiled step keeps is decided while it "
+            "compiles; use memlab.measure, or compile=False and budget_engine='eager'"
+        )
+    if config.precision is Precision.FP8_MIXED:
+        raise UnsupportedError(
+            "precision='fp8-mixed' cannot be predicted: what torchao's fp8 layers hold is not "
+            "known before they run; use memlab.measure on such a card, or precision='bf16-mixed'"
+        )
+
+
+@contextlib.contextmanager
+def _recording_for(target: Target) -> Iterator[torch.device]:
+    """Yield the device on which fake tensors dispatch as they would on the target."""
+    if target.kind == "cpu":
+        yield torch.device("cpu")
+    else:
+        capability = None if target.card is None else target.card.compute_capability
+        with stand_in.as_cuda(capability) as device:
+            yield device
+
+
+def _failure(error: BaseException, tracker: Tracker | None) -> Failure:
+    place = "building the step" if tracker is None else tracker.place()
+    outcome, message = explain(_in_other_words(error, place), place)
+    if outcome is Outcome.OUT_OF_MEMORY:  # this machine's memory, not the step's
+        outcome = Outcome.UNSUPPORTED
+        message = f"the prediction itself needs more memory than there is: {message}"
+    formats = () if tracker is None else tracker.recording.parameter_formats
+    return Failure(outcome=outcome, message=message, parameter_formats=formats)
+
+
+def _in_other_words(error: BaseException, place: object) -> BaseException:
+    """Return an error with a clear message instead of one that only a fake tensor can raise."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    is_numpy = "not supported for tensor subclasses" in text
+    if is_numpy or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return UnsupportedError(
+            f"{place}: the model reads values of a tensor ({text}), which a prediction does not "
+            "have; read them in make_batch, or use memlab.measure"
+        )
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if OF_JAGGED in frames:
+        return UnsupportedError(
+            f"{place}: the model makes a nested tensor of jagged layout, whose sizes differ from "
+            "sample to sample, which a prediction does not follow; pad the samples to one length, "
+            "or use memlab.measure"
+        )
+    return error

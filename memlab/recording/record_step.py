@@ -1,0 +1,139 @@
+"""Record the step of a workload as a `Program`, over its own micro-batches and others.
+
+A run builds the step with `build_step` over fake tensors and makes two updates. The first is over a
+batch of another size, so that `Program` knows how every block grows with the samples. Left out: the
+memory and time of kernels, see `memlab.costs.recorded_step`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.plan import Plan
+from memlab.recording.fake_workload import over_fakes
+from memlab.recording.program import MOST_RECORDED, Program, program_of
+from memlab.recording.recording import Recording
+from memlab.recording.tracker import Tracker, record_fake
+from memlab.step import build_step, set_seed
+from memlab.techniques.batches import tensors_of
+from memlab.torch_private.fakes import FakeTensorMode
+from memlab.trace import Phase
+from memlab.workload import Workload
+
+
+def record_step(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    tracker: Tracker,
+    plan: Plan | None = None,
+) -> Program:
+    """Return the program of a step: recorded over this config's micro-batches and others.
+
+    Only this config is recorded if some micro-batches have one sample and others have more, if the
+    two sizes run different operators, or if the model keeps something from the first batch: a
+    hidden state, a cache, its last outputs.
+    """
+    sizes = config.micro_batch_sizes
+    size, least = sizes[0], sizes[-1]
+    other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
+    record = partial(_recorded, workload, device=device, seed=seed, plan=plan)
+    if other == 1 < size:
+        return record(config, tracker=tracker, first=config)
+    count = min(len(sizes), MOST_RECORDED)
+    this = dataclasses.replace(config, batch_size=size * count, accumulation_steps=count)
+    that = dataclasses.replace(this, batch_size=other * count)
+    is_whole = other == size and count == len(sizes)
+
+    def alone() -> Program:
+        another = Tracker(tracker.device_type)
+        another.blocks.adopt(tracker.blocks.left())
+        return record(config, tracker=another, first=config)
+
+    try:
+        program = record(this, tracker=tracker, first=that)
+    except Exception as error:  # a state of another batch can raise any error
+        if is_whole:
+            raise
+        try:
+            return alone()
+        except Exception:
+            raise error from None  # the tracker knows the place of this error
+    if not is_whole and (program.differs or _keeps_of_batch(program.recording)):
+        return alone()
+    return program
+
+
+def _keeps_of_batch(recording: Recording) -> bool:
+    """Return whether the two steps leave blocks of different sizes, as large as their batches."""
+    kept: list[list[int]] = [[], []]
+    for event in recording.events:
+        born = recording.intervals[
+            recording.operators[recording.blocks[event.block].operator].interval
+        ]
+        died = recording.intervals[event.interval].step
+        computed = born.phase in (Phase.FORWARD, Phase.BACKWARD)
+        if not event.is_birth and computed and born.step >= 0 and died != born.step:
+            kept[born.step].append(recording.blocks[event.block].nbytes)
+    return sorted(kept[0]) != sorted(kept[1])
+
+
+def _recorded(
+    workload: Workload,
+    config: StepConfig,
+    *,
+    device: torch.device,
+    seed: int,
+    plan: Plan | None,
+    tracker: Tracker,
+    first: StepConfig,
+) -> Program:
+    """Return the program of a run whose two steps are over different batches."""
+
+    def run(mode: FakeTensorMode) -> None:
+        fake = over_fakes(workload, mode, tracker)
+        mark = partial(tracker.mark, -1)
+        step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
+        tracker.know(step.model)
+        tracker.recording.parameter_formats = step.parameter_formats
+        tracker.recording.notes += step.notes
+        if step.scaler is not None:  # its first call allocates its scale, outside of any step
+            tracker.mark(-1, Phase.BUILD, 0)
+            step.scaler.scale(torch.zeros((), device=device))
+        with tracker.modules(step.model):
+            set_seed(seed)
+            step(partial(tracker.mark, 0))
+            tracker.know_states(step.model, step.optimizer)
+            if tracker.recording.is_scripted:
+                set_seed(seed)
+                step(lambda phase, micro_batch: tracker.mark(-1, Phase.BUILD, 0))
+            before = step.micro_batches
+            step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
+            tracker.mark(-1, Phase.BUILD, 0)
+            _leave_gradients(before, step.micro_batches)
+            del before
+            set_seed(seed)
+            step(partial(tracker.mark, 1))
+            tracker.recording.host_bytes = step.host_bytes
+        tracker.mark(-1, Phase.TEARDOWN, 0)
+
+    recording = record_fake(run, tracker)
+    return program_of(recording, config.micro_batch_sizes, first.micro_batch_sizes[0])
+
+
+def _leave_gradients(before: list[Any], after: list[Any]) -> None:
+    """Give the second step's batch gradients like those that the first step left on its own.
+
+    If a model computes gradients of its batch, for a penalty on them, and the step works on the
+    batch itself, they stay from step to step. In a real run both steps have the same batch.
+    """
+    for old, new in zip(tensors_of(before), tensors_of(after), strict=False):
+        if old.is_leaf and old.grad is not None:
+            new.requires_grad_()
+            new.grad = torch.empty_like(new)

@@ -1,0 +1,36 @@
+"""Find the linear layer of a model that computes its logits.
+
+This file imports nothing from memlab but errors, because an exported script contains a copy of it.
+"""
+
+from torch import nn
+
+from memlab.errors import UnsupportedError
+
+
+def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the linear layer whose output should go into a cross entropy, and its path.
+
+    Raises:
+        UnsupportedError: the model has no linear layer.
+    """
+    linear = {
+        module: path
+        for path, module in model.named_modules()
+        # a subclass may compute something else
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    }
+    for module in model.modules():
+        get_embeddings = getattr(module, "get_output_embeddings", None)
+        embeddings = get_embeddings() if callable(get_embeddings) else None
+        if embeddings in linear:
+            return linear[embeddings], embeddings
+
+    if not linear:
+        raise UnsupportedError(
+            f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
+            "logits; use loss_chunks=1"
+        )
+
+    head, path = list(linear.items())[-1]
+    return path, head

@@ -1,0 +1,98 @@
+"""What the panel says of a prediction: badge, costs, the table's error."""
+
+import dataclasses
+
+import pytest
+
+from memlab import Outcome, StepConfig
+from memlab._panel import outlook, verdicts
+from memlab._panel.runs import RunLog, table_html
+from tests.forecast_parts import MIB, estimate, predicted, question
+from tests.panel_parts import make_result
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "begin"),
+    [
+        (200 * MIB, verdicts.GOOD, "fits: 100 of 200 MiB (50 %), predicted"),
+        (80 * MIB, verdicts.BAD, "does not fit: 100 of 80.0 MiB (125 %), predicted"),
+        (95 * MIB, verdicts.WARN, "too close to say: 100 of 95.0 MiB (105 %), predicted ± 10 %"),
+        (109 * MIB, verdicts.WARN, "too close to say: 100 of 109 MiB (92 %), predicted ± 10 %"),
+    ],
+)
+def test_the_badge_of_a_prediction(limit, kind, begin):
+    found = verdicts.fit_verdict(predicted(100 * MIB), limit)
+    assert (found.kind, found.text) == (kind, begin)
+
+
+def test_on_cuda_reserved_bytes_are_held_against_the_limit():
+    result = predicted(100 * MIB, peak_reserved_bytes=150 * MIB, device="h200")
+    found = verdicts.fit_verdict(result, 120 * MIB)
+    assert found.kind == verdicts.BAD
+    assert "reserved bytes, predicted for h200" in found.detail
+    assert "150 MiB reserved" in outlook_of(estimate=estimate(result)).costs()
+
+
+def outlook_of(*results, estimate=None, now=None, doing=""):
+    log = RunLog()
+    for result in results:
+        log.add(result)
+    asked = now or (estimate.question if estimate else question())
+    return outlook.outlook(log, asked, estimate, doing)
+
+
+def test_an_interpolated_prediction_says_so_and_every_number_its_uncertainty():
+    result = predicted(2**30, uncertainty={"peak_allocated_bytes": 0.013, "step_seconds": 0.25})
+    said = outlook_of(estimate=estimate(result, exact=False)).costs()
+    expected = "interpolated for cpu: 1.00 GiB ± 1.3 % allocated, about 500 ms ± 25 % a step"
+    assert expected in said
+    assert "predicted for cpu" in outlook_of(estimate=estimate(result)).costs()
+
+
+def test_a_budget_says_what_recomputing_saves_and_costs():
+    half = predicted(60 * MIB, config=StepConfig(memory_budget=0.5), step_seconds=0.55)
+    asked = estimate(half)
+    assert asked.question.plain == question()
+    assert question().plain is None
+    now = outlook.outlook(RunLog(), asked.question, asked, "", predicted(100 * MIB))
+    assert "; recomputing: -40.0 % allocated, +10.0 % time" in now.costs()
+    assert "recomputing" not in outlook_of(estimate=asked).costs()
+
+
+def test_a_prediction_on_its_way_greys_what_there_is():
+    now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
+    assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")
+    assert now.note() == "predicting"
+    assert "starting the worker (some seconds, once)" in now.costs()
+    assert now.shown is None, "the picture stays"
+
+
+def test_what_cannot_be_predicted_is_a_quiet_sentence_and_the_last_run_stays():
+    refused = predicted(outcome=Outcome.UNSUPPORTED, message="eager steps only")
+    last = make_result(config=StepConfig(batch_size=2), peak=MIB)
+    now = outlook_of(last, estimate=estimate(refused))
+    assert "no prediction (unsupported): eager steps only" in now.costs()
+    assert now.fit(2 * MIB).text == "last run: fits: 1.00 of 2.00 MiB (50 %), measured"
+    assert now.note() == "last run: batch 2; press Run for what is set now"
+    assert now.shown.result is last
+
+
+def test_a_run_of_this_very_setting_comes_before_its_prediction():
+    now = outlook_of(
+        make_result(peak=100 * MIB),
+        make_result(peak=MIB, config=StepConfig(batch_size=2)),
+        estimate=estimate(predicted(99 * MIB)),
+    )
+    assert now.run.number == 1
+    assert "measured" in now.fit(200 * MIB).text
+    assert "predicted 99.0 MiB (-1.00 %)" in now.costs()
+    assert now.note() == ""
+
+
+def test_the_table_has_the_signed_error_of_what_was_predicted():
+    log = RunLog()
+    log.add(make_result(peak=100 * MIB), predicted(101 * MIB))
+    shown = table_html(log.visible)
+    assert "101 MiB" in shown
+    assert "+1.00 %" in shown
+    assert "peak predicted" not in table_html([dataclasses.replace(log.last, prediction=None)])
