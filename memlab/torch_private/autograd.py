@@ -24,7 +24,7 @@ innermost_transform = torch._C._functorch.peek_interpreter_stack
 # the kind of an event of the profiler: an operator, an allocation, ...
 EventType = torch._C._profiler._EventType
 
-# what `checkpoint` calls of its non-reentrant form: the first of these that there is
+# the function that `checkpoint` calls for its non-reentrant form: the first that PyTorch has
 NON_REENTRANT = (
     "_checkpoint_without_reentrant_generator_impl",
     "_checkpoint_without_reentrant_generator",

@@ -16,7 +16,7 @@ MAY_BE_MISSING = {
     "torch._C._cuda_clearCublasWorkspaces",  # where torch is built without CUDA
     "torch._C._get_cudnn_depthwise_kernel",  # in 2.11
     "torch._C._is_grad_layout_enforcement_enabled",  # in 2.11
-    "torch._custom_class_base",  # before 2.14, which names `torch._opaque_base` so
+    "torch._custom_class_base",  # before 2.14, where it replaces `torch._opaque_base`
     "torch._opaque_base",
 }
 """Looked for by memlab: of torch 2.11 to 2.15, not every release and build has them."""

@@ -1,7 +1,8 @@
 """Private names of PyTorch: used in one room of memlab, each where and as memlab expects it.
 
-With a new PyTorch run `pytest --noconftest tests/pure/test_torch_private.py` first. It reads the
-text of memlab and imports none of it, so it says what to mend even where memlab cannot be imported.
+With a new PyTorch run `pytest --noconftest tests/pure/test_torch_private.py` first. All tests but
+one read the text of memlab and import none of it, so they say what to mend even where memlab cannot
+be imported.
 """
 
 import traceback
@@ -19,8 +20,8 @@ SOURCES = {
 }
 IN_ROOM = {name: source for name, source in SOURCES.items() if name.startswith("torch_private/")}
 # Exported scripts contain these files whole, and cannot import memlab: there PyTorch is used by its
-# own names, and each of them has a case like the names of the room. Strings
-# that become lines of a script are not looked at: they import nothing here.
+# own names, and each of them has a case like the names of the room. Strings that become lines of a
+# script are not looked at: they import nothing here.
 IN_SCRIPTS = {
     name: SOURCES[name]
     for name in (
