@@ -261,7 +261,7 @@ def test_a_recompute_that_goes_wrong_in_the_second_update_is_caught():
     report = check(workload, checkpointing="blocks")
     assert (report.ok, report.bitwise, report.num_updates) == (False, False, 3)
     assert report.first_different_update == 2
-    assert "in update 2" in report.why
+    assert "(update 2)" in report.why
 
 
 def test_hooks_that_pile_up_are_caught_though_no_gradient_differs(monkeypatch):
