@@ -258,7 +258,10 @@ def card(name: str) -> Card:
     """
     found = resolve(name).card
     if found is None:
-        raise DeviceError(f"device={shown(name)} is no card here; allowed is one of {names()}")
+        raise DeviceError(
+            f"name={shown(name)} is not a CUDA card; allowed is one of {', '.join(names())}, or a "
+            "memory such as '24GiB'"
+        )
     return found
 
 

@@ -13,6 +13,7 @@ from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.meters.lifetimes import step_memory
 from memlab.result import StepResult
+from memlab.techniques.offload import offload
 
 if TYPE_CHECKING:
     from memlab.predicting.predict import Prediction
@@ -36,6 +37,10 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
     if not exact:
         spread = {name: width + INTERPOLATED for name, width in spread.items()}
 
+    # how much offloading holds in host memory is known of the batch that was recorded
+    of_batch = offload.notes(base.result.config, forecast.program.recording.host_bytes)
+    is_same = config.batch_size == base.result.config.batch_size
+
     how = "predicted" if exact else "interpolated"
     return dataclasses.replace(
         base.result,
@@ -51,6 +56,7 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,
         uncertainty=spread,
+        notes=tuple(n for n in base.result.notes if is_same or n not in of_batch),
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,

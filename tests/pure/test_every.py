@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from benchmarks import saving
+from benchmarks import combinations, saving
 from memlab import StepConfig
 from memlab.config import Checkpointing
 from memlab.devices import cards
@@ -36,6 +36,35 @@ def test_a_technique_says_what_it_saves(technique):
     for line in technique.savings:
         assert any(f"`{field}=" in line.setting for field in technique.fields)
         assert "|" not in f"{line.setting}{line.saves}{line.costs}{line.not_for}"
+
+
+def test_fields_refuse_the_pairs_that_the_page_of_combinations_says_they_refuse():
+    # a test of the matrix writes the page again; this one only reads it, in every run
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in combinations.PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    names = [row[1] for row in rows[1:]]
+    on_page = {
+        (name, names[column])
+        for name, row in zip(names, rows[1:], strict=True)
+        for column, cell in enumerate(row[2:])
+        if cell.isalpha() and cell.isascii()
+    }
+    pairs = [*combinations.pairs(), *((b, a) for a, b in combinations.pairs())]
+    assert on_page == {pair for pair in pairs if _refusal_of(*pair)}
+
+
+def _refusal_of(a: str, b: str) -> str:
+    """Return why two techniques are refused before anything is built; "" if they are not."""
+    fields = combinations.settings(a, b)
+    is_on_card = bool(fields.keys() & set(combinations.ON_A_CARD))
+    try:
+        every.check(StepConfig(**fields), CUDA if is_on_card else CPU)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
 
 
 def test_the_page_of_savings_says_what_the_techniques_say():

@@ -32,6 +32,14 @@ def test_activations_wait_on_the_host_and_parameters_stay():
     assert moved.peak_by_category["parameters"] == plain.peak_by_category["parameters"]
 
 
+def test_a_batch_that_is_interpolated_does_not_repeat_what_another_holds_in_the_host():
+    config = StepConfig(batch_size=SAMPLES, optimizer="sgd", offload_activations=True)
+    one, other = memlab.predict_batches(chain(), config, [SAMPLES, 3 * SAMPLES], "h200")
+    assert "interpolated" in other.message
+    assert "held in host memory" in " ".join(one.notes)
+    assert "held in host memory" not in " ".join(other.notes)
+
+
 def test_copies_take_the_time_of_the_bus_or_hide_behind_kernels():
     plain, moved = predicted(chain()), predicted(chain(), offload_activations=True)
     on_the_bus = 2 * (DEPTH + 1) * ONE / 63e9
