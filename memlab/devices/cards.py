@@ -259,7 +259,7 @@ def card(name: str) -> Card:
     found = resolve(name).card
     if found is None:
         raise DeviceError(
-            f"name={shown(name)} is not a CUDA card; allowed is one of {', '.join(names())}, or a "
+            f"name={shown(name)} is not a CUDA card; allowed is one of {', '.join(map(repr, names()))}, or a "
             "memory such as '24GiB'"
         )
     return found
