@@ -180,7 +180,7 @@ class Controls:
                 else:
                     if field == "precision":
                         self._offer_precisions(str(value))
-                    self._choices[field].value = str(value) if isinstance(value, str) else value
+                    _choose(self._choices[field], value)
         finally:
             self._quiet = False
 
@@ -232,6 +232,12 @@ def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
     offered = [p for p in PRECISIONS if not (is_fp32 and p is Precision.FP32)]
     built = Precision.AS_BUILT.in_words(formats if is_fp32 else ())
     return [(built if p is Precision.AS_BUILT else str(p), str(p)) for p in offered]
+
+
+def _choose(choice: Any, value: object) -> None:
+    choice.value = str(value) if isinstance(value, str) else value
+    if value is None:  # which a widget understands as "nothing is chosen"
+        choice.index = [offered for _, offered in choice.options].index(None)
 
 
 def on_enter(box: Any, submit: Callable[[], None]) -> None:

@@ -260,8 +260,8 @@ def card(name: str) -> Card:
     if found is None:
         known = ", ".join(map(repr, names()))
         raise DeviceError(
-            f"name={shown(name)} is not a CUDA card; allowed is one of {known}, or a memory such as "
-            "'24GiB'"
+            f"name={shown(name)} is not a CUDA card; allowed is one of {known}, or a memory such "
+            "as '24GiB'"
         )
     return found
 

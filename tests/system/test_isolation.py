@@ -328,7 +328,8 @@ def test_the_worker_stays_warm_for_a_script_too(tmp_path):
     script.write_text(
         textwrap.dedent(
             """
-            from memlab import StepConfig, isolation, measure
+            from memlab import StepConfig, measure
+            from memlab.worker import isolation
             from tests.models import linear
             pids = set()
             for _ in range(2):

@@ -43,6 +43,21 @@ def test_a_config_survives_the_way_through_the_controls(config):
         made.close()
 
 
+def test_every_choice_shows_what_is_set_none_too(panel):
+    def choices(widget):
+        if isinstance(widget, ipywidgets.Dropdown):
+            yield widget
+        for child in getattr(widget, "children", ()):
+            yield from choices(child)
+
+    found = {choice.description: choice for choice in choices(panel._view._root)}
+    panel.set(max_grad_norm=1.0)
+    assert found["Clip norm at"].label == "1"
+    panel.set(max_grad_norm=None)
+    assert found["Clip norm at"].label == "no clipping"
+    assert [name for name, choice in found.items() if choice.index is None] == []
+
+
 def test_a_mode_of_torch_compile_without_a_control_is_refused():
     with pytest.raises(MemlabError, match=r"compile_mode='max-autotune' has no control"):
         memlab.panel(make_workload(), config=StepConfig(compile=True, compile_mode="max-autotune"))

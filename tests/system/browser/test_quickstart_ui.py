@@ -87,12 +87,12 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
 def test_an_optimizer_that_cannot_be_says_so_and_the_remedy_is_a_click(page, panel):
     button(panel, "more: no checkpointing, adamw, not compiled").click()
     panel.get_by_label("in backward").check()
-    wait_for(lambda: "each gradient is freed" in panel.inner_text())
+    wait_for(lambda: "each gradient is used and freed" in panel.inner_text())
     panel.get_by_label("Accumulation", exact=True).fill("4")
     wait_for(lambda: "each backward would update the weights" in panel.inner_text())
     page.screenshot(path=SHOTS / "optimizer-row.png")
     button(panel, "accumulation 1").click()
-    wait_for(lambda: "each gradient is freed" in panel.inner_text())
+    wait_for(lambda: "each gradient is used and freed" in panel.inner_text())
     wait_for(lambda: panel.get_by_label("Accumulation", exact=True).input_value() == "1")
     tops = {button(panel, name).bounding_box()["y"] for name in PRECISIONS}
     assert len(tops) == 1  # all in one row
