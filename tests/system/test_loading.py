@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused_with_a_remedy():
             LoadingConfig(**fields)
     with pytest.raises(MemlabError, match="not map-style"):
         measure_loading(workload(), CONFIG, iter([]))
-    with pytest.raises(MemlabError, match="no LoadingConfig"):
+    with pytest.raises(MemlabError, match="not a LoadingConfig"):
         measure_loading(workload(), CONFIG, Numbers(), {"num_workers": 2})
     pinned = LoadingConfig(pin_memory=True)
     found = measure_loading(workload(), CONFIG, Numbers(), pinned, "cpu")
