@@ -133,7 +133,7 @@ def test_the_interval_holds_the_median_and_narrows_with_more_values():
 
 def test_what_a_measurement_spends_beyond_its_steps_is_told_between_reports():
     texts = [
-        "building m", "metering memory, first step", "metering memory, step with optimizer state",
+        "building m", "measuring memory, first step", "measuring memory, step with optimizer state",
         "building m again, without the meter", "warm-up 1 of 1", "timing step 1 of 2",
         "timing step 2 of 2, 1.5 s a step",
     ]  # fmt: skip

@@ -228,7 +228,7 @@ def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
     slow = memlab.panel(make_workload(seconds_per_loss=60), device="cpu")
     try:
         slow._run_clicked()
-        until(lambda: "metering memory" in find(slow, "memlab-status").value)
+        until(lambda: "measuring memory" in find(slow, "memlab-status").value)
         former = isolation.measuring.worker
         slow._stop_clicked()
         until(lambda: slow._page.job is None)

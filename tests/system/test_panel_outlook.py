@@ -63,7 +63,7 @@ def test_a_prediction_on_its_way_greys_what_there_is():
     now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
     assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")
     assert now.note() == "predicting"
-    assert "starting the worker (some seconds, once)" in now.costs()
+    assert "starting the worker (takes some seconds, once)" in now.costs()
     assert now.shown is None, "the picture stays"
 
 
