@@ -9,9 +9,12 @@ SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# twice quiet: errors only
+INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 SET_UP := $(VENV)/created
 REQUIRED := pyproject.toml constraints.txt $(SET_UP)
+TESTED := zoo,optimizers,fp8,test,browser
+DEVELOPED := $(TESTED),dev
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.version
 # the server listens on loopback only; its root user must be allowed by name
@@ -20,8 +23,11 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 .PHONY: lab quick test test-all test-deps notebooks lint bench picture clean
 .NOTPARALLEL:
 
+# warnings only, so that the address is not lost among the lines of a starting server
 lab: $(VENV)/lab
-	$(BIN)/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. \
+	@echo "starting JupyterLab: notebooks/00_quickstart.ipynb opens in your browser in a few seconds"
+	@echo "If no browser opens, open the address that JupyterLab prints below. Control-C ends it."
+	@$(BIN)/jupyter lab --ServerApp.log_level=WARN --LabApp.log_level=WARN --ip=127.0.0.1 --ServerApp.root_dir=. \
 		--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(AS_ROOT) $(ARGS)
 
 # two files at a time; threads that wait for work would else keep the cores from one another
@@ -75,6 +81,16 @@ clean:
 	rm -rf $(VENV) build dist ui-out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# One line for each stage of a set-up: what it does, a dot every five seconds while it goes on, and
+# the time that it took. $(call stage,text,command): without a comma in either.
+define stage
+@begin=$$(date +%s); printf '%s ...' "$(1)"; \
+	(while sleep 5 >/dev/null 2>&1; do printf .; done) & dots=$$!; \
+	trap 'kill $$dots' EXIT; trap 'exit 130' INT TERM; \
+	$(2) || { echo " failed"; exit 1; }; \
+	echo " $$(($$(date +%s) - begin)) s"
+endef
+
 # stamps: a set-up is done again only when what it was made from has changed; a larger one counts
 # for the smaller ones
 
@@ -82,21 +98,20 @@ $(SET_UP):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
 		echo "memlab needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@echo "creating $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "The first set-up takes 2 to 10 minutes. It downloads about 0.5 GB; on Linux about 3 GB," \
+		"because PyTorch brings CUDA's libraries there. All of it goes into $(VENV)."
+	$(call stage,creating $(VENV),$(PYTHON) -m venv $(VENV))
+	$(call stage,installing PyTorch (the largest part),$(INSTALL) torch)
 	@touch $@
 
 $(VENV)/lab: $(REQUIRED)
-	@echo "installing memlab and its model zoo (PyTorch is large: this takes some minutes, once)"
-	@$(INSTALL) -e '.[zoo]'
+	$(call stage,installing memlab with JupyterLab and the libraries of its models,$(INSTALL) -e '.[zoo]')
 	@touch $@
 
 $(VENV)/test: $(REQUIRED)
-	@echo "installing memlab and what its tests need (PyTorch is large: some minutes, once)"
-	@$(INSTALL) -e '.[zoo,optimizers,fp8,test,browser]'
+	$(call stage,installing memlab and what its tests need,$(INSTALL) -e '.[$(TESTED)]')
 	@touch $(VENV)/lab $@
 
 $(VENV)/lint: $(REQUIRED)
-	@echo "installing memlab and its development tools"
-	@$(INSTALL) -e '.[zoo,optimizers,fp8,test,browser,dev]'
+	$(call stage,installing memlab and its development tools,$(INSTALL) -e '.[$(DEVELOPED)]')
 	@touch $(VENV)/lab $(VENV)/test $@

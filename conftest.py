@@ -7,10 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memlab.meters.garbage import collect_and_freeze
 from memlab.recording import stand_in
 from tests import ROOT
 
-MATRIX = ROOT / "tests" / "matrix"
+TESTS = ROOT / "tests"
+MATRIX = TESTS / "matrix"
+# files that take minutes begin first, or one of them would still run when nothing else is left
+FIRST = (TESTS / "system" / "browser", TESTS / "system", MATRIX, TESTS / "step", TESTS)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +28,12 @@ def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def older_objects_frozen() -> None:
+    """Collections of garbage pass over libraries and earlier tests, as they do in a worker."""
+    collect_and_freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("memlab", "memlab's tiers of tests")
     group.addoption(
@@ -31,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="run this share of tests/matrix and of the tests marked `slow`, drawn by --seed",
+        help="run this share of tests/matrix and of tests marked `matrix` or `slow`",
     )
     group.addoption("--seed", default="", help="any text, such as a commit; draws the sample")
 
@@ -40,7 +50,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     share, seed = config.getoption("sample"), config.getoption("seed")
     if share >= 1.0:
         return None
-    return f"sample: {share:.0%} of tests/matrix and of slow tests; again by --seed={seed!r}"
+    what = "tests/matrix and of tests marked matrix or slow"
+    return f"sample: {share:.0%} of {what}; again by --seed={seed!r}"
 
 
 def pytest_configure() -> None:
@@ -61,10 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         names = {item.nodeid for item in left_out}
         items[:] = [item for item in items if item.nodeid not in names]
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    folders = item.path.parents
+    return next((turn for turn, folder in enumerate(FIRST) if folder in folders), len(FIRST))
 
 
 def _is_sampled(item: pytest.Item) -> bool:
-    return MATRIX in item.path.parents or item.get_closest_marker("slow") is not None
+    marked = any(item.get_closest_marker(name) for name in ("matrix", "slow"))
+    return marked or MATRIX in item.path.parents
 
 
 def draw(seed: str, name: str) -> float:

@@ -181,9 +181,9 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "model": name,
             "cases": len(true),
-            "predicted": len(told := [r for r in true if r["error %"] is not None]),
-            **spread([row["error %"] for row in told]),
-            "within its uncertainty": sum(map(_is_inside, told)),
+            "predicted": len(judged := [r for r in true if r["error %"] is not None]),
+            **spread([row["error %"] for row in judged]),
+            "within its uncertainty": sum(map(_is_inside, judged)),
         }
         for name, true in _by_model(rows)
     ]
@@ -232,11 +232,11 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def worst(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cases of largest error, with where the predicted peak stands and its notes."""
-    told = [row for row in rows if row["error %"] is not None]
+    judged = [row for row in rows if row["error %"] is not None]
     keep = ("model", "config", "truth by", "truth", "predicted", "error %", "uncertainty %")
     return [
         {name: row[name] for name in (*keep, "at", "notes")}
-        for row in sorted(told, key=lambda row: -abs(row["error %"]))[:NUM_WORST]
+        for row in sorted(judged, key=lambda row: -abs(row["error %"]))[:NUM_WORST]
     ]
 
 
@@ -281,13 +281,13 @@ def _time_row(foretold: StepResult, first: StepResult, second: StepResult) -> di
 
 def judge_times(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return spread of the errors and of A/A, and whether one lies beyond the other by the goal."""
-    told = spread([row["error %"] for row in rows if row["error %"] is not None])
+    judged = spread([row["error %"] for row in rows if row["error %"] is not None])
     same = spread([row["A/A %"] for row in rows if row["A/A %"] is not None])
     lines = []
     for name, goal in TIME_GOALS.items():
-        line: dict[str, Any] = {"of": name, "steps": len(rows), "predicted": told[name]}
-        met = told[name] is not None and told[name] - (same[name] or 0.0) <= goal
-        verdict = "not predicted" if told[name] is None else report.verdict(met)
+        line: dict[str, Any] = {"of": name, "steps": len(rows), "predicted": judged[name]}
+        met = judged[name] is not None and judged[name] - (same[name] or 0.0) <= goal
+        verdict = "not predicted" if judged[name] is None else report.verdict(met)
         lines.append(line | {"A/A": same[name], "goal beyond A/A": goal, "goal": verdict})
     return lines
 

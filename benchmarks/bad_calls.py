@@ -176,6 +176,7 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     found |= {
         "workloads.get": workloads.get,
         "workloads.names": workloads.names,
+        "Workload.resized": workloads.get("vit-digits").resized,
         "Workload.from_module": Workload.from_module,
         "StepResult.from_dict": StepResult.from_dict,
         "script": script,
@@ -197,6 +198,8 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     batch = (torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
     own = {"build_model": workload.build_model, "make_batch": workload.make_batch,
            "compute_loss": workload.compute_loss}  # fmt: skip
+    sizes = {"name": "length", "unit": "tokens", "value": 8, "offered": [8, 16],
+             "make_workload": workload.resized}  # fmt: skip
     return {
         "measure": step, "predict": step, "verify": step, "explain": {"result": result},
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},
@@ -208,6 +211,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
+        "SampleSize": sizes,
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
         "plots.peak_map": {"result": result}, "plots.step_times": named,
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
@@ -216,6 +220,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},
         "units.format_bytes": {"num_bytes": 1}, "units.format_seconds": {"seconds": 1.0},
         "workloads.get": {"name": "vit-digits"}, "workloads.names": {},
+        "Workload.resized": {"size": 64},
         "Workload.from_module": {"module": module, "example_batch": batch,
                                  "loss_fn": nn.functional.cross_entropy},
         "StepResult.from_dict": {"data": result.to_dict() | {"timeline": None}},

@@ -1,11 +1,12 @@
 """Which techniques combine? Every pair is tried on one tiny model; writes docs/combinations.md.
 
-On a CPU a pair is trained for two updates, and its gradients are held against the reference step's
-as `memlab.verify` does. What a CPU refuses by itself is predicted for a card instead. The model has
-work for each technique: convolutions, an activation after a layer, repeated blocks with attention,
-a linear head with a cross entropy, no dropout. Left out: tf32 and fp8-mixed, formats of a card's
-tensor cores; fp16, as bf16 but for its digits; adamw-8bit, which is an optional package's; choices
-within a technique; more than two at a time; and refusals that come from a model, such as dropout.
+On a CPU a pair is trained for two updates, and its gradients are compared with those of the
+reference step, as `memlab.verify` does. What a CPU refuses by itself is predicted for a card
+instead. The model has work for each technique: convolutions, an activation after a layer, repeated
+blocks with attention, a linear head with a cross entropy, no dropout. Left out: tf32 and fp8-mixed,
+formats of a card's tensor cores; fp16, as bf16 but for its digits; adamw-8bit, which is an optional
+package's; choices within a technique; more than two at a time; and refusals that come from a model,
+such as dropout.
 """
 
 import itertools

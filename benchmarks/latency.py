@@ -150,14 +150,14 @@ def cold_pairs(num_pairs: int) -> list[dict[str, Any]]:
 
 def _cold_row(side: str, rounds: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     peer = "MemTracker"
-    ratios = [told[side][0] / told[peer][0] for told in rounds]
+    ratios = [found[side][0] / found[peer][0] for found in rounds]
     low, high = report.median_interval(ratios)
     ratio = statistics.median(ratios)
     return {
         "what": side,
         "pairs": len(rounds),
-        "first s": statistics.median(told[side][0] for told in rounds),
-        "again s": statistics.median(told[side][1] for told in rounds),
+        "first s": statistics.median(found[side][0] for found in rounds),
+        "again s": statistics.median(found[side][1] for found in rounds),
         "first over MemTracker's": ratio,
         "95 %": f"{low:.2f}-{high:.2f}",
         "goal": "" if side == peer else report.verdict(ratio <= RATIO_GOAL),
@@ -215,9 +215,9 @@ def large() -> dict[str, Any]:
     start = time.perf_counter()
     result = memlab.predict(llama_70b(), config, CARD, timeout_seconds=600)
     seconds = time.perf_counter() - start
-    for told in (warm, result):
-        if told.outcome != "ok":
-            raise RuntimeError(told.message)
+    for found in (warm, result):
+        if found.outcome != "ok":
+            raise RuntimeError(found.message)
     most = worker_bytes()
     met = seconds <= LARGE_GOAL_SECONDS and (most is None or most <= LARGE_GOAL_BYTES)
     return {
@@ -232,7 +232,7 @@ def large() -> dict[str, Any]:
 
 
 def worker_bytes() -> int | None:
-    """Return the most resident memory that the predicting worker has had; None if not told."""
+    """Return the most resident memory that the predicting worker has had; None if unknown."""
     worker = isolation.predicting.worker
     status = Path(f"/proc/{worker.process.pid}/status" if worker else "/proc/none")
     if not status.exists():

@@ -28,7 +28,7 @@ SEED = 0
 
 
 def rounds(timers: dict[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
-    """Return the seconds that each timer told, round by round; every order comes equally often."""
+    """Return the seconds that each timer took, round by round; every order comes equally often."""
     orders = list(itertools.permutations(timers)) * -(-num_rounds // 6)
     random.Random(SEED).shuffle(orders)
     seconds: dict[str, list[float]] = {name: [] for name in timers}

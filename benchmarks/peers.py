@@ -2,8 +2,8 @@
 
 The peer runs the step that memlab predicts, with the techniques of memlab, as a person would set it
 up: the model is built for real and its parameters replaced by fakes, since many initialisers do not
-run on fakes. What it raises is told, not worked around. Libraries are imported once and each job is
-done in a fork, where no older tensor lives.
+run on fakes. What it raises is reported. Libraries are imported once and each job is done
+in a fork, where no older tensor lives.
 """
 
 import contextlib

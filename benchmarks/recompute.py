@@ -256,9 +256,9 @@ def solving(num_layers: int = 48) -> dict[str, Any]:
 
     seconds: list[float] = []
 
-    def timed(told: Any) -> Chain:
+    def timed(measured: Any) -> Chain:
         start = time.perf_counter()
-        chain = solve(told)
+        chain = solve(measured)
         seconds.append(time.perf_counter() - start)
         return chain
 

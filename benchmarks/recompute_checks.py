@@ -74,22 +74,22 @@ def verified(pairs: Sequence[tuple[str, StepConfig]]) -> list[dict[str, Any]]:
     for name, config in sorted(pairs, key=lambda pair: (pair[0], str(pair[1]))):
         if name not in workloads:
             workloads[name] = _tiny(name)
-        told = memlab.verify(workloads[name], config, "cpu", timeout_seconds=600, isolate=False)
-        if told.outcome != "ok":
-            verdict = f"refused ({told.outcome})"
-        elif told.bitwise is False or (not told.ok and config.precision == FP32):
+        report = memlab.verify(workloads[name], config, "cpu", timeout_seconds=600, isolate=False)
+        if report.outcome != "ok":
+            verdict = f"refused ({report.outcome})"
+        elif report.bitwise is False or (not report.ok and config.precision == FP32):
             verdict = "MISMATCH"
-        elif not told.ok:
+        elif not report.ok:
             verdict = "rounds by more than the tolerance"
         else:
-            verdict = "same bits as without recomputing" if told.bitwise else "within tolerance"
+            verdict = "same bits as without recomputing" if report.bitwise else "within tolerance"
         if config.precision == FP32:
-            worst = max(worst, told.max_relative_error or 0.0)
+            worst = max(worst, report.max_relative_error or 0.0)
         key = "fp32" if config.precision == FP32 else str(config.precision), verdict
         counts[key] += 1
-        examples.setdefault(key, f"{name}, {config}: {told.why}")
+        examples.setdefault(key, f"{name}, {config}: {report.why}")
         if verdict == "MISMATCH":
-            print(f"MISMATCH {name}, {config}: {told}")
+            print(f"MISMATCH {name}, {config}: {report}")
     print(f"largest relative error in fp32: {worst:.1e}")
     return [
         {"precision": key[0], "verdict": key[1], "combinations": counts[key], "one": examples[key]}

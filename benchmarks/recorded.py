@@ -43,7 +43,7 @@ NO_CARD = (
 
 
 def settings(record: DeviceRecord) -> list[list[RecordedRun]]:
-    """Return the runs of a record that a prediction can be held against, by setting."""
+    """Return the runs of a record that a prediction can be compared with, by setting."""
     found: dict[str, list[RecordedRun]] = {}
     for run in record.runs:
         result = run.result
@@ -166,7 +166,7 @@ def show(record: DeviceRecord, rows: Sequence[dict[str, Any]]) -> None:
 def block(found: Sequence[tuple[DeviceRecord, Sequence[dict[str, Any]]]]) -> str:
     """Return the part of README.md that these records write."""
     lines = [] if any(record.is_card for record, _ in found) else [NO_CARD, ""]
-    lines += ["| recorded on | runs | held against | allocated, median / p95 | reserved | time |"]
+    lines += ["| recorded on | runs | compared | allocated, median / p95 | reserved | time |"]
     lines += ["|---|---|---|---|---|---|"]
     for record, rows in found:
         cells = [_cell(spread(rows, f"{what} %")) for what in GOALS]
@@ -189,7 +189,7 @@ def _repeated(record: DeviceRecord, rows: Sequence[dict[str, Any]]) -> str:
     said = f"{record.title}: read twice, a setting's times differ by {_cell(spread(rows, 'A/A %'))}"
     if is_quiet(rows):
         return f"{said}, and errors of time are judged beyond that."
-    return f"{said}: others were at work, and no time of this record is judged."
+    return f"{said}: the machine was busy, and no time of this record is judged."
 
 
 def _cell(found: tuple[float, float] | None) -> str:

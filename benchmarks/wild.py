@@ -4,7 +4,7 @@ At least 120 models of fourteen packages, drawn by a seeded script from the pack
 before any is run; none is picked by hand. Each is first trained by plain PyTorch in a process of
 its own, and left out only where that fails, or where the model is too large: both stay listed. Then
 memlab, in another process with a time limit: `measure` and `predict` on the CPU, predictions for
-two cards, and three updates with a budget of 0.5, of 0.2 and with blocks recomputed, held against
+two cards, and three updates with a budget of 0.5, of 0.2 and with blocks recomputed, compared with
 plain PyTorch's bit by bit. Every sixth peak is counted by an independent meter too.
 
 Goals: 98 % measured and predicted; error of the peak 0 in the median, 0.2 % at the 95th percentile,

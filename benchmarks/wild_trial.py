@@ -2,7 +2,7 @@
 
 Run in a process of its own, which prints one line of JSON for each stage: what is measured and
 predicted on the CPU, predictions for two cards, and three updates with each kind of recompute,
-held against those of plain PyTorch (`wild_plain.py`) by their losses and digests. A sentence of
+compared with those of plain PyTorch (`wild_plain.py`) by their losses and digests. A sentence of
 memlab's is a refusal; any other error is one that a person would have to read.
 """
 

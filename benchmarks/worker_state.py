@@ -1,7 +1,7 @@
 """Whatever a job does to its worker, the next ones are measured as in a fresh process.
 
 Each attack is run in `build_model` of a small workload; then another workload is measured three
-times and held against the bytes and the loss that this process, which ran no attack, gives.
+times and compared with the bytes and the loss that this process, which ran no attack, gives.
 
     python -m benchmarks.worker_state --out worker_state.json
 

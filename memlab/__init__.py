@@ -15,7 +15,7 @@ from memlab.loading import LoadingConfig, LoadingResult
 from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
 from memlab.verifying.report import VerifyReport
-from memlab.workload import Workload
+from memlab.workload import SampleSize, Workload
 
 if TYPE_CHECKING:
     from memlab import plots
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from memlab.step import build_step
 
 __all__ = [
-    "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "StepConfig", "StepResult",
-    "VerifyReport", "Workload", "__version__", "build_step", "card", "compare_recompute",
-    "explain", "forget_costs", "ladder", "measure", "measure_loading", "panel", "plots",
-    "predict", "predict_batches", "recorded", "recordings", "replay_allocations", "to_frame",
-    "verify", "workloads",
+    "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
+    "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
+    "compare_recompute", "explain", "forget_costs", "ladder", "measure", "measure_loading",
+    "panel", "plots", "predict", "predict_batches", "recorded", "recordings",
+    "replay_allocations", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 LATE = {
     "build_step": "step", "compare_recompute": "comparing.pairs", "explain": "explaining.explain",

@@ -258,7 +258,7 @@ def verify(
         plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
         found: VerifyReport = run("verify", arguments | {"plan": plan})
     except Ended as ended:
-        return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended))
+        return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended), device=str(target))
 
     return found
 
@@ -302,7 +302,7 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
     for result in results:
         row = result.to_dict()
         del row["timeline"], row["step_seconds_all"], row["versions"], row["peak_holdings"]
-        del row["parameter_formats"]
+        del row["parameter_formats"], row["printed"]
         config, categories = row.pop("config"), row.pop("peak_by_category") or {}
         place = result.peak_place
         rows.append(

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from memlab.arguments.checks import check_fields, of_type, size
+from memlab.arguments.html_tables import facts_table
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import FP32_FORMATS, Precision, StepConfig
@@ -145,6 +146,7 @@ class StepResult:
         notes: sentences that a reader of the numbers must know.
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
+        printed: the beginning of what the model printed; to predict, it runs with several batches.
 
     >>> import memlab
     >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
@@ -181,6 +183,7 @@ class StepResult:
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
+    printed: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -338,32 +341,38 @@ class StepResult:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return a small table for notebooks."""
-        import html  # 5 ms that `import memlab` need not wait for
+        """Return a small table for notebooks. Each number says what it counts, and its source."""
+        relation = "for" if self.source is Source.PREDICTED else "on"
+        device = self.device.removesuffix(f", {self.source}")  # "amd-epyc, recorded"
+        title = f"{self.workload_name}, {self.source} {relation} {device}"
+        if "torch" in self.versions:
+            title += f", torch {self.versions['torch']}"
 
-        def cost(field: str, show: Callable[[Any], str]) -> str:
-            value = getattr(self, field)
-            return f"not {self.source}" if value is None else show(value) + self._spread(field)
-
-        rows = {
-            "outcome": f"{self.outcome} ({self.source} on {self.device}, "
-            f"torch {self.versions.get('torch', '?')})",
+        limit = self.memory_limit_bytes
+        judged = {None: "not known whether it fits", True: "fits", False: "does not fit"}[self.fits]
+        judged = "too close to say" if self.close_to_limit else judged
+        held = sorted((self.peak_by_category or {}).items(), key=lambda item: -item[1])
+        named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held if size]
+        return facts_table(title, {
+            "outcome": str(self.outcome),
             "message": self.message,
-            "config": self.settings,
-            "peak allocated": cost("peak_allocated_bytes", format_bytes),
-            "peak reserved": cost("peak_reserved_bytes", format_bytes),
-            "first step's peak": cost("first_step_peak_bytes", format_bytes),
-            "time a step": cost("step_seconds", format_seconds),
-            "loss": cost("loss", "{:.4f}".format),
+            "settings": self.settings,
+            "memory limit": f"{format_bytes(limit)}: {judged}" if limit else "",
+            "peak allocated": self._cost("peak_allocated_bytes", format_bytes),
+            "of which": ", ".join(named),
+            "peak reserved": self._cost("peak_reserved_bytes", format_bytes),
+            "peak allocated in the first step": self._cost("first_step_peak_bytes", format_bytes),
+            "time per step": self._cost("step_seconds", format_seconds),
+            "loss": self._cost("loss", "{:.4f}".format),
             "notes": " ".join(self.notes),
-        }
-        body = "".join(
-            f"<tr><th style='text-align:left'>{name}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for name, text in rows.items()
-            if text
-        )
-        return f"<table><caption>{html.escape(self.workload_name)}</caption>{body}</table>"
+        })  # fmt: skip
+
+    def _cost(self, field: str, show: Callable[[Any], str]) -> str:
+        """Return a number with its source, such as "344 MiB predicted +-1.2 %"."""
+        value = getattr(self, field)
+        if value is not None:
+            return f"{show(value)} {self.source}{self._spread(field)}"
+        return f"not {self.source}" if self.outcome is Outcome.OK else ""
 
     def _spread(self, field: str) -> str:
         """Return the uncertainty of a number as it is printed after it, such as " +-1 %"."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointError
 
+from memlab.arguments.libraries import own_line
 from memlab.errors import MemlabError, UnsupportedError
 from memlab.result import Outcome
 
@@ -115,6 +116,8 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
         )
 
     named = f"{type(error).__name__}: {text.rstrip('.')}" if text else type(error).__name__
+    if line := own_line(error):
+        named += f" ({line})"
     remedy = next((do for said, do in REMEDIES.items() if re.search(said, str(error))), "")
     return Outcome.FAILED, f"{place} raised {named}" + (f"; {remedy}" if remedy else "")
 

@@ -13,7 +13,7 @@ from memlab.devices.here import as_device
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
-from memlab.techniques.source import ScriptLines, together
+from memlab.techniques.source import ScriptLines, merged, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 
@@ -41,7 +41,7 @@ def script(
             function, and finds tensors in objects too; of any other the script is the same.
 
     Raises:
-        UnsupportedError: the config cannot be, or has no short form in plain PyTorch.
+        UnsupportedError: this config is refused, or has no short form in plain PyTorch.
 
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
@@ -52,8 +52,8 @@ def script(
     own_kind = workload is not None and batches.is_own_kind(workload)
     asked = Setup(config=config, device=device, plan=plan, workload=workload)
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
-    always = {"import torch"} if own_kind else {"import torch", TREE_MAP}
-    imports = sorted({*always, *whole.imports}, key=lambda line: (line.split()[1], line))
+    always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
+    imports = merged([*always, *whole.imports])
     definitions = ["\n".join([_docstring(config), "", *imports]), *whole.functions]
     return "\n\n\n".join([*definitions, "\n".join(_train(config, device, whole, workload))]) + "\n"
 

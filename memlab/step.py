@@ -204,7 +204,7 @@ def build_step(
     Raises:
         UnsupportedError: this device, this torch or memlab cannot do what the config asks for.
         WorkloadError: the workload breaks its contract.
-        MemlabError: another argument cannot be.
+        MemlabError: an argument has the wrong type or value; the message names it.
 
     >>> model, batch = torch.nn.Linear(64, 8), (torch.ones(4, 64), torch.ones(4, 8))
     >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)

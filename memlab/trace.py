@@ -116,7 +116,7 @@ class Trace:
         nbytes: int64, (events,), positive for an allocation, negative for a free.
         interval: int32, (events,), index into `intervals`.
         operator: int32, (events,), operators dispatched since the run began; indexes `operators`
-            where that operator was at work during the event, else `in_operator` is False.
+            where that operator was running during the event, else `in_operator` is False.
         in_operator: bool, (events,).
         module: int32, (events,), index into `modules`; -1 where no module is known.
         intervals: in the order in which they ran.

@@ -1,17 +1,96 @@
 """`Workload`: what is trained, as functions that build the model, a batch and the loss."""
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from memlab.arguments.checks import text
-from memlab.arguments.quoting import is_a, shown
-from memlab.errors import ConfigError, WorkloadError
+from memlab.arguments.checks import count, function, of_type, text
+from memlab.arguments.functions import is_same_function
+from memlab.arguments.html_tables import facts_table
+from memlab.arguments.quoting import is_a, printable, shown
+from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.torch_private import pytree
+
+FUNCTIONS = (
+    "build_model", "make_batch", "compute_loss", "num_loss_terms", "count_samples", "split_batch",
+)  # fmt: skip
+MOST_DIMENSIONS = 3  # of a sample: a text, an image, a volume
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleSize:
+    """How large one sample of a workload is, and how the workload is made in another size.
+
+    Attributes:
+        name: in words, such as "sequence length".
+        unit: what is counted, in words, such as "tokens".
+        value: the size of a sample of this workload.
+        offered: the sizes that a panel's slider offers, ascending.
+        make_workload: size -> the same workload with samples of that size; with `value` it gives
+            the functions that the workload has. Other sizes than the offered ones can be asked
+            for; it raises an error for one that the workload cannot have.
+        dimensions: along how many dimensions a sample has this size: 2 for square images.
+
+    Raises:
+        WorkloadError: a field has a value that is not allowed.
+
+    >>> def mean_of(length: int) -> Workload:
+    ...     return Workload(
+    ...         name="mean",
+    ...         build_model=lambda: torch.nn.Linear(length, 1),
+    ...         make_batch=lambda n: torch.ones(n, length),
+    ...         compute_loss=lambda model, batch: model(batch).mean(),
+    ...         sample_size=SampleSize(
+    ...             name="length", unit="numbers", value=length, offered=(8, 16, 32),
+    ...             make_workload=mean_of,
+    ...         ),
+    ...     )
+    >>> mean_of(8).resized(16).name
+    'mean, length 16'
+    """
+
+    name: str
+    unit: str
+    value: int
+    offered: tuple[int, ...]
+    make_workload: Callable[[int], "Workload"]
+    dimensions: int = 1
+
+    def __post_init__(self) -> None:
+        rules = {
+            "name": text,
+            "unit": text,
+            "value": count(1),
+            "offered": lambda name, value: of_type(name, value, Sequence[int]),
+            "make_workload": function,
+            "dimensions": count(1, MOST_DIMENSIONS),
+        }
+        try:
+            for field, rule in rules.items():
+                object.__setattr__(self, field, rule(field, getattr(self, field)))
+        except ConfigError as error:
+            raise WorkloadError(str(error)) from None
+
+        for field in ("name", "unit"):
+            if not getattr(self, field):
+                raise WorkloadError(f"{field}='' is empty; allowed is a non-empty text")
+
+        ascending = sorted({size for size in self.offered if size > 0})
+        if len(self.offered) < 2 or list(self.offered) != ascending:
+            raise WorkloadError(
+                f"offered={shown(self.offered)}; allowed are at least two sizes of at least 1, in "
+                "ascending order, such as (64, 128, 256)"
+            )
+
+    def __str__(self) -> str:
+        """Return the size in words, such as "sequence length 128"."""
+        return f"{self.name} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +110,8 @@ class Workload:
         count_samples: batch -> int, the number of samples, if it is not the size of dim 0.
         split_batch: (batch, sizes) -> list of batches with these numbers of samples, in order. It
             makes the micro-batches if tensors cannot be split along dim 0.
+        sample_size: how large a sample is, if the workload can be made in other sizes; a panel then
+            has a slider for it.
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
@@ -65,6 +146,7 @@ class Workload:
     num_loss_terms: Callable[[Any], int] | None = None
     count_samples: Callable[[Any], int] | None = None
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
+    sample_size: SampleSize | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -94,6 +176,13 @@ class Workload:
                     f"{field}={shown(value)} cannot be called; pass a function that maps {what}, "
                     "or leave it out"
                 )
+
+        if self.sample_size is not None and not is_a(self.sample_size, SampleSize):
+            raise WorkloadError(
+                f"sample_size={shown(self.sample_size)} is not a SampleSize; pass "
+                "memlab.SampleSize(name=..., unit=..., value=..., offered=..., make_workload=...), "
+                "or leave it out"
+            )
 
     @classmethod
     def from_module(
@@ -137,6 +226,9 @@ class Workload:
                 "pass such a pair, or a loss_fn whose parameters are (model, batch)"
             )
 
+        def copy_of_module() -> torch.nn.Module:
+            return copy.deepcopy(module)
+
         def make_batch(n: int) -> Any:
             index = torch.arange(n) % num_samples
             return pytree.tree_map_only(torch.Tensor, lambda t: t[index], example_batch)
@@ -146,10 +238,125 @@ class Workload:
 
         return cls(
             name=type(module).__name__ if name is None or _is_empty(name) else name,
-            build_model=lambda: copy.deepcopy(module),
+            build_model=copy_of_module,
             make_batch=make_batch,
             compute_loss=loss_fn if takes_model else compute_loss,
         )
+
+    @property
+    def base_name(self) -> str:
+        """The name without the size that `resized` has added to it."""
+        added = f", {self.sample_size}" if self.sample_size else ""
+        return self.name.removesuffix(added)
+
+    def resized(self, size: int) -> "Workload":
+        """Return the same workload with samples of another size, which its name then says.
+
+        Raises:
+            WorkloadError: the workload has no `sample_size`, or cannot have this size; or its
+                functions are others than those that `make_workload` gives.
+
+        >>> import memlab
+        >>> workload = memlab.workloads.get("gpt-small").resized(256)
+        >>> workload.name, workload.make_batch(2)[0].shape
+        ('gpt-small, sequence length 256', torch.Size([2, 256]))
+        """
+        own = self.sample_size
+        if own is None:
+            raise WorkloadError(
+                f"{self.name} has samples of one size only; a workload with a sample_size can be "
+                "made in others"
+            )
+
+        try:
+            size = count(1)(own.name, size)
+        except MemlabError as error:
+            raise WorkloadError(str(error)) from None
+
+        found = self._made_in(own, size)
+        self._check_is_made_by(own, found if size == own.value else self._made_in(own, own.value))
+        sized = dataclasses.replace(own, value=size)
+        name = f"{self.base_name}, {sized}"
+        return dataclasses.replace(found, name=name, sample_size=sized)
+
+    def _made_in(self, own: SampleSize, size: int) -> "Workload":
+        """Return what `make_workload` makes."""
+        try:
+            found = own.make_workload(size)
+        except MemlabError as error:
+            raise WorkloadError(str(error)) from None
+        except Exception as error:  # a person's own function may raise anything
+            raise WorkloadError(
+                f"{self.name} cannot be made with {own.name} {size}: "
+                f"{type(error).__name__}: {printable(str(error))}"
+            ) from error
+
+        if not is_a(found, Workload):
+            raise WorkloadError(
+                f"make_workload({size}) returned {shown(found)}, which is not a Workload"
+            )
+        return found
+
+    def _check_is_made_by(self, own: SampleSize, made: "Workload") -> None:
+        """Check that this workload was not given other functions by `dataclasses.replace`."""
+        for field in FUNCTIONS:
+            if not is_same_function(getattr(self, field), getattr(made, field)):
+                raise WorkloadError(
+                    f"{self.name} cannot be made in other sizes, because "
+                    f"make_workload({own.value}) gives another {field}; pass a "
+                    "SampleSize(make_workload=...) that makes this workload, or sample_size=None"
+                )
+
+    def _repr_html_(self) -> str:
+        """Return a small table of the functions for notebooks. None of them is called."""
+        terms = "a mean over the samples"
+        if self.num_loss_terms is not None:
+            terms = f"a mean over what num_loss_terms counts: {_described(self.num_loss_terms)}"
+
+        samples, micro_batches = "the entries along dim 0", "split along dim 0"
+        if self.count_samples is not None:
+            samples = f"count_samples: {_described(self.count_samples)}"
+        if self.split_batch is not None:
+            micro_batches = f"split_batch: {_described(self.split_batch)}"
+
+        size = self.sample_size
+        sizes = {} if size is None else {"sample size": f"{size} ({size.unit})"}
+        return facts_table(f"workload {self.name}", {
+            "model": _described(self.build_model),
+            "batch": _described(self.make_batch),
+            "loss": f"{_described(self.compute_loss)}, {terms}",
+            "samples": samples,
+            "micro-batches": micro_batches,
+            **sizes,
+        })  # fmt: skip
+
+
+def _described(function: Any) -> str:
+    """Return which function it is and with what values, without calling it.
+
+    >>> _described(torch.nn.functional.mse_loss)
+    'mse_loss of torch.nn.functional'
+    """
+    try:
+        inner = function.func if is_a(function, partial) else function
+        name = inner.__qualname__.replace("<locals>.", "")
+        described = f"{name} of {inner.__module__}"
+        values = [f"{name}={shown(value)}" for name, value in _values_of(function)]
+    except Exception:  # an object that can be called has no name, or raises when it is asked
+        return shown(function)
+
+    return printable(f"{described} ({', '.join(values)})" if values else described)
+
+
+def _values_of(function: Any) -> list[tuple[str, Any]]:
+    """Return the values that come with a function: keywords of a `partial`, fields of an owner."""
+    if is_a(function, partial):
+        return list(function.keywords.items())
+
+    owner = getattr(function, "__self__", None)
+    if not dataclasses.is_dataclass(owner):
+        return []
+    return [(field.name, getattr(owner, field.name)) for field in dataclasses.fields(owner)]
 
 
 def _is_empty(name: Any) -> bool:

@@ -1,7 +1,9 @@
 """What the tests of the panel's predictions share."""
 
 from memlab import StepConfig
-from memlab._panel.forecasts import Estimate, Question
+from memlab._panel import forecasts
+from memlab._panel.questions import Estimate, How, Question
+from memlab.predicting.predict import Prediction
 from memlab.result import Source
 from tests.panel_parts import make_result
 
@@ -20,4 +22,17 @@ def predicted(peak=MIB, **changes):
 
 def estimate(result, *, exact=True):
     asked = Question(result.workload_name, result.config, result.device)
-    return Estimate(question=asked, result=result, exact=exact)
+    how = How.PREDICTED if exact else How.INTERPOLATED
+    return Estimate(question=asked, result=result, exact=exact, how=how)
+
+
+def worker(monkeypatch, answer):
+    """Let `answer(config, cancel)` give the result in place of the worker; return the configs."""
+    calls = []
+
+    def stand_in(workload, config, device, *, on_progress, cancel):
+        calls.append(config)
+        return Prediction(result=answer(config, cancel), forecast=None)
+
+    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    return calls

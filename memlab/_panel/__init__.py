@@ -1,10 +1,17 @@
 """The widgets of `memlab.panel`; nothing else in memlab imports ipywidgets.
 
 - `app.py`: `Panel`, which people hold. `view.py` arranges the widgets, `page.py` shows what is new.
-- `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
+- `controls.py` are the controls, `size_row.py` the slider of the sample size (another workload, no
+  setting), `texts.py` the lines beside them, `state.py` the settings as plain
   values. `verdicts.py` judges: fits, gradients, outcome.
-- `forecasts.py` predicts while sliders move; `job.py` and `runs.py` measure and keep the runs.
-- `outlook.py`, `advice.py`, `table.py`, `pictures.py`: what is said, listed and drawn of them.
+- `forecasts.py` predicts while sliders move, and ahead while they rest: `neighbours.py` says what,
+  `answers.py` keeps it. `job.py` and `runs.py` measure and keep the runs; `keeping.py` turns a
+  prediction into a run.
+- `outlook.py`, `advice.py`, `status.py`, `pictures.py`: what is said and drawn of them.
+  `readout.py` is what pictures say where a person points, `comparisons.py` what the charts of
+  several runs compare, `guide.py` the help.
+- `table.py` is the table of runs, `rows.py` its rows, `csv_link.py` its file. `cards_table.py` is
+  the setting on screen on several cards, `elsewhere.py` fills it.
 
 A choice or a checkbox for a setting needs nothing here: the `Control` of its technique makes it. To
 add a slider, give the technique a `Control` whose `offered` is empty, then name the field in

@@ -1,6 +1,6 @@
-"""What to do when the step does not fit: a measured run that does, or the next step to try.
+"""What to do when the step does not fit: a run that does, or the next step to try.
 
-A pure function of the runs. It predicts nothing: a run that fits has been measured to fit.
+A pure function of the runs and the kept predictions. It predicts nothing itself.
 """
 
 import math
@@ -45,7 +45,7 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         text = f"{hopeless.text}: {line.text}" if hopeless else line.text
         return Line(text, remedy=line.remedy, kind=WARN)
 
-    return hopeless or _next_line(shown.config)
+    return hopeless or _next_line(shown, runs)
 
 
 def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: str) -> Line | None:
@@ -71,12 +71,17 @@ def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: s
     return Line(text, remedy=("go there", fields), kind=WARN)
 
 
+def _comparable(here: StepResult, runs: Sequence[Run]) -> list[Run]:
+    """Return the runs and kept predictions of the same workload on the same device."""
+    where = (here.workload_name, here.device)
+    return [run for run in runs if (run.result.workload_name, run.result.device) == where]
+
+
 def _nearest_that_fits(here: StepResult, runs: Sequence[Run], limit: int | None) -> Run | None:
     fitting = [
         run
-        for run in reversed(runs)
-        if (run.result.workload_name, run.result.device) == (here.workload_name, here.device)
-        and run.result.outcome is Outcome.OK
+        for run in reversed(_comparable(here, runs))
+        if run.result.outcome is Outcome.OK
         and run.result.config != here.config
         and (limit is None or fit_verdict(run.result, limit).kind == GOOD)
     ]
@@ -102,7 +107,7 @@ def _fitting_line(shown: StepResult, fitting: Run) -> Line:
     words = ", ".join(setting_of(result, field) for field in fields)
     peak = result.counted_peak
     size = f": {format_bytes(peak.nbytes)} {peak.kind}" if peak else ""
-    text = f"{words} fits{size}, measured in run {fitting.number}"
+    text = f"{words} fits{size}, {result.source} in run {fitting.number}"
     return Line(text, remedy=(f"use run {fitting.number}", fields))
 
 
@@ -123,7 +128,9 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
     )
 
 
-def _next_line(config: StepConfig) -> Line:
+def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
+    """Offer the next setting to try, where nothing on the table fits."""
+    config = here.config
     batch, steps = config.batch_size, config.accumulation_steps
     lower = next((b for b in NEXT_BUDGETS if b < config.memory_budget), None)
     fields: dict[str, object] = {"batch_size": batch // 2, "accumulation_steps": batch // 2}
@@ -138,5 +145,11 @@ def _next_line(config: StepConfig) -> Line:
 
     field, value = next(iter(fields.items()))
     words = setting_words(field, value)
-    return Line(f"no measured run fits; next, try {words}", remedy=(f"try {words}", fields),
-                kind=WARN)  # fmt: skip
+    return Line(f"{_none_fits(here, runs)}try {words}", remedy=(f"try {words}", fields), kind=WARN)
+
+
+def _none_fits(here: StepResult, runs: Sequence[Run]) -> str:
+    """Return that none of the runs and kept predictions fits; "" if there are none."""
+    kinds = {run.is_predicted for run in _comparable(here, runs) if not run.is_stopped}
+    words = [name for name, kind in (("run", False), ("kept prediction", True)) if kind in kinds]
+    return f"no {' or '.join(words)} fits; next, " if words else ""

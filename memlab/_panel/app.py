@@ -4,6 +4,7 @@ Callbacks may run on any thread and during a running cell. So state is changed u
 callback waits for a measurement, and an exception in one becomes a sentence on the page.
 """
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,19 @@ import torch
 
 from memlab._panel import cells, choices, snapshot, state, verdicts
 from memlab._panel.asked import Asked
-from memlab._panel.forecasts import Question
+from memlab._panel.history import History
 from memlab._panel.job import PanelJob
 from memlab._panel.outlook import with_numbers
 from memlab._panel.page import Page
+from memlab._panel.questions import Question
 from memlab._panel.runs import Run, RunLog, count_runs
+from memlab._panel.settling import Settling
 from memlab._panel.view import View
 from memlab.api import to_frame
 from memlab.arguments.checks import anything, checked
 from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
-from memlab.errors import ConfigError, MemlabError
+from memlab.errors import ConfigError, DeviceError, MemlabError
 from memlab.records.recorded import is_recorded
 from memlab.result import StepResult
 from memlab.verifying.report import VerifyReport
@@ -48,10 +51,14 @@ def panel(
             that is not here ("h200", "rtx-4090") or its memory ("24GiB"), for which all is
             predicted.
         memory_limit: bytes, or text such as "2GiB", with which the peak of the step is compared.
+            None is what the device can hold: a card's memory, or this machine's for a CPU.
         config: the first values of the controls.
 
     Raises:
         MemlabError: an argument is not allowed; the message names it and what is allowed.
+
+    In JupyterLab the panel of a cell comes back, with its runs and with the settings that the
+    arguments do not name, when the cell runs again, also after a restart of the kernel.
 
     In a notebook, `memlab.panel(workload)` as the last line of a cell shows it. From code:
 
@@ -70,9 +77,9 @@ class Panel:
     """A live panel. Show it by making it the last line of a cell.
 
     Attributes:
-        result: the `StepResult` of the last run, or None.
+        result: the `StepResult` of the last run or kept prediction, or None.
         prediction: the predicted `StepResult` of what is on screen, or None.
-        results: a pandas frame of all runs, cleared ones included.
+        results: a pandas frame of all runs and kept predictions, cleared ones included.
         config: the `StepConfig` on screen.
         workload: the `Workload` on screen.
     """
@@ -86,32 +93,50 @@ class Panel:
         config: StepConfig | None = None,
     ) -> None:
         workloads = choices.offered_workloads(workload)
-        self._log = RunLog()
+        self._history = History(cells.place())
+        self._log = RunLog(self._history.runs(), self._history.note_run, self._history.note_changes)
+        self._settling, self._settings = Settling(), dict[str, Any]()
         self._saved: cells.Shown | None = None
         self._saved_shown: list[tuple[object, ...]] = []
-        device = choices.name_of(device)
+        asked_device, device = device, choices.name_of(device)
         self._view = View(
             workload_names=list(workloads),
             devices=choices.devices(device),
             device=device,
-            memory_limit=choices.limit_text(memory_limit) or choices.default_limit(device),
+            memory_limit=choices.limit_text(memory_limit),
             settings=state.from_config(config or StepConfig()),
             log=self._log,
-            changed=lambda: self._page.refresh(),
+            changed=self._changed,
             run=self._run_clicked,
             stop=self._stop_clicked,
         )
 
-        self._asked = Asked(self._view, workloads, device)
+        self._asked = Asked(self._view, workloads, self)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
         prewarm()
+        self._come_back(
+            workload=workload, device=asked_device, memory_limit=memory_limit, config=config
+        )
         self._page.refresh()
+        self._page.show_runs()
+
+    def _come_back(self, **asked: object) -> None:
+        """Show the settings that the panel of this cell had last, but those that the code names."""
+        named = {name for name, value in asked.items() if value is not None}
+        named |= set(state.FIELDS) if "config" in named else set()
+        if settings := self._asked.not_named(self._history.settings, named):
+            with contextlib.suppress(MemlabError):  # they may not be allowed any more
+                self.set(**settings)
 
     # what code may ask
 
     @property
     def workload(self) -> Workload:
-        """The workload on screen."""
+        """The workload on screen, in the sample size on screen.
+
+        Raises:
+            WorkloadError: it cannot have that size; the message is the sentence on the page.
+        """
         return self._asked.workload
 
     @property
@@ -125,8 +150,12 @@ class Panel:
 
     @property
     def result(self) -> StepResult | None:
-        """The result of the last run; None before the first."""
-        return self._log.last.result if self._log.last else None
+        """The result of the last run, or of a prediction kept since; None before the first.
+
+        Runs of an earlier panel of the same cell do not count.
+        """
+        own = self._log.own
+        return own[-1].result if own else None
 
     @property
     def prediction(self) -> StepResult | None:
@@ -135,14 +164,19 @@ class Panel:
         Its message says whether it was interpolated from a prediction of other batch sizes.
         """
         question = self._asked.question
-        limit = self._asked.limit_or_none
+        limit = self._asked.limit
         estimate = self._page.forecasts.look(question, limit) if question else None
         return estimate.result if estimate else None
 
     @property
     def results(self) -> "pd.DataFrame":
-        """One row for every run since the panel was made, cleared ones included."""
-        return to_frame(run.result for run in self._log.runs)
+        """One row for every run and kept prediction, cleared ones included; see `source`.
+
+        `is_earlier` says which are of an earlier panel of the same cell.
+        """
+        runs = self._log.runs
+        frame = to_frame(run.result for run in runs)
+        return frame.assign(is_earlier=[run.is_earlier for run in runs])
 
     def code(self) -> str:
         """Return Python source that measures what is on screen, or predicts it for another card.
@@ -157,7 +191,8 @@ class Panel:
 
         Args:
             **fields: fields of `StepConfig` that have a control, `workload` (a name of the list),
-                `device`, `memory_limit` (None for none) and `check_gradients`.
+                `sample_size` (None for that of the workload itself), `device`, `memory_limit`
+                (None for what the device can hold) and `check_gradients`.
 
         Raises:
             MemlabError: a name or a value is not allowed, or the panel is closed; nothing is
@@ -172,8 +207,10 @@ class Panel:
             config = state.to_config({**self._view.controls.settings(), **settings})
             settings = {k: v for k, v in state.from_config(config).items() if k in settings}
 
-        others = {name: fields[name] for name in state.HEADER_FIELDS if name in fields}
-        self._asked.set(choices.checked(others, list(self._view.workload.options)))
+        others = {name: fields[name] for name in state.OTHER_FIELDS if name in fields}
+        others = choices.checked(others, list(self._view.workload.options))
+        self._asked.check_size(others)
+        self._asked.set(others)
         self._view.controls.set(settings)
 
     def run(self, **fields: Any) -> StepResult:
@@ -183,8 +220,9 @@ class Panel:
             **fields: as for `set`.
 
         Raises:
-            MemlabError: an argument is not allowed, or a run is in progress. A failure of the step
-                itself is an `outcome` of the result.
+            MemlabError: an argument is not allowed, or a run is in progress, or the device is a
+                card that is not here, whose prediction `keep` puts on the table. A failure of the
+                step itself is an `outcome` of the result.
         """
         self.set(**fields)
         job = self._begin(by_cell=True)
@@ -197,7 +235,7 @@ class Panel:
             self._page.show_error(error)
             raise
         except KeyboardInterrupt:
-            self._view.say("interrupted", verdicts.OPEN)
+            self._page.say("interrupted", verdicts.OPEN)
             self._view.show_progress(0.0)
             raise
         finally:
@@ -205,9 +243,30 @@ class Panel:
 
         return run.result
 
+    def keep(self, **fields: Any) -> StepResult:
+        """Set controls, put the prediction of what is on screen on the table, and return it.
+
+        For a card that is not here, the button *Keep this prediction* does the same. This waits
+        for the exact prediction; what cannot be predicted, or does not fit, is kept too.
+
+        Args:
+            **fields: as for `set`.
+
+        Raises:
+            MemlabError: an argument is not allowed, or the panel is closed meanwhile.
+        """
+        self.set(**fields)
+        wish = self._page.keep()
+        wish.is_over.wait()
+        if wish.result is None:
+            raise ConfigError("not kept: the panel was closed, or its status line says why")
+        return wish.result
+
     def close(self) -> None:
         """Stop a run that is in progress, and remove every widget from the page and from memory."""
+        self._settling.close()
         self._page.close()
+        self._history.close()
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -229,11 +288,13 @@ class Panel:
 
     def _still(self) -> dict[str, Any]:
         """Return the last run as a table and a picture."""
-        still = snapshot.still(self._log, self._page.outlook().last, self._asked.limit_or_none)
+        still = snapshot.still(self._log, self._page.outlook().last, self._asked.limit)
         return {"text/plain": repr(self), **still}
 
     def _renew_saved(self) -> None:
-        """Show the last run in the output that a saved notebook keeps, if that has changed."""
+        """Keep what is on screen, and show the last run in the output that is saved, if changed."""
+        if self._asked.question is not None:
+            self._history.note_settings(self._asked.to_keep)
         shown: list[tuple[object, ...]] = [
             (run.number, run.name, run.report, run.prediction) for run in self._log.visible
         ]
@@ -243,8 +304,23 @@ class Panel:
 
     # a run
 
+    def _changed(self) -> None:
+        if (settings := self._asked.settings) != self._settings:
+            self._settings = settings
+            self._settling.note()
+        self._page.refresh()
+
     def _run_clicked(self) -> None:
+        self._settling.call(self._run_or_keep)
+
+    def _run_or_keep(self) -> None:
         with self._page.guarded():
+            if self._page.closed:
+                return
+            if not self._asked.can_run:
+                self._page.keep()
+                return
+
             job = self._begin()
             if job is not None:
                 threading.Thread(target=self._work, args=(job,), daemon=True).start()
@@ -253,7 +329,7 @@ class Panel:
         with self._page.guarded(), self._page.lock:
             if self._page.job:
                 self._page.job.cancel.set()
-                self._view.say("stopping")
+                self._page.say("stopping", lasts=True)
 
     def _work(self, job: PanelJob) -> None:
         try:
@@ -269,6 +345,10 @@ class Panel:
             MemlabError: the settings on screen are not allowed, or the device is not here.
         """
         page, device = self._page, self._asked.device
+        if not self._asked.can_run:
+            name = choices.name_of(device)
+            raise DeviceError(f"{name} is not in this machine; panel.keep() keeps its prediction")
+
         with page.lock:
             if page.job is not None:
                 return None
@@ -277,7 +357,8 @@ class Panel:
                 workload=self.workload,
                 config=self.config,
                 device=device if is_recorded(device) else str(resolve_device(device)),
-                memory_limit=self._asked.limit,
+                memory_limit=self._asked.typed_limit,
+                limit_bytes=self._asked.limit,
                 check_gradients=self._view.check.value,
                 by_cell=by_cell,
             )
@@ -293,8 +374,10 @@ class Panel:
             question = Question(result.workload_name, result.config, result.device)
             estimate = self._page.forecasts.look(question, result.memory_limit_bytes)
             with self._page.lock:
-                prediction = with_numbers(estimate.result if estimate else None)
-                run.append(self._log.add(result, prediction))
+                # only an exact one: the others are asked for, and taken when they arrive
+                exact = estimate.result if estimate and estimate.exact else None
+                prediction = with_numbers(exact)
+                run.append(self._log.add(result, prediction, job.limit_bytes))
 
             self._page.forecasts.doubt(result)
             self._page.show_runs()

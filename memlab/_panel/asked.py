@@ -1,14 +1,18 @@
 """The workload, config, device and limit on screen, and what is wrong with them."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from memlab._panel import cells, choices, state
-from memlab._panel.forecasts import Question
+from memlab._panel import as_code, cells, choices, state
+from memlab._panel.neighbours import FARTHEST
+from memlab._panel.questions import Question
 from memlab._panel.view import View
+from memlab.arguments.checks import count
 from memlab.arguments.units import parse_bytes
 from memlab.config import StepConfig
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, WorkloadError
 from memlab.records.recorded import is_recorded, nearest, sizes
 from memlab.workload import Workload
 
@@ -18,19 +22,76 @@ class Asked:
 
     Args:
         view: whose controls.
-        workloads: by name.
-        device: that the view began with.
+        workloads: by name; those in other sizes that are asked for are added.
+        panel: whose controls they are; code calls it by its name in the notebook.
     """
 
-    def __init__(self, view: View, workloads: Mapping[str, Workload], device: str) -> None:
-        self._view, self._workloads = view, workloads
-        self._followed: str | None = None  # the device whose default limit was set last
-        self._default_limit = choices.default_limit(device)
+    def __init__(self, view: View, workloads: dict[str, Workload], panel: object) -> None:
+        self._view, self._workloads, self._panel = view, workloads, panel
+        self._offered: str | None = None  # the workload whose sizes the slider offers
+        self._resized: dict[tuple[str, object], Workload | str] = {}  # or why there is none
+        self._making = threading.Lock()  # so that no size is made twice, by two threads
+        self._followed: str | None = None  # the device to which the typed limit belongs
+        self._typed_limits: dict[str, str] = {}  # by device, as they were when it was left
+
+    @property
+    def given(self) -> Workload:
+        """The chosen workload, in its own sample size."""
+        return self._workloads[self._view.workload.value]
 
     @property
     def workload(self) -> Workload:
-        """The workload on screen."""
-        return self._workloads[self._view.workload.value]
+        """The workload on screen, in the sample size on screen.
+
+        Raises:
+            WorkloadError: it cannot have this size.
+        """
+        given = self.given
+        is_offered = given.sample_size is not None and given.name == self._offered
+        return self._in_size(given, self._view.size.value) if is_offered else given
+
+    def _in_size(self, given: Workload, size: Any) -> Workload:
+        """Return a workload in another size, and add it to the others by its name."""
+        if given.sample_size is not None and size == given.sample_size.value:
+            return given
+
+        with self._making:
+            found = self._resized.get((given.name, size))
+            if found is None:
+                try:
+                    found = given.resized(size)
+                    self._workloads[found.name] = found
+                except MemlabError as error:
+                    found = str(error)
+                self._resized[given.name, size] = found
+
+        if isinstance(found, str):
+            raise WorkloadError(found)
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name of the workload on screen; without its size if it cannot have that."""
+        return (self.given if self.size_problem else self.workload).name
+
+    @property
+    def names_by_size(self) -> list[str]:
+        """The names of the workload in the sizes next to the one on screen, and in that, ascending.
+
+        There are none if it has one size only, or cannot have the one on screen.
+        """
+        given, here = self.given, None
+        with contextlib.suppress(WorkloadError):
+            here = self.workload.sample_size
+        if given.sample_size is None or here is None:
+            return []
+
+        sizes = sorted({*given.sample_size.offered, here.value})
+        middle, names = sizes.index(here.value), []
+        for size in sizes[max(middle - FARTHEST, 0) : middle + FARTHEST + 1]:
+            with contextlib.suppress(WorkloadError):
+                names.append(self._in_size(given, size).name)
+        return names
 
     @property
     def config(self) -> StepConfig:
@@ -57,6 +118,11 @@ class Asked:
         return is_recorded(self.device)
 
     @property
+    def can_run(self) -> bool:
+        """Whether Run can measure on the device, or play back what was recorded on it."""
+        return self.is_here or self.is_recorded
+
+    @property
     def nearest_recorded(self) -> StepConfig | None:
         """The recorded settings that are closest to those on screen; None if there are none.
 
@@ -73,19 +139,21 @@ class Asked:
             DeviceError: the device is unknown.
         """
         for run in sizes(self.workload, self.device):
-            return state.zoo_source(run.workload, run.options)
+            return as_code.zoo_source(run.workload, run.options)
         return ""
 
     @property
     def question(self) -> Question | None:
         """The step to predict; None while its settings or its device are not allowed."""
-        if self.device_problem or state.problems(self._view.controls.settings()):
+        if self.device_problem or self.size_problem:
+            return None
+        if state.problems(self._view.controls.settings()):
             return None
         return Question(self.workload.name, self.config, choices.name_of(self.device))
 
     @property
-    def limit(self) -> int | None:
-        """The limit in bytes; None for none.
+    def typed_limit(self) -> int | None:
+        """The limit that a person typed, in bytes; None for none.
 
         Raises:
             ConfigError: the typed text is not a size.
@@ -94,19 +162,61 @@ class Asked:
         return parse_bytes(text) if text else None
 
     @property
-    def limit_or_none(self) -> int | None:
-        """The limit in bytes; None also while it is not a size."""
-        return None if self.limit_problem else self.limit
+    def capacity(self) -> int | None:
+        """The bytes that the device on screen can hold; None if that is not known."""
+        return None if self.device_problem else choices.capacity(self.device)
+
+    @property
+    def limit(self) -> int | None:
+        """The bytes that the step is compared with: the typed limit if the device can hold that."""
+        typed = None if self.limit_problem else self.typed_limit
+        return min((size for size in (typed, self.capacity) if size is not None), default=None)
 
     @property
     def limit_problem(self) -> str | None:
         """Why the typed limit is not allowed; None if it is."""
-        return _problem(lambda: self.limit)
+        return _problem(lambda: self.typed_limit)
 
     @property
     def device_problem(self) -> str | None:
         """Why the typed device is not allowed; None if it is."""
         return _problem(lambda: choices.name_of(self.device))
+
+    @property
+    def size_problem(self) -> str | None:
+        """Why the workload cannot have the sample size on screen; None if it can."""
+        return _problem(lambda: self.workload)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that `Panel.set` takes, as it is on screen; the sample size is None for its own."""
+        own, size = self.given.sample_size, self._view.size.value
+        return {
+            "workload": self._view.workload.value,
+            "sample_size": None if own is None or own.value == size else size,
+            "device": self.device,
+            "memory_limit": self._view.limit.value.strip() or None,
+            "check_gradients": self._view.check.value,
+            **self._view.controls.settings(),
+        }
+
+    @property
+    def to_keep(self) -> dict[str, Any]:
+        """The settings as the history keeps them: with the workload in its own size."""
+        return {**self.settings, "given": _in_own_size(self.given)}
+
+    def not_named(self, kept: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+        """Return the kept settings that the code does not name.
+
+        Code that makes the workload in another size than before names the size by that.
+        """
+        found = {name: value for name, value in kept.items() if name not in {*named, "given"}}
+        given = self._workloads.get(found.get("workload", self.given.name))
+        if given is None or kept.get("given") != _in_own_size(given):
+            found.pop("sample_size", None)
+        if _problem(lambda: self.check_size(found)):  # the code was edited; the rest comes back
+            del found["sample_size"]
+        return found
 
     def source(self) -> str:
         """Return code that measures what is asked for, predicts it for a card, or plays it back.
@@ -114,38 +224,78 @@ class Asked:
         Raises:
             ConfigError: the settings on screen are not allowed.
         """
-        return state.source(
+        return as_code.source(
             self.workload,
             self.config,
             self.device,
             self._view.limit.value.strip(),
+            has_known_memory=self.capacity is not None,
             ask="recorded" if self.is_recorded else "measure" if self.is_here else "predict",
             check_gradients=self._view.check.value,
             namespace=cells.namespace(),
         )
 
-    def set(self, fields: Mapping[str, Any]) -> None:
-        """Set workload, device, memory_limit or check_gradients as checked.
+    def code(self) -> list[as_code.Part]:
+        """Return what the button "code" shows: headings, each with code.
 
-        A limit among the fields is kept when a device is set with it.
+        Raises:
+            ConfigError: the settings on screen are not allowed.
+        """
+        return as_code.parts(
+            self.source(),
+            self.workload,
+            self.config,
+            self.device,
+            self._view.limit.value.strip(),
+            self._panel,
+            cells.namespace(),
+        )
+
+    def check_size(self, fields: Mapping[str, Any]) -> None:
+        """Check that the workload among the fields, or that on screen, can have their sample size.
+
+        Raises:
+            MemlabError: it cannot; the message says why.
+        """
+        if (size := fields.get("sample_size")) is not None:
+            size = count(1)("sample_size", size)
+            self._in_size(self._workloads[fields.get("workload", self.given.name)], size)
+
+    def set(self, fields: Mapping[str, Any]) -> None:
+        """Set workload, sample_size, device, memory_limit or check_gradients as checked.
+
+        A limit among the fields is kept when a device is set with it, and a sample size when a
+        workload is.
         """
         if "memory_limit" in fields:
             self._followed = fields.get("device", self._followed)
-        self._view.set_others(fields)
+        self._view.set_others({name: fields[name] for name in fields if name != "sample_size"})
+        self.follow_workload()
+        if "sample_size" in fields and (own := self.given.sample_size):
+            size = fields["sample_size"]
+            self._view.set_others({"sample_size": own.value if size is None else size})
 
-    def follow_device(self) -> bool:
-        """Replace the default limit of the former device by that of a newly chosen one.
+    def follow_workload(self) -> None:
+        """Offer the sizes of a newly chosen workload, and show its own."""
+        if self.given.name != self._offered:
+            self._view.offer_sizes(self.given.sample_size)
+            self._offered = self.given.name
 
-        A limit that a person typed stays. Returns whether the device is a new one.
+    def follow_device(self) -> None:
+        """Show the limit that was typed for a newly chosen device, and else no typed limit.
+
+        A typed limit belongs to the device for which it was typed.
         """
         if self.device == self._followed or self.device_problem:
-            return False
+            return
+        if self._followed is not None:
+            self._typed_limits[self._followed] = self._view.limit.value
+            self._view.set_others({"memory_limit": self._typed_limits.get(self.device, "")})
         self._followed = self.device
-        if self._view.limit.value.strip() == self._default_limit:
-            self._default_limit = choices.default_limit(self.device)
-            self._view.set_others({"memory_limit": self._default_limit})
 
-        return True
+
+def _in_own_size(given: Workload) -> str:
+    return f"{given.base_name}, {given.sample_size}"
 
 
 def _problem(check: Callable[[], object]) -> str | None:

@@ -3,6 +3,7 @@
 A cell that is run again closes its former panel and ends a run of it.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -43,6 +44,18 @@ def replace_former(panel: Closable) -> None:
         panels = []
 
     _made[cell] = (execution, [*panels, panel])
+
+
+def place() -> str:
+    """Return which panel of which cell of which notebook is made next; "" outside JupyterLab.
+
+    It is the same after a restart of the kernel.
+    """
+    notebook, (cell, execution) = os.environ.get("JPY_SESSION_NAME", ""), _here()
+    if not notebook or not cell:
+        return ""
+    former, panels = _made.get(cell, ("", []))
+    return f"{notebook} {cell} {len(panels) if former == execution else 0}"
 
 
 def show(bundle: Mapping[str, Any]) -> Shown:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from memlab import workloads
-from memlab.arguments.units import KIB, format_bytes, parse_bytes
+from memlab.arguments.units import KIB, parse_bytes
 from memlab.devices import cards
-from memlab.devices.here import describe, resolve_device
+from memlab.devices.here import describe, machine_memory_bytes, resolve_device
 from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings, target_of
 from memlab.workload import Workload
@@ -28,13 +28,17 @@ def offered_workloads(given: Workload | None) -> dict[str, Workload]:
             "Workload.from_module(module, example_batch, loss_fn)"
         )
     first = {given.name: given} if given else {}
-    return first | {n: workloads.get(n) for n in workloads.names() if n not in first}
+    instead = given.base_name if given else None  # of the same in its own size
+    return first | {n: workloads.get(n) for n in workloads.names() if n != instead}
 
 
 def zoo_options(workload: Workload) -> dict[str, Any] | None:
-    """Return the options that make this workload of the zoo, or None if it is not of the zoo."""
+    """Return the options that make this workload of the zoo, or None if it is not of the zoo.
+
+    Its name in the zoo is its `base_name`.
+    """
     spec = getattr(workload.build_model, "__self__", None)
-    known = workloads.SPECS.get(workload.name)
+    known = workloads.SPECS.get(workload.base_name)
     if spec is None or known is None or type(spec) is not type(known):
         return None
 
@@ -90,16 +94,28 @@ def is_here(device: str) -> bool:
     return True
 
 
-def default_limit(device: str) -> str:
-    """Return the default limit of a device: for a card elsewhere, what PyTorch can reserve.
+def capacity(device: str) -> int | None:
+    """Return the bytes that a step can hold there at most; None if that is not known.
 
-    That is the card's memory without the CUDA context. Devices of this machine have none.
+    Of a card it is what PyTorch can reserve, the card's memory without the CUDA context; of the
+    CPU it is this machine's memory.
+
+    Raises:
+        DeviceError: the name is unknown.
     """
     if is_recorded(device):
         card = target_of(record_of(device), tf32=False).card
-    else:
-        card = None if is_here(device) else cards.resolve(device).card
-    return format_bytes(card.usable_bytes) if card else ""
+        return card.usable_bytes if card else None
+
+    target = cards.resolve(device)
+    if target.kind == "cpu":
+        return machine_memory_bytes()
+    return target.card.usable_bytes if target.card else None
+
+
+def of_capacity(device: str) -> str:
+    """Return whose memory `capacity` is: "this machine" or "the card"."""
+    return "this machine" if device == "cpu" else "the card"
 
 
 def limit_text(memory_limit: int | str | None) -> str:

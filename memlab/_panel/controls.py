@@ -5,17 +5,18 @@ number is explained beside it instead of being clipped silently.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel import texts
+from memlab._panel import guide, texts
 from memlab._panel.state import PRECISIONS, counts, offered, parse_number
 from memlab._panel.texts import Line
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.techniques.every import CONTROLS
 
+POSITIONS = "memlab-at-"  # begins the name of a class that `access.py` reads
 SLIDERS = ("memory_budget", "batch_size", "accumulation_steps")
 FIRST = (
     "checkpointing", "checkpoint_policy", "budget_engine", "budget_solver", "budget_estimator",
@@ -54,11 +55,10 @@ class ExplainedLine:
 
 
 class SliderRow:
-    """A slider and a labelled number box for one field, and the line that explains it."""
+    """A slider and a labelled number box for one number, and the line that explains it."""
 
     def __init__(
         self,
-        field: str,
         slider: Any,
         kind: type[int] | type[float],
         changed: Callable[[], None],
@@ -66,19 +66,33 @@ class SliderRow:
         apply: Callable[[Mapping[str, object]], None],
     ) -> None:
         self._kind, self._changed = kind, changed
-        self.slider = slider
-        self.slider.add_class("memlab-slider")
-        # continuous: so the value arrives before the message that Enter was pressed
-        self.box = widgets.Text(description=CONTROLS[field].label, continuous_update=True)
+        self.slider = self.used(slider)
+        if isinstance(slider, widgets.FloatLogSlider):
+            self.say_positions([2**n for n in range(int(slider.max) + 1)])
+        # continuous: the prediction follows each key; `settling.py` waits for the last one
+        self.box = widgets.Text(continuous_update=True)
         self.box.add_class("memlab-box")
         self.explanation = ExplainedLine(apply)
-        self.slider.observe(self._slid, "value")
         self.box.observe(self._typed, "value")
         on_enter(self.box, submit)
         self.row = widgets.HBox(
             [self.slider, self.box, self.explanation.text, self.explanation.button]
         )
         self.row.add_class("memlab-row")
+
+    def used(self, slider: Any) -> Any:
+        """Return a slider that looks like one of a row and is followed."""
+        slider.add_class("memlab-slider")
+        slider.observe(self._slid, "value")
+        return slider
+
+    def name(self, label: str, tooltip: str) -> None:
+        """Name the number for people, who see the label, and for screen readers."""
+        self.box.description, self.box.tooltip = label, tooltip
+
+    def say_positions(self, numbers: Sequence[int]) -> None:
+        """Tell the page, which counts positions of the handle from 0, what number each one is."""
+        self.slider.add_class(POSITIONS + "-".join(map(str, numbers)))
 
     @property
     def value(self) -> Any:
@@ -93,7 +107,7 @@ class SliderRow:
         nearest = self._nearest(self.value)
         # the page snaps the handle to a step and sends that back, which no person chose
         if nearest is None or abs(change["new"] - nearest) > 1e-6:
-            self.value = round(change["new"]) if self._kind is int else round(change["new"], 2)
+            self.value = self._number(change["new"])
 
     def _typed(self, _: Mapping[str, Any]) -> None:
         nearest = self._nearest(self.value)
@@ -102,8 +116,12 @@ class SliderRow:
             self.slider.value = nearest
         self._changed()
 
+    def _number(self, position: float) -> float:
+        """Return the number at a position of the handle."""
+        return round(position) if self._kind is int else round(position, 2)
+
     def _nearest(self, number: Any) -> float | None:
-        """Return the closest position of the handle to this number."""
+        """Return the closest position of the handle to this number; None if it is no number."""
         if not isinstance(number, int | float) or not math.isfinite(number):
             return None
         low, high, step = self.slider.min, self.slider.max, self.slider.step
@@ -134,11 +152,15 @@ class Controls:
         }
 
         self.sliders = {
-            field: SliderRow(field, slider, kind, self._tell, submit, self.set)
+            field: SliderRow(slider, kind, self._tell, submit, self.set)
             for field, (slider, kind) in sliders.items()
         }
+        for field, row in self.sliders.items():
+            row.name(CONTROLS[field].label, guide.tooltip(field))
         self.precision = widgets.ToggleButtons(
-            options=_precisions((), "fp32"), description=CONTROLS["precision"].label
+            options=_precisions((), "fp32"),
+            description=CONTROLS["precision"].label,
+            tooltip=guide.tooltip("precision"),
         )
         self._formats: tuple[str, ...] = ()
         made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER)}
@@ -250,15 +272,29 @@ def on_enter(box: Any, submit: Callable[[], None]) -> None:
     box.on_msg(on_message)
 
 
+def close(widget: Any) -> None:
+    """Close a widget and all in it with their layouts and styles, which ipywidgets does not."""
+    for child in getattr(widget, "children", ()):
+        close(child)
+    for part in ("style", "layout"):
+        if (made := getattr(widget, part, None)) is not None:
+            made.close()
+    widget.close()
+
+
 def _choice(field: str) -> Any:
     """Return the control of a field: a checkbox or a choice."""
     control = CONTROLS[field]
     if isinstance(getattr(StepConfig(), field), bool):
-        return widgets.Checkbox(description=control.label, indent=False)
+        return widgets.Checkbox(
+            description=control.label, indent=False, tooltip=guide.tooltip(field)
+        )
 
     # names become text, because the page sends them back as text
     options = [
         (control.in_words(value), str(value) if isinstance(value, str) else value)
         for value in offered(field)
     ]
-    return widgets.Dropdown(options=options, description=control.label)
+    return widgets.Dropdown(
+        options=options, description=control.label, tooltip=guide.tooltip(field)
+    )

@@ -1,105 +1,44 @@
 """Predictions for a panel: interpolated at once where possible, exact from the worker soon after.
 
 The memory of other batch sizes follows from one prediction by sums, so a slider need not wait.
-Between the recorded sizes it is interpolated, and the worker then predicts the exact setting. Only
-the newest question waits; there is no queue. An outdated prediction is stopped only if it runs for
-long, because a new worker takes seconds to start. No widgets.
+Between the recorded sizes it is interpolated, and of another number of micro-batches it is
+estimated; the worker then predicts the exact setting. Only the newest question waits; there is no
+queue. An outdated prediction is stopped only if it runs for long, because a new worker takes
+seconds to start. While nothing is asked for, the worker predicts the neighbours of the settings on
+screen, one after another, and then rests. No widgets.
 """
 
 import dataclasses
+import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from memlab._panel.answers import Answers, is_within
+from memlab._panel.questions import Estimate, Question
 from memlab.api import predict_with_forecast
-from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.predicting.interpolation import interpolated
+from memlab.planning.plans import known_chain
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
+from memlab.worker.isolation import is_measuring
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    from memlab.predicting.forecast import Forecast
+    from memlab.planning.chain import Chain
     from memlab.predicting.predict import Prediction
 
 SETTLE_SECONDS = 0.15  # a slider at rest for this long gets an exact prediction
 PATIENCE_SECONDS = 10.0  # an outdated prediction may run this long before its worker is replaced
-MOST_KEPT = 64  # predictions, about 1 MB each; the oldest goes
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A step to predict: the name of a workload, a config and the name of a device."""
-
-    workload_name: str
-    config: StepConfig
-    device: str
-
-    @property
-    def family(self) -> "Question":
-        """The question without its batch size and accumulation."""
-        plain = dataclasses.replace(self.config, batch_size=1, accumulation_steps=1)
-        return dataclasses.replace(self, config=plain)
-
-    @property
-    def plain(self) -> "Question | None":
-        """The same question without recomputation; None if nothing is recomputed."""
-        config = self.config.without_recompute()
-        return None if config == self.config else dataclasses.replace(self, config=config)
-
-    def is_of(self, result: StepResult) -> bool:
-        """Return whether the result has exactly these settings."""
-        here = (result.workload_name, result.config, result.device)
-        return here == (self.workload_name, self.config, self.device)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Estimate:
-    """The best answer to a question so far.
-
-    Attributes:
-        question: the question.
-        result: the predicted result, with any outcome.
-        exact: whether the worker could predict nothing more exact.
-        forecast: the forecast that gave the result; None if there is none.
-    """
-
-    question: Question
-    result: StepResult
-    exact: bool
-    forecast: "Forecast | None" = None
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether there are numbers."""
-        return self.result.outcome is Outcome.OK
-
-    def against_limit(self, limit_bytes: int | None) -> "Estimate":
-        """Return the estimate with a limit; it fits if `predict` says so under that limit."""
-        if self.forecast is None:
-            result = self.result.against_limit(limit_bytes)
-        else:
-            result = self.forecast.against_limit(self.result, limit_bytes)
-        return self if result is self.result else dataclasses.replace(self, result=result)
-
-    def may_need_replay(self, limit_bytes: int | None) -> bool:
-        """Whether a limit is new, so that the caching allocator may have to be replayed at it."""
-        has_cache = self.forecast is not None and self.forecast.settings is not None
-        return has_cache and self.result.memory_limit_bytes != limit_bytes
-
-
-def is_within(measured: StepResult, predicted: StepResult) -> bool:
-    """Return whether a measured time lies within a prediction's uncertainty; True without times."""
-    if not measured.step_seconds_all or not predicted.step_seconds:
-        return True
-    width = (predicted.uncertainty or {}).get("step_seconds", 0.0)
-    error = min(measured.step_seconds_all) / predicted.step_seconds - 1.0
-    return abs(error) <= width
+MOST_AHEAD = 12  # neighbours of one setting
+# a model whose predictions take longer has none made ahead: a question would wait behind them
+LONGEST_AHEAD_SECONDS = 4.0
+LOOK_AGAIN_SECONDS = 0.5  # whether a measurement is over, before a prediction ahead
+# a prediction made ahead that is younger than this is not stopped for a question, because it will
+# end before a new worker has started
+AHEAD_PATIENCE_SECONDS = 5.0
 
 
 class Forecasts:
@@ -118,13 +57,16 @@ class Forecasts:
         tell: Callable[[str], None],
     ) -> None:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
-        self._known: dict[Question, Prediction] = {}  # the oldest first
-        self._doubted: set[Question] = set()  # those of them that the worker predicts again
+        self._answers = Answers(self._chain_of)
         self._last: Estimate | None = None  # the last one that did not come from the worker
         self._condition = threading.Condition()
         self._wanted: Question | None = None
+        self._later: list[Question] = []  # to be predicted after that, the first one first
+        self._neighbours: list[Question] = []  # to be predicted ahead, the first one first
         self._asked: Question | None = None  # the question that the worker is answering
-        self._asked_at = 0.0
+        self._asked_at = 0.0  # when the worker began with it
+        self._has_begun = self._is_ahead = False  # and whether nobody has asked for it yet
+        self._seconds: dict[tuple[str, str], float] = {}  # the last one, by `_about`
         self._held = self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -139,38 +81,43 @@ class Forecasts:
 
         judged = estimate.against_limit(limit_bytes)
         with self._condition:
-            found = self._known.get(question)
+            found = self._answers.get(question)
             if found is None:
                 self._last = judged
             elif found.result is estimate.result:
-                self._known[question] = dataclasses.replace(found, result=judged.result)
+                self._answers.look(question, dataclasses.replace(found, result=judged.result))
         return judged
 
     def _estimate(self, question: Question) -> Estimate | None:
         """Return an estimate, under whatever limit was asked for last."""
         with self._condition:
-            found, last = self._known.get(question), self._last
-            base = None if found else self._nearest(question)
-            is_sure = question not in self._doubted
+            last = self._last
+            if last is not None and last.question == question and self._answers.is_open(question):
+                return last
+            return self._answers.best(question)
 
-        if found is not None:
-            return Estimate(
-                question=question, result=found.result, exact=is_sure, forecast=found.forecast
-            )
-        if last is not None and last.question == question:
-            return last
-        if base is None or base.forecast is None:
-            return None
-
-        result = interpolated(base, question.config)
-        exact = base.forecast.is_exact(question.config.micro_batch_sizes)
-        return Estimate(question=question, result=result, exact=exact, forecast=base.forecast)
+    def _chain_of(self, question: Question) -> "Chain | None":
+        workload = self._workloads[question.workload_name]
+        return known_chain(workload, question.config, question.device, seed=0)
 
     def known(self, question: Question) -> StepResult | None:
         """Return the worker's answer to exactly this question; None if there is none."""
         with self._condition:
-            found = self._known.get(question)
+            found = self._answers.get(question)
         return None if found is None else found.result
+
+    def exact(self, question: Question) -> StepResult | None:
+        """Return the result to which the worker could add nothing; None while there is none."""
+        with self._condition:
+            is_exact = self._answers.is_exact(question)
+            found = self._answers.best(question) if is_exact else None
+        return None if found is None else found.result
+
+    def known_of(self, question: Question) -> list[StepResult]:
+        """Return every prediction with numbers for the workload and device of a question."""
+        with self._condition:
+            found = self._answers.of(question.workload_name, question.device)
+        return [one.result for one in found if one.result.outcome is Outcome.OK]
 
     def doubt(self, measured: StepResult) -> None:
         """Predict a workload on a device again if a measured run contradicts the predicted time.
@@ -183,27 +130,49 @@ class Forecasts:
             return
 
         with self._condition:
-            self._doubted |= {
-                question
-                for question in self._known
-                if (question.workload_name, question.device)
-                == (setting.workload_name, setting.device)
-            }
+            self._answers.doubt(setting.workload_name, setting.device)
             self._last = None
 
-    def ask(self, question: Question) -> None:
-        """Have the worker predict this next, unless it already does; drop the waiting question."""
+    def ask(self, question: Question) -> bool:
+        """Have the worker predict this next, unless it already does; drop what was to come.
+
+        Returns whether an answer will arrive.
+        """
+        with self._condition:
+            if self._closed:
+                return False
+
+            is_open, is_asked = self._answers.is_open(question), question == self._asked
+            self._wanted = question if is_open and not is_asked else None
+            self._neighbours = []
+            self._is_ahead = self._is_ahead and not is_asked
+            self._wake()
+            return is_open
+
+    def ask_later(self, questions: Iterable[Question]) -> None:
+        """Have the worker predict these, in this order, whenever nothing else is asked for.
+
+        They come before neighbours, and replace those of the last call that are still waiting.
+        """
+        with self._condition:
+            if not self._closed:
+                self._later = [asked for asked in questions if not self._answers.is_exact(asked)]
+                self._wake()
+
+    def ahead(self, questions: Sequence[Question]) -> None:
+        """Have the worker predict these while nothing is asked for; drop what was to come.
+
+        Those of which nothing can be said yet come first. There are none for a model whose
+        predictions take long.
+        """
         with self._condition:
             if self._closed:
                 return
 
-            is_known = question in self._known and question not in self._doubted
-            self._wanted = None if is_known or question == self._asked else question
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, daemon=True)
-                self._thread.start()
-
-            self._condition.notify_all()
+            found = [question for question in questions if self._is_worth(question)]
+            self._wanted = None
+            self._neighbours = sorted(found, key=self._answers.can_tell)[:MOST_AHEAD]
+            self._wake()
 
     def hold(self, held: bool) -> None:
         """Start no prediction during a measurement, because it would slow the measured step."""
@@ -215,32 +184,35 @@ class Forecasts:
         """Wait until no question is waiting or running; return whether that happened in time."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: self._wanted is None and self._asked is None, timeout_seconds
+                lambda: self._upcoming is None and self._asked is None, timeout_seconds
             )
 
     def close(self) -> None:
         """End the thread, after its current prediction if that does not take long."""
         with self._condition:
-            self._closed, self._wanted = True, None
+            self._closed, self._wanted, self._later, self._neighbours = True, None, [], []
             self._condition.notify_all()
 
     def is_overdue(self) -> bool:
         """Whether the worker has worked for long on an outdated question."""
         unwanted = self._closed or self._wanted is not None
-        return unwanted and time.monotonic() - self._asked_at > PATIENCE_SECONDS
+        patience = AHEAD_PATIENCE_SECONDS if self._is_ahead else PATIENCE_SECONDS
+        return unwanted and time.monotonic() - self._asked_at > patience
 
-    def _nearest(self, question: Question) -> "Prediction | None":
-        """Return the closest prediction whose forecast covers the question."""
-        sizes, family = question.config.micro_batch_sizes, question.family
-        covering = [
-            (known in self._doubted, _distance(known.config, question.config), -age, prediction)
-            for age, (known, prediction) in enumerate(self._known.items())
-            if known.family == family
-            and prediction.forecast is not None
-            and prediction.forecast.covers(sizes)
-        ]
+    @property
+    def _upcoming(self) -> Question | None:
+        """What the worker is to predict next: what is asked for, then the rest in its order."""
+        return self._wanted or next(iter([*self._later, *self._neighbours]), None)
 
-        return min(covering, key=lambda one: one[:3], default=(False, 0, 0, None))[3]
+    def _is_worth(self, question: Question) -> bool:
+        """Return whether the worker would find something new of a neighbour, and that soon."""
+        seconds = self._seconds.get(self._about(question), math.inf)
+        is_new = question != self._asked and not self._answers.is_exact(question)
+        return seconds <= LONGEST_AHEAD_SECONDS and is_new
+
+    def _about(self, question: Question) -> tuple[str, str]:
+        """Return the workload, whatever its sample size is, and the device of a question."""
+        return self._workloads[question.workload_name].base_name, question.device
 
     def _loop(self) -> None:
         while (question := self._next()) is not None:
@@ -248,14 +220,12 @@ class Forecasts:
             cancelled = prediction.result.outcome is Outcome.CANCELLED
             with self._condition:
                 self._asked = None
+                if prediction.result.outcome is Outcome.OK:
+                    seconds = time.monotonic() - self._asked_at
+                    self._seconds[self._about(question)] = seconds
                 if not cancelled:
-                    self._known[question] = prediction
-                    self._doubted.discard(question)
-                    if len(self._known) > MOST_KEPT:
-                        oldest = next(iter(self._known))
-                        del self._known[oldest]
-                        self._doubted.discard(oldest)
-
+                    self._answers.add(question, prediction)
+                    self._later = [asked for asked in self._later if asked != question]
                 self._condition.notify_all()
 
             if not cancelled and not self._closed:
@@ -265,22 +235,41 @@ class Forecasts:
         """Wait for a question that stays the newest for a moment; None once closed."""
         with self._condition:
             while not self._closed:
-                self._condition.wait_for(lambda: self._closed or self._is_open())
-                newest = self._wanted
-                if not self._condition.wait_for(partial(self._has_changed, newest), SETTLE_SECONDS):
+                self._condition.wait_for(lambda: self._closed or self._upcoming is not None)
+                # nobody tells of the end of a measurement in a cell
+                if not self._condition.wait_for(self._may_begin, LOOK_AGAIN_SECONDS):
+                    continue
+                newest = self._upcoming
+                is_next = self._is_ahead and self._wanted is None  # the hand rests already
+                settle = 0.0 if is_next else SETTLE_SECONDS
+                if not self._condition.wait_for(
+                    functools.partial(self._has_changed, newest), settle
+                ):
                     break
 
             if self._closed:
                 return None
 
-            self._wanted, self._asked, self._asked_at = None, newest, time.monotonic()
+            self._is_ahead = self._wanted is None
+            self._neighbours = [one for one in self._neighbours if one != newest]
+            self._wanted, self._asked, self._has_begun = None, newest, False
+            self._asked_at = time.monotonic()
             return newest
 
-    def _is_open(self) -> bool:
-        return self._wanted is not None and not self._held
+    def _may_begin(self) -> bool:
+        """Return whether there is something to predict now, or whether this is the end."""
+        if self._closed or self._wanted is not None:
+            return self._closed or not self._held
+        return self._upcoming is not None and not self._held and not is_measuring()
 
     def _has_changed(self, newest: Question | None) -> bool:
-        return self._closed or self._wanted != newest or not self._is_open()
+        return self._closed or self._upcoming != newest or not self._may_begin()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, daemon=True)
+            self._thread.start()
+        self._condition.notify_all()
 
     def _predict(self, question: Question) -> "Prediction":
         from memlab.predicting.predict import (
@@ -308,7 +297,9 @@ class Forecasts:
             return Prediction(result=result, forecast=None)
 
     def _progress(self, progress: Progress) -> None:
-        if not self._closed:
+        if progress.fraction > 0 and not self._has_begun:  # before that, the worker was starting
+            self._has_begun, self._asked_at = True, time.monotonic()
+        if not self._closed and not self._is_ahead:
             self._tell(progress.text)
 
 
@@ -321,8 +312,3 @@ class _Overdue(threading.Event):
 
     def is_set(self) -> bool:
         return self._forecasts.is_overdue()
-
-
-def _distance(one: StepConfig, other: StepConfig) -> float:
-    """Return the distance between two micro-batch sizes, in doublings."""
-    return abs(math.log2(one.micro_batch_size / other.micro_batch_size))

@@ -19,12 +19,18 @@ UPDATE_SECONDS = 0.1  # a page with more frequent updates falls behind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanelJob:
-    """What was on screen when Run was pressed."""
+    """What was on screen when Run was pressed.
+
+    Attributes:
+        memory_limit: that was typed, with which the step is measured; None if none was.
+        limit_bytes: with which its peak is compared: that, or what the device can hold.
+    """
 
     workload: Workload
     config: StepConfig
     device: str
     memory_limit: int | None
+    limit_bytes: int | None
     check_gradients: bool
     by_cell: bool = False
     cancel: threading.Event = field(default_factory=threading.Event)

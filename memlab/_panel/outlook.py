@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from memlab._panel import verdicts
 from memlab._panel.advice import advice_line
-from memlab._panel.forecasts import Estimate, Question
+from memlab._panel.comparisons import neighbours
 from memlab._panel.pictures import Scene
+from memlab._panel.questions import Estimate, How, Question
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.texts import Line
 from memlab._panel.verdicts import OPEN, Verdict
@@ -23,7 +24,8 @@ from memlab.result import Outcome, StepResult, format_percent, signed_percent
 
 WRONG = "a setting is not valid"
 PREDICTING, STARTING = "predicting", "starting the worker"
-NO_PREDICTION = "No prediction for this setting, for the reason above. Press Run to try it."
+FOLLOWS = "; the exact prediction follows"
+NO_PREDICTION = "There is no prediction for this setting; the reason is above."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class Outlook:
     Attributes:
         run: the latest measurement of it.
         estimate: what is predicted for it.
-        last: the last run of any setting that was not stopped.
+        last: the last run or kept prediction of any setting that was not stopped.
         question: the setting; None while it is not valid.
         doing: what the worker is doing to predict it; "" if nothing.
         plain: the prediction for the same setting without recomputing; None if it is not known
@@ -49,15 +51,38 @@ class Outlook:
 
     @property
     def predicted(self) -> StepResult | None:
-        """The prediction with numbers: the one made for the run, otherwise the newest."""
+        """The prediction with numbers: the one made for the run, otherwise the newest.
+
+        A run is compared with an exact prediction alone.
+        """
         if self.run is not None and self.run.prediction is not None:
             return self.run.prediction
-        return self.estimate.result if self.estimate and self.estimate.is_ok else None
+        if self.estimate is None or not self.estimate.is_ok:
+            return None
+        return self.estimate.result if self.run is None or self.estimate.exact else None
 
     @property
     def is_pending(self) -> bool:
         """Whether there is neither a run nor a prediction of the setting yet."""
         return self.run is None and self.estimate is None
+
+    @property
+    def failure(self) -> StepResult | None:
+        """The run or prediction of the setting in which the model failed; None if it did not."""
+        estimated = self.estimate.result if self.estimate else None
+        result = self.run.result if self.run else estimated
+        failed = result is not None and result.outcome in (Outcome.FAILED, Outcome.CRASHED)
+        return result if failed else None
+
+    @property
+    def printed(self) -> tuple[str, str]:
+        """What the model printed, and before it a line that says when; both "" if nothing."""
+        if self.run is not None:
+            text, when = self.run.result.printed, "The model printed:"
+        else:
+            text = self.estimate.result.printed if self.estimate else ""
+            when = "The model printed, while it was predicted with several small batches:"
+        return (when, text) if text else ("", "")
 
     @property
     def shown(self) -> Run | None:
@@ -77,7 +102,7 @@ class Outlook:
         if self.question is not None and self.is_pending:
             return Verdict(OPEN, PREDICTING)
         fit = verdicts.fit_verdict(self.last.result if self.last else None, limit_bytes)
-        return verdicts.of_last_run(fit) if self.last else fit
+        return verdicts.of_last_run(fit, self.last.result) if self.last else fit
 
     def note(self) -> str:
         """Return the text over the greyed picture; "" if the picture shows this setting."""
@@ -94,13 +119,20 @@ class Outlook:
 
         return verdicts.stale_note(self.last.result, here.workload_name, here.device, here.config)
 
-    def scene(self, log: RunLog, where: tuple[str, str], limit_bytes: int | None) -> Scene:
+    def scene(
+        self,
+        log: RunLog,
+        where: tuple[str, str],
+        limit_bytes: int | None,
+        known: Sequence[StepResult] = (),
+    ) -> Scene:
         """Return what the pictures show.
 
         Args:
             log: of the runs.
             where: the workload and the device on screen, whose runs the charts show.
             limit_bytes: on screen.
+            known: predictions for that workload and device, of any settings.
         """
         failed = self.estimate is not None and not self.estimate.is_ok
         shown, compared = self.shown, log.compared_run
@@ -113,9 +145,13 @@ class Outlook:
                 for run in log.visible
                 if (run.result.workload_name, run.result.device) == where
                 and run.result.outcome is not Outcome.CANCELLED
+                and not run.is_earlier  # its model may have been another
             ),
             limit_bytes=limit_bytes,
             why=NO_PREDICTION if failed else "",
+            forecast=self.estimate.forecast if self.estimate else None,
+            neighbours=tuple(neighbours(self.question.config, known)) if self.question else (),
+            is_settled=self.estimate is None or self.estimate.exact,
         )
 
     def costs(self) -> str:
@@ -130,10 +166,9 @@ class Outlook:
             return f"{said}; {_against(self.run, self.predicted)}" if self.predicted else said
 
         if self.predicted is not None:
-            exact = self.run is not None or self.estimate is None or self.estimate.exact
-            how = "predicted" if exact else "interpolated"
-            said = f"{how} for {self.predicted.device}: {_numbers(self.predicted)}"
-            return said + _recomputing(self.predicted, self.plain)
+            said = f"{self._how} for {self.predicted.device}: {_numbers(self.predicted)}"
+            follows = FOLLOWS if self._how is How.ESTIMATED else ""
+            return said + _recomputing(self.predicted, self.plain) + follows
 
         if self.question is None:
             return ""
@@ -141,8 +176,17 @@ class Outlook:
             once = " (takes some seconds, once)" if self.doing == STARTING else ""
             return f"{PREDICTING}: {self.doing}{once}" if self.doing else PREDICTING
 
+        if self.failure is not None:
+            return NO_PREDICTION
         words = verdicts.OUTCOME_WORDS[self.estimate.result.outcome]
         return f"no prediction ({words}): {self.estimate.result.message}"
+
+    @property
+    def _how(self) -> How:
+        """How the prediction was made."""
+        if self.run is not None or self.estimate is None:
+            return How.PREDICTED
+        return self.estimate.how
 
     def advice(self, runs: Sequence[Run], limit_bytes: int | None) -> Line:
         """Return what to do if this setting does not fit or is refused."""
@@ -168,7 +212,14 @@ def outlook(
         plain: the prediction for the same without recomputing, if that is known.
     """
     runs = [run for run in log.runs if run.result.outcome is not Outcome.CANCELLED]
-    same = [run for run in runs if question is not None and question.is_of(run.result)]
+    same = [
+        run
+        for run in runs
+        if question is not None
+        and question.is_of(run.result)
+        and not run.is_earlier
+        and not run.is_predicted
+    ]
     return Outlook(
         run=same[-1] if same else None,
         estimate=estimate if estimate and estimate.question == question else None,

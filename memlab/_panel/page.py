@@ -6,23 +6,28 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from memlab._panel import choices, state, style, texts, verdicts
+from memlab._panel import as_code, choices, state, status, style, texts, verdicts
 from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
-from memlab._panel.forecasts import Estimate, Forecasts, Question
+from memlab._panel.elsewhere import Elsewhere
+from memlab._panel.forecasts import Forecasts
 from memlab._panel.job import Latest, PanelJob
+from memlab._panel.keeping import Keeper, Wish
+from memlab._panel.neighbours import neighbours
 from memlab._panel.outlook import Outlook, outlook, with_numbers
+from memlab._panel.questions import Estimate, Question
 from memlab._panel.runs import RunLog
+from memlab._panel.status import Status
 from memlab._panel.texts import Line
 from memlab._panel.view import View
 from memlab.api import inspect_workload
-from memlab.config import FP32_FORMATS
-from memlab.errors import MemlabError
+from memlab.arguments.units import format_bytes
+from memlab.config import FP32_FORMATS, StepConfig
+from memlab.errors import ConfigError, MemlabError
 from memlab.measuring.inspect import WorkloadFacts
-from memlab.result import Outcome
+from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
 from memlab.workload import Workload
 
@@ -38,7 +43,7 @@ class Page:
         drawn: called in a thread after the pictures were drawn.
 
     Attributes:
-        lock: held while anything here, or the log, is changed.
+        lock: that of the log, held while the log or anything here is changed.
         job: the run in progress; None if there is none.
         closed: whether the panel was closed.
         forecasts: every prediction.
@@ -54,16 +59,20 @@ class Page:
     ) -> None:
         self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
         self._drawn = drawn
-        self.lock = threading.RLock()
+        self.lock = log.lock
         self.job: PanelJob | None = None
         self.closed = False
         self._facts: dict[str, WorkloadFacts | str] = {}  # or the reason why there are none
         self._estimate: Estimate | None = None
         self._looked: Question | None = None  # the question of the shown estimate
+        self._before: Question | None = None  # the one that was shown before it
         self._doing = ""  # what the worker is doing for a prediction
+        self._said = Status(text="")
         self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
+        self._keeper = Keeper(self.forecasts.look, self._add_kept)
         self._find_facts = Latest(self._inspect)
         self._draw = Latest(self._draw_pictures)
+        self._elsewhere = Elsewhere(view.cards, asked, self.forecasts, self.guarded)
 
     def close(self) -> None:
         """Stop a run that is in progress, and remove every widget from the page and from memory."""
@@ -73,8 +82,10 @@ class Page:
                 self.job.cancel.set()
 
         self._find_facts.close()
+        self._keeper.close()
         self.forecasts.close()
         self._draw.close()
+        self._elsewhere.close()
         self._view.close()
 
     # settings
@@ -88,42 +99,82 @@ class Page:
             self._draw()
 
     def _explain_settings(self) -> None:
-        name, device = self._view.workload.value, self._asked.device
-        if self._asked.follow_device():
-            self._view.say(self._why_not_here() or "ready")
+        self._asked.follow_device()
+        self._asked.follow_workload()
+        name, device = self._asked.name, self._asked.device
         if name not in self._facts:
             self._find_facts(name)
 
         facts = self._facts.get(name)
         known = facts if isinstance(facts, WorkloadFacts) else None
+        given = self._facts.get(self._asked.given.name)
+        # of another size formats and blocks are the same, so that no control moves meanwhile
+        alike = known or (given if isinstance(given, WorkloadFacts) else None)
         settings = self._view.controls.settings()
         wrong = state.problems(settings)
-        limit = self._view.limit.value.strip()
         header_wrong = self._asked.device_problem or self._asked.limit_problem
-        own_loss = choices.zoo_options(self._asked.workload) is None
-        self._view.controls.name_formats(self._formats(known))
-        self._view.controls.offer_blocks(known is None or bool(known.blocks))
+        is_right = not (wrong or header_wrong or self._asked.size_problem)
+        own_loss = choices.zoo_options(self._asked.given) is None
+        self._view.controls.name_formats(self._formats(alike))
+        self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
         self._view.explain(
             texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
         )
-        about = header_wrong or (facts if isinstance(facts, str) else None)
-        self._view.show_about(texts.about_line(name, known, about, limit))
-        self.show_ready(not wrong and not header_wrong)
-        self._view.show_code("" if wrong else self._asked.source())
+        self._explain_size(None if wrong else state.to_config(settings))
+        self._view.show_about(self._about(name, facts, header_wrong))
+        self.show_ready(is_right)
+        if self._view.is_code_open:
+            self._view.show_code(as_code.as_html(self._asked.code()) if is_right else "")
+        self._show_status()
+
+    def _explain_size(self, config: StepConfig | None) -> None:
+        own, problem = self._asked.given.sample_size, self._asked.size_problem
+        if own is not None and problem:
+            self._view.size.explanation.show(texts.wrong_size_line(problem, own))
+        elif own is not None and (size := self._asked.workload.sample_size):
+            self._view.size.explanation.show(texts.size_line(size, config))
+
+    def _about(self, name: str, facts: WorkloadFacts | str | None, wrong: str | None) -> Line:
+        """Return the line below the header: about the limit or the device, or else the workload."""
+        capacity, whose = self._asked.capacity, choices.of_capacity(self._asked.device)
+        self._view.show_capacity(f"{format_bytes(capacity)}: {whose}" if capacity else "none")
+        if wrong:
+            return Line(wrong, kind=verdicts.BAD)
+        typed = self._view.limit.value.strip()
+        return texts.limit_line(typed, capacity, whose) or texts.about_line(name, facts)
 
     def _formats(self, facts: WorkloadFacts | None) -> tuple[str, ...]:
         """Return the number formats of the model on screen; empty while they are not known."""
-        if choices.zoo_options(self._asked.workload) is not None:
+        if choices.zoo_options(self._asked.given) is not None:
             return FP32_FORMATS  # all models of the zoo are built in fp32
         return facts.parameter_formats if facts else ()
+
+    def say(self, text: str, kind: str = "", *, lasts: bool = False) -> None:
+        """Show a sentence in the status line.
+
+        Args:
+            text: the sentence.
+            kind: of the verdict that colours it; "" for none.
+            lasts: whether it stays until the next one, and not only as long as the settings do.
+        """
+        self._said = Status(text=text, kind=kind, question=None if lasts else self._asked.question)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        here = self._asked.question
+        if self._said.run is None and self._said.is_past(here):
+            last = self._log.last
+            self._said = status.of_run(last) if last else Status(text="")
+        idle = Status(text=self._why_not_here())
+        self._view.show_status(status.as_html(self._said if self._said.text else idle, here))
 
     def show_ready(self, ready: bool) -> None:
         """Enable Run and Stop where they are possible; `ready`: the settings are allowed."""
         by_cell = self.job is not None and self.job.by_cell
         running = self.job is not None
         why = self._why_not_here()
-        can_run = self._asked.is_here or self._asked.is_recorded
-        self._view.show_ready(ready and can_run, running=running, by_cell=by_cell, why=why)
+        keeps = not self._asked.can_run
+        self._view.show_ready(ready, running=running, by_cell=by_cell, keeps=keeps, why=why)
 
     def _why_not_here(self) -> str:
         """Return the words on what Run does for a device that is not in this machine; else ""."""
@@ -151,7 +202,7 @@ class Page:
         with self.lock:
             if self.job and not self.job.cancel.is_set():
                 by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""
-                self._view.say(progress.text + by_cell)
+                self.say(progress.text + by_cell, lasts=True)
                 self._view.show_progress(progress.fraction)
 
     def show_runs(self) -> None:
@@ -163,18 +214,18 @@ class Page:
 
             self._view.table.show()
             self._view.show_json(last)
-            self._view.say(
-                ". ".join(s.rstrip(".") for s in (last.result.message, *last.result.notes)),
-                verdicts.outcome_verdict(last.result).kind,
-            )
-            self._view.show_progress(1.0 if last.result.outcome is Outcome.OK else 0.0)
+            self._said = status.of_run(last)
+            self._show_status()
+            if not last.is_predicted:
+                is_done = last.result.outcome is Outcome.OK and not last.is_earlier
+                self._view.show_progress(1.0 if is_done else 0.0)
             self._show_outlook()
 
         self._draw()
 
     def show_error(self, error: Exception) -> None:
         """Show an exception on the page."""
-        self._view.say(texts.error_text(error), verdicts.BAD)
+        self.say(texts.error_text(error), verdicts.BAD)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -186,12 +237,37 @@ class Page:
 
     # predictions, which arrive in a thread of their own
 
+    def keep(self) -> Wish:
+        """Add the prediction on screen to the table, at once or as soon as it is exact.
+
+        Raises:
+            MemlabError: the settings or the limit on screen are not allowed.
+        """
+        config, device = self._asked.config, choices.name_of(self._asked.device)
+        if problem := self._asked.limit_problem:
+            raise ConfigError(problem)
+
+        question = Question(self._asked.workload.name, config, device)
+        with self.lock:
+            wish = self._keeper.wish(question, self._asked.limit)
+            what = f"the prediction for batch {config.batch_size} on {device}"
+            self.say(f"{what} {style.KEEPING}", lasts=True)
+
+        self._draw()
+        return wish
+
+    def _add_kept(self, result: StepResult, limit_bytes: int | None) -> None:
+        with self.lock:
+            self._log.add(result, limit_bytes=limit_bytes)
+        self.show_runs()
+
     def _predicted(self, estimate: Estimate) -> None:
         """Take a prediction of the worker; runs of the same settings get their error from it."""
         with self.guarded():
             with self.lock:
                 self._doing = ""
-                runs = [run for run in self._log.runs if estimate.question.is_of(run.result)]
+                same = [run for run in self._log.own if estimate.question.is_of(run.result)]
+                runs = [run for run in same if not run.is_predicted and run.prediction is None]
                 for run in runs:
                     self._log.change(run.number, prediction=with_numbers(estimate.result))
                 if runs and not self.closed:
@@ -213,18 +289,32 @@ class Page:
         return outlook(self._log, question, self._estimate, self._doing, with_numbers(known))
 
     def _show_outlook(self) -> None:
-        now, limit = self.outlook(), self._asked.limit_or_none
+        now, limit = self.outlook(), self._asked.limit
         if now.is_pending and now.question not in (None, self._looked):
             return  # a lookup follows soon; clearing the numbers before it would make them flicker
         if now.run is None and now.estimate is not None and now.estimate.may_need_replay(limit):
             return  # as above
 
+        self._view.show_failure(self._failure(now))
+        self._view.show_printed(*now.printed)
         fit = now.fit(limit)
         if self._asked.limit_problem:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
-        self._view.show_advice(self._not_recorded() or now.advice(self._log.runs, limit))
+        self._view.show_advice(self._not_recorded() or now.advice(self._log.own, limit))
+
+    def _failure(self, now: Outlook) -> tuple[str, str] | None:
+        """Return a title and a sentence if the model cannot be trained; None if it can."""
+        name = self._asked.name
+        facts = self._facts.get(name)
+        if isinstance(facts, str):
+            return f"{name} cannot be built", facts
+        failed = now.failure
+        if failed is None:
+            return None
+        how = "failed" if failed.source is Source.MEASURED else "fails"
+        return f"A training step of {name} {how}", failed.message
 
     def _not_recorded(self) -> Line | None:
         """Return the closest recorded settings, where those on screen are not recorded."""
@@ -235,18 +325,60 @@ class Page:
 
     def _draw_pictures(self, _: object) -> None:
         with self.guarded():
-            question, limit = self._asked.question, self._asked.limit_or_none
+            question, limit = self._asked.question, self._asked.limit
             estimate = self.forecasts.look(question, limit) if question else None
-            if question and (estimate is None or not estimate.exact):
-                self.forecasts.ask(question)
-            elif question and question.plain:
-                self.forecasts.ask(question.plain)  # the saving of recomputation is relative to it
+            if question != self._looked:
+                self._before = self._looked
+            if question:
+                self._ask_for(question, estimate)
 
             with self.lock:
                 self._estimate, self._looked = estimate, question
                 self._show_outlook()
-                now, where = self.outlook(), (self._view.workload.value, self._view.device_name)
-                scene = now.scene(self._log, where, self._asked.limit_or_none)
+                where = (self._asked.name, self._view.device_name)
+                if question:
+                    where = (question.workload_name, question.device)
+                now = self.outlook()
+                known = self.forecasts.known_of(question) if question else []
+                scene = now.scene(self._log, where, self._asked.limit, known)
 
+            # before the pictures, since somebody may wait for it
+            self._keeper.settle()
+            self.forecasts.ask_later(
+                [*self._keeper.questions, *self._of_runs(), *self._elsewhere.questions]
+            )
             self._view.pictures.draw(scene)
             self._drawn()
+            self._elsewhere.refresh()
+
+    def _of_runs(self) -> list[Question]:
+        """Return the settings of runs that wait for an exact prediction, and give it to the others.
+
+        It may have come with that of another setting.
+        """
+        waiting = []
+        for run in self._log.own:
+            if run.prediction is None and run.result.source is Source.MEASURED:
+                asked = run.result
+                question = Question(asked.workload_name, asked.config, asked.device)
+                found = self.forecasts.exact(question)
+                if found is None:
+                    waiting.append(question)
+                elif found.outcome is Outcome.OK:
+                    with self.lock:
+                        self._log.change(run.number, prediction=found)
+                        self._view.table.show()
+        return waiting
+
+    def _ask_for(self, question: Question, estimate: Estimate | None) -> None:
+        """Have predicted what is on screen, then what it is compared with, then its neighbours."""
+        if estimate is None or not estimate.exact:
+            self.forecasts.ask(question)
+            return
+        if question.plain and self.forecasts.ask(question.plain):
+            return  # the saving of recomputation is relative to it
+
+        offered = [value for _, value in self._view.controls.precision.options]
+        sizes = self._asked.names_by_size
+        beside = neighbours(question, offered, self._before, sizes) if estimate.is_ok else []
+        self.forecasts.ahead(beside)

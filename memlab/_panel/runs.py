@@ -1,45 +1,51 @@
-"""The runs of a panel: kept for ever, shown until cleared, pinned to be named. No widgets."""
+"""The runs of a panel: kept for ever, shown until cleared, pinned to be named. No widgets.
+
+A prediction that a person keeps is a run too, which says that it was predicted.
+"""
 
 import dataclasses
-import html
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from memlab._panel import verdicts
-from memlab._panel.state import others
-from memlab.arguments.units import format_bytes, format_seconds
-from memlab.records.recorded import is_recorded
-from memlab.result import Outcome, StepResult, signed_percent
+from memlab.result import Outcome, Source, StepResult
 from memlab.verifying.report import VerifyReport
 
 MOST_SHOWN = 30
-NONE = "-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One press of Run.
+    """One press of Run, or of *Keep this prediction*.
 
     Attributes:
         number: from 1, in the order in which they ended.
-        result: what it cost.
+        result: what it cost, or would cost.
         prediction: of the same step, made without it; None if there is none.
+        limit_bytes: the limit on screen when it was asked for; None if there was none.
         report: the comparison of gradients, if it was asked for.
         name: given when it was pinned; "" while it is not.
         cleared: whether it was taken off the table.
+        key: another for each run of any panel.
+        is_earlier: whether an earlier panel of this cell ran it, perhaps with another model.
     """
 
     number: int
     result: StepResult
     prediction: StepResult | None = None
+    limit_bytes: int | None = None
     report: VerifyReport | None = None
     name: str = ""
     cleared: bool = False
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_earlier: bool = False
 
     @property
     def label(self) -> str:
         """How pictures call it: its name, or its number as the table has it."""
-        return self.name or self.default_name
+        name = self.name or self.default_name
+        return f"{name}, predicted" if self.is_predicted else name
 
     @property
     def default_name(self) -> str:
@@ -47,15 +53,38 @@ class Run:
         return f"run {self.number}"
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether it is a prediction that was kept."""
+        return self.result.source is Source.PREDICTED
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a person stopped it."""
+        return self.result.outcome is Outcome.CANCELLED
+
+    @property
+    def predicted(self) -> StepResult | None:
+        """What was predicted; None if nothing was."""
+        return self.result if self.is_predicted else self.prediction
+
+    @property
+    def measured(self) -> StepResult | None:
+        """What was measured, here or where it was recorded; None if it was only predicted."""
+        return None if self.is_predicted else self.result
+
+    @property
     def prediction_error(self) -> float | None:
         """The signed relative error of the predicted peak allocated; None if there is none."""
         predicted = self.prediction.peak_allocated_bytes if self.prediction else None
-        measured = self.result.peak_allocated_bytes
-        # on a CPU a limit is held against the whole step, on CUDA it ends the step
+        # on a CPU a limit is compared with the whole step, on CUDA it ends the step
         is_whole = self.result.outcome is Outcome.OK or self.result.device == "cpu"
-        if predicted is None or not measured or not is_whole:
-            return None
-        return predicted / measured - 1
+        return _error(predicted, self.result.peak_allocated_bytes) if is_whole else None
+
+    @property
+    def time_error(self) -> float | None:
+        """The signed relative error of the predicted time per step; None if there is none."""
+        predicted = self.prediction.step_seconds if self.prediction else None
+        return _error(predicted, self.result.step_seconds)
 
     @property
     def own_name(self) -> str:
@@ -64,21 +93,56 @@ class Run:
 
 
 class RunLog:
-    """All runs in order. `compared` is the number of the run that pictures compare with, or 0."""
+    """All runs in order.
 
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
+    Args:
+        earlier: the runs with which it begins.
+        added: called with each new run.
+        changed: called with a changed run and the names of the changed fields.
+
+    Attributes:
+        lock: held by whoever changes anything here, since runs end in threads of their own.
+        compared: the number of the run that pictures compare with, or 0.
+    """
+
+    def __init__(
+        self,
+        earlier: Iterable[Run] = (),
+        added: Callable[[Run], None] = lambda _: None,
+        changed: Callable[[Run, Iterable[str]], None] = lambda *_: None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.runs: list[Run] = list(earlier)
         self.compared = 0
+        self._added, self._changed = added, changed
+        self._last_cleared: list[int] = []  # the runs of the last clear; empty after the next run
+        self._was_compared = 0
 
-    def add(self, result: StepResult, prediction: StepResult | None = None) -> Run:
-        """Add a result as the newest run, with what was predicted for it."""
-        run = Run(number=len(self.runs) + 1, result=result, prediction=prediction)
+    def add(
+        self,
+        result: StepResult,
+        prediction: StepResult | None = None,
+        limit_bytes: int | None = None,
+    ) -> Run:
+        """Add a result as the newest run, with what was predicted for it and the limit on screen.
+
+        Without a limit on screen it is the one under which it ran.
+        """
+        run = Run(
+            number=len(self.runs) + 1,
+            result=result,
+            prediction=prediction,
+            limit_bytes=limit_bytes or result.memory_limit_bytes,
+        )
         self.runs.append(run)
+        self._last_cleared = []
+        self._added(run)
         return run
 
     def change(self, number: int, **changes: object) -> None:
         """Change fields of one run."""
         self.runs[number - 1] = dataclasses.replace(self.runs[number - 1], **changes)  # type: ignore[arg-type]
+        self._changed(self.runs[number - 1], changes)
 
     def pin(self, number: int, name: str) -> None:
         """Give a run a name and compare with it; an empty name unpins it."""
@@ -90,11 +154,30 @@ class RunLog:
 
     def clear(self) -> None:
         """Take every run off the table that is neither pinned nor the last one."""
-        for run in self.runs[:-1]:
-            if not run.name:
-                self.change(run.number, cleared=True)
-                if self.compared == run.number:
-                    self.compared = 0
+        self._was_compared = self.compared
+        self._last_cleared = [r.number for r in self.runs[:-1] if not r.name and not r.cleared]
+        for number in self._last_cleared:
+            self.change(number, cleared=True)
+            if self.compared == number:
+                self.compared = 0
+
+    def undo_clear(self) -> None:
+        """Put the runs of the last clear back on the table."""
+        for number in self._last_cleared:
+            self.change(number, cleared=False)
+        if self._was_compared in self._last_cleared:
+            self.compared = self.compared or self._was_compared
+        self._last_cleared = []
+
+    @property
+    def can_undo_clear(self) -> bool:
+        """Whether runs were cleared since the last one was added."""
+        return bool(self._last_cleared)
+
+    @property
+    def own(self) -> list[Run]:
+        """The runs of this panel itself, oldest first; the model of earlier ones may be another."""
+        return [run for run in self.runs if not run.is_earlier]
 
     @property
     def last(self) -> Run | None:
@@ -124,90 +207,6 @@ def count_runs(number: int) -> str:
     return f"{number} run{'' if number == 1 else 's'}"
 
 
-def _number(run: Run) -> str:
-    return f"{run.number} {run.own_name}".strip()
-
-
-COLUMNS: tuple[tuple[str, str, Callable[[Run], str]], ...] = (
-    ("#", "run, in order", _number),
-    ("workload", "what is trained", lambda run: run.result.workload_name),
-    ("device", "where it ran, now or when it was recorded", lambda run: run.result.device),
-    ("budget", "memory budget", lambda run: f"{run.result.config.memory_budget:.2f}"),
-    ("batch", "samples per optimizer update", lambda run: str(run.result.config.batch_size)),
-    ("acc.", "accumulation steps", lambda run: str(run.result.config.accumulation_steps)),
-    ("precision", "number format", lambda run: run.result.number_format),
-    ("other", "what else differs", lambda run: ", ".join(others(run.result.config)) or NONE),
-    ("peak predicted", "most bytes in live tensors (allocated), predicted before the run",
-     lambda run: _bytes(run.prediction.peak_allocated_bytes if run.prediction else None)),
-    ("peak measured", "most bytes in live tensors (allocated), measured",
-     lambda run: _bytes(run.result.peak_allocated_bytes)),
-    ("error", "of the predicted peak: predicted divided by measured, minus one",
-     lambda run: _or_dash(run.prediction_error, signed_percent)),
-    ("reserved", "most bytes that the caching allocator held, measured",
-     lambda run: _bytes(run.result.peak_reserved_bytes)),
-    ("per step", "median wall time of one optimizer update, measured",
-     lambda run: _or_dash(run.result.step_seconds, format_seconds)),
-    ("samples/s", "batch size divided by the time per step",
-     lambda run: _or_dash(run.result.samples_per_second, _rate)),
-)  # fmt: skip
-MAY_BE_LONG = {"#", "other"}
-ONLY_IF_DIFFERENT, ONLY_IF_ANY = (
-    {"workload", "device"},
-    {"other", "reserved", "peak predicted", "error"},
-)
-NUMBERS = {
-    "budget", "batch", "acc.", "peak predicted", "peak measured", "error", "reserved", "per step",
-    "samples/s",
-}  # fmt: skip
-
-
-def table_html(runs: Sequence[Run], compared: int = 0) -> str:
-    """Return the runs as an HTML table, newest first; every cell is escaped."""
-    columns = [c for c in COLUMNS if _tells(c[0], {c[2](run) for run in runs})]
-    head = "".join(
-        f'<th scope="col"{_align(name)} title="{title}">{name}</th>' for name, title, _ in columns
-    )
-    rows = "".join(_row(run, columns, run.number == compared) for run in reversed(runs))
-
-    return (
-        f'<table class="memlab-runs"><thead><tr>{head}<th scope="col">outcome</th>'
-        f'<th scope="col">gradients</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
-
-
-def _row(run: Run, columns: Sequence[tuple[str, str, Callable[[Run], str]]], compared: bool) -> str:
-    cells = "".join(_table_cell(name, html.escape(show(run))) for name, _, show in columns)
-    kind = " class='memlab-compared'" if compared else ""
-    outcome = verdicts.outcome_verdict(run.result).html()
-    gradients = verdicts.gradients_verdict(run.report).html()
-    return f"<tr{kind}>{cells}<td>{outcome}</td><td>{gradients}</td></tr>"
-
-
-def _table_cell(name: str, text: str) -> str:
-    if name in MAY_BE_LONG:
-        return f'<td class="memlab-long" title="{text}">{text}</td>'
-    return f"<td{_align(name)}>{text}</td>"
-
-
-def _rate(samples_per_second: float) -> str:
-    digits = 0 if samples_per_second >= 100 else 1 if samples_per_second >= 10 else 2
-    return f"{samples_per_second:,.{digits}f}"
-
-
-def _align(name: str) -> str:
-    return ' class="memlab-number"' if name in NUMBERS else ""
-
-
-def _tells(name: str, shown: set[str]) -> bool:
-    """Whether a column that holds these texts says more than its absence."""
-    if name in ONLY_IF_DIFFERENT:
-        return len(shown) > 1 or any(map(is_recorded, shown))
-    return name not in ONLY_IF_ANY or bool(shown - {NONE})
-
-
-def _bytes(size: int | None) -> str:
-    return _or_dash(size, format_bytes)
-
-
-def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
-    return NONE if value is None else show(value)
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    """Return predicted divided by measured, minus one; None if either is missing."""
+    return predicted / measured - 1 if predicted is not None and measured else None

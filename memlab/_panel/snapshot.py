@@ -5,8 +5,10 @@ import html
 from collections.abc import Sequence
 
 from memlab import plots
+from memlab._panel.access import SCRIPT
 from memlab._panel.pictures import Scene
-from memlab._panel.runs import Run, RunLog, table_html
+from memlab._panel.rows import table_html
+from memlab._panel.runs import Run, RunLog
 from memlab._panel.state import describe
 
 EMPTY = "memlab panel: no run yet. With a kernel, run this cell and press Run."
@@ -23,18 +25,19 @@ def still(log: RunLog, shown: Run | None, limit_bytes: int | None) -> dict[str, 
 def as_html(runs: Sequence[Run], shown: Run | None, picture: bytes | None) -> str:
     """Return the table of runs and the timeline of the shown one as a page needs them."""
     if shown is None:
-        return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>'
+        return f'<div class="memlab-still"><p>{html.escape(EMPTY)}</p></div>{SCRIPT}'
 
     result = shown.result
-    title = f"{result.workload_name} on {result.device}, {describe(result)}"
+    where = f"predicted for {result.device}" if shown.is_predicted else f"on {result.device}"
+    title = f"{result.workload_name}, {where}: {describe(result)}"
     image = ""
     if picture:
         source = f"data:image/png;base64,{as_text(picture)}"
         image = f'<img alt="{html.escape(str(result))}" src="{source}">'
 
     said = f"<p>{html.escape(result.message)}</p>"
-    inside = f"<p><b>{html.escape(title)}</b></p>{said}{image}{table_html(runs)}"
-    return f'<div class="memlab-still">{inside}</div>'
+    inside = f"<p><b>{html.escape(title)}</b></p>{said}{image}{table_html(runs[::-1])}"
+    return f'<div class="memlab-still">{inside}</div>{SCRIPT}'
 
 
 def as_png(shown: Run | None, comparison: Run | None, limit_bytes: int | None) -> bytes | None:

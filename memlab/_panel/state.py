@@ -1,17 +1,14 @@
-"""Settings on screen to and from `StepConfig`, and the code that measures them. No widgets.
+"""Settings on screen to and from `StepConfig`. No widgets.
 
 A setting on screen may be wrong for a while (accumulation above the batch size, letters in a number
 box), so settings are a mapping by field name until `to_config` turns them into a `StepConfig`.
 """
 
-import dataclasses
-import keyword
+import functools
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from memlab._panel.choices import zoo_options
-from memlab.arguments.quoting import literal
 from memlab.config import (
     Precision,
     StepConfig,
@@ -19,7 +16,6 @@ from memlab.config import (
 from memlab.errors import ConfigError
 from memlab.result import StepResult
 from memlab.techniques.every import CONTROLS
-from memlab.workload import Workload
 
 Settings = Mapping[str, Any]
 
@@ -27,6 +23,8 @@ PRECISIONS = tuple(Precision)
 FIELDS = tuple(CONTROLS)
 DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
+OTHER_FIELDS = (*HEADER_FIELDS, "sample_size")
+"""What can be set that is no field of a config."""
 
 
 def offered(field: str) -> tuple[Any, ...]:
@@ -85,7 +83,7 @@ def check_names(fields: Iterable[str]) -> None:
     Raises:
         ConfigError: a field has no control; the message lists those that have one.
     """
-    known = (*FIELDS, *HEADER_FIELDS)
+    known = (*FIELDS, *OTHER_FIELDS)
     for name in fields:
         if name not in known:
             raise ConfigError(f"the panel has no control {name!r}; allowed is one of {known}")
@@ -93,6 +91,12 @@ def check_names(fields: Iterable[str]) -> None:
 
 def problems(settings: Settings) -> dict[str, str]:
     """Return an error for each field that is not allowed; empty if the settings are valid."""
+    return dict(_problems(tuple((name, type(value), value) for name, value in settings.items())))
+
+
+@functools.lru_cache(maxsize=64)  # a move asks several times, and each time makes many configs
+def _problems(typed_settings: tuple[tuple[str, type, Any], ...]) -> dict[str, str]:
+    settings = {name: value for name, _, value in typed_settings}
     found = {}
     for field, value in settings.items():
         alone = {field: value}
@@ -141,6 +145,19 @@ def describe(result: StepResult) -> str:
     return ", ".join(parts)
 
 
+def briefly(result: StepResult) -> str:
+    """Return a run's batch size, and what else of its settings differs from the defaults."""
+    config, default = result.config, StepConfig()
+    parts = [f"batch {config.batch_size}"]
+    if config.accumulation_steps != default.accumulation_steps:
+        parts.append(f"accumulation {config.accumulation_steps}")
+    if config.memory_budget != default.memory_budget:
+        parts.append(f"budget {config.memory_budget:g}")
+    if config.precision != default.precision:
+        parts.append(result.number_format)
+    return ", ".join([*parts, *others(config)])
+
+
 def others(config: StepConfig) -> list[str]:
     """Return, in words, the settings without a slider that differ from the defaults."""
     return [
@@ -149,83 +166,3 @@ def others(config: StepConfig) -> list[str]:
         if field not in DESCRIBED
         and (value := getattr(config, field)) != getattr(StepConfig(), field)
     ]
-
-
-def source(
-    workload: Workload,
-    config: StepConfig,
-    device: str,
-    memory_limit: str,
-    *,
-    ask: str = "measure",
-    check_gradients: bool = False,
-    namespace: Mapping[str, Any] | None = None,
-) -> str:
-    """Return Python source that measures this config, predicts it or plays it back.
-
-    Args:
-        workload: of the zoo, or a person's own.
-        config: the settings.
-        device: the device.
-        memory_limit: the typed text; "" for no limit.
-        ask: the function to call: "measure", "predict" or "recorded".
-        check_gradients: whether the code also compares the gradients.
-        namespace: the names of the notebook, among which a person's own workload is found.
-    """
-    shown = [f"batch_size={config.batch_size}"]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name != "batch_size" and value != field.default:
-            shown.append(f"{field.name}={_expression(value, namespace or {})}")
-
-    limit = ""
-    if memory_limit and ask != "recorded":
-        limit = f", memory_limit={literal(memory_limit)}"
-
-    name, line = workload_source(workload, namespace or {})
-    lines = [
-        "import memlab",
-        "",
-        line,
-        f"config = memlab.StepConfig({', '.join(shown)})",
-        f"result = memlab.{ask}({name}, config, device={literal(device)}{limit})",
-        "print(result)",
-    ]
-    if check_gradients and ask == "measure":
-        verified = f"memlab.verify({name}, config, device={literal(device)})"
-        lines += [f"report = {verified}", "print(report)"]
-
-    return "\n".join(lines) + "\n"
-
-
-def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the variable that holds the workload, and the line that creates it or is a comment."""
-    if (options := zoo_options(workload)) is not None:
-        return "workload", f"workload = {zoo_source(workload.name, options)}"
-    own = _variable(workload, namespace)
-    if own:
-        return own, f"# {own} is the workload that the panel was given"
-    return "workload", "# put the workload that the panel was given here, as `workload`"
-
-
-def zoo_source(name: str, options: Mapping[str, Any]) -> str:
-    """Return the call that makes a workload of the zoo."""
-    given = "".join(f", {option}={literal(value)}" for option, value in options.items())
-    return f"memlab.workloads.get({literal(name)}{given})"
-
-
-def _expression(value: Any, namespace: Mapping[str, Any]) -> str:
-    """Return the value of a setting as Python: a literal, or the variable that holds a function."""
-    if not callable(value):
-        return literal(value)
-    # a function has no literal; an undefined name shows where to put it
-    return _variable(value, namespace) or "policy_function"
-
-
-def _variable(value: Any, namespace: Mapping[str, Any]) -> str | None:
-    """Return the name of the notebook's variable that holds this value, if it has one."""
-    for name, held in namespace.items():
-        is_name = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
-        if held is value and is_name:
-            return name
-    return None

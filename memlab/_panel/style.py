@@ -6,8 +6,9 @@ width of the panel, not of the window.
 """
 
 RUN_BY_CELL = "a cell is running it: interrupt the kernel to stop it"
-PLAYED_BACK = "was recorded elsewhere: Run shows its recorded runs, and nothing is measured here"
-NOT_HERE = "is not in this machine, so Run is off and all numbers for it are predicted"
+PLAYED_BACK = "is another machine: Run shows what was measured there"
+NOT_HERE = "is not in this machine: you can keep its predictions, not run it"
+KEEPING = "is added to the table as soon as it is exact"
 GONE = "The kernel was restarted or has died: run this cell again to get a working panel."
 
 CSS = """
@@ -44,7 +45,7 @@ CSS = """
 .memlab-panel .memlab-header .widget-dropdown, .memlab-panel .memlab-header .widget-text {
   width: auto; margin: 2px 0; }
 .memlab-panel .memlab-header .widget-dropdown select { width: auto; min-width: 100px; }
-.memlab-panel .memlab-header .widget-text input { width: 84px; flex: none; }
+.memlab-panel .memlab-header .widget-text input { width: 158px; flex: none; }
 .memlab-panel .memlab-toggles { margin-left: auto; gap: 6px; overflow: visible; }
 .memlab-panel .memlab-header .widget-toggle-button { width: auto; min-width: 30px; padding: 0 9px;
   margin: 2px 0; }
@@ -61,29 +62,49 @@ CSS = """
   font-family: var(--jp-code-font-family, monospace); color: inherit; background: none; }
 .memlab-panel .memlab-pane p { margin: 0 0 5px; max-width: 90ch; }
 
-.memlab-panel .memlab-row { display: grid; align-items: center; overflow: visible; column-gap: 12px;
-  grid-template-columns: 106px minmax(140px, 300px) 64px minmax(0, 1fr) 104px;
-  min-height: 38px; margin: 0; }
+.memlab-panel .memlab-failure [role=alert] { border: 2px solid var(--memlab-bad);
+  border-radius: 4px; padding: 10px 14px; margin: 6px 0; font-size: 15px; }
+.memlab-panel .memlab-failure b { color: var(--memlab-bad); font-size: 17px; }
+.memlab-panel .memlab-failure p { margin: 4px 0 0; overflow-wrap: anywhere; }
+.memlab-panel .memlab-past { opacity: 0.6; }
+
+.memlab-panel .memlab-body { display: grid; gap: 10px 22px; overflow: visible;
+  grid-template-columns: minmax(0, 1fr); align-items: start; }
+.memlab-panel .memlab-controls { overflow: visible; min-width: 0; }
+.memlab-panel table.memlab-savings { font-size: 12px; color: inherit; margin: 6px 0 0; }
+.memlab-panel table.memlab-savings th, .memlab-panel table.memlab-savings td { text-align: left;
+  vertical-align: top; padding: 2px 8px 2px 0; }
+
+.memlab-panel .memlab-row { display: grid; align-items: center; overflow: visible; column-gap: 10px;
+  grid-template-columns: minmax(0, 112px) minmax(60px, 1fr) 92px; row-gap: 0; align-content: start;
+  min-height: 66px; margin: 0; }
 .memlab-panel .memlab-row > * { min-width: 0; }
 .memlab-panel .memlab-row .widget-slider, .memlab-panel .memlab-row .memlab-slider {
   grid-column: 2; grid-row: 1; width: auto; margin: 0; }
 .memlab-panel .memlab-row .memlab-box { display: contents; }
 .memlab-panel .memlab-box .widget-label { grid-column: 1; grid-row: 1; width: auto; margin: 0;
-  padding: 0; text-align: left; justify-content: flex-start; color: inherit; }
+  padding: 0; text-align: left; justify-content: flex-start; color: inherit; white-space: normal;
+  line-height: 1.15; height: auto; }
 .memlab-panel .memlab-box input { grid-column: 3; grid-row: 1; width: 100%; text-align: right; }
-.memlab-panel .memlab-row .memlab-explanation { grid-column: 4; grid-row: 1; }
-.memlab-panel .memlab-row .memlab-remedy { grid-column: 5; grid-row: 1; width: auto; margin: 0;
-  padding: 0 4px; height: 24px; line-height: 24px; font-size: 12px; }
+.memlab-panel .memlab-row .memlab-explanation { grid-column: 1 / 3; grid-row: 2;
+  align-self: start; min-height: 34px; }
+.memlab-panel .memlab-row .memlab-remedy { grid-column: 3; grid-row: 2; align-self: start;
+  width: auto; margin: 0; padding: 0 4px; height: 24px; line-height: 24px; font-size: 12px; }
+.memlab-panel .memlab-row .memlab-remedy[style*="hidden"] { display: none; }
+.memlab-panel .memlab-row:not(:has(.memlab-remedy:not([style*="hidden"]))) .memlab-explanation {
+  grid-column: 1 / 4; }
+.memlab-panel .noUi-handle::after { content: ""; display: block; position: absolute; inset: -5px;
+  background: none; width: auto; height: auto; }
+.memlab-panel .memlab-choice-row { grid-template-columns: 70px minmax(0, 1fr) 92px; }
 .memlab-panel .memlab-choice-row .widget-toggle-buttons { display: contents; }
 .memlab-panel .memlab-choice-row .widget-toggle-buttons > .widget-label { grid-column: 1;
   grid-row: 1; width: auto; margin: 0; padding: 0; text-align: left;
   justify-content: flex-start; color: inherit; }
-.memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 6; grid-row: 1;
-  display: flex; flex-wrap: wrap; gap: 4px; margin: 0; }
+.memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 4; grid-row: 1;
+  display: flex; flex-wrap: wrap; gap: 3px; margin: 0; min-height: 78px;
+  align-content: flex-start; }
 .memlab-panel .memlab-choice-row .widget-toggle-button { width: auto; flex: 0 0 auto; margin: 0;
-  padding: 0 8px; }
-.memlab-panel .memlab-choice-row .memlab-explanation { grid-column: 2 / 5; grid-row: 2; }
-.memlab-panel .memlab-choice-row .memlab-remedy { grid-row: 2; }
+  padding: 0 6px; height: 24px; line-height: 24px; font-size: 12px; }
 .memlab-panel .memlab-line { display: -webkit-box; -webkit-box-orient: vertical;
   -webkit-line-clamp: 2; overflow: hidden; max-height: 37px; }
 .memlab-panel .memlab-line-open { color: var(--memlab-quiet); }
@@ -91,7 +112,7 @@ CSS = """
 .memlab-panel .memlab-line-bad { color: var(--memlab-bad); }
 .memlab-panel .memlab-verdict { white-space: normal; }
 .memlab-panel .memlab-line .memlab-verdict { margin-left: 8px; }
-.memlab-panel table.memlab-runs .memlab-verdict { white-space: nowrap; }
+.memlab-panel .memlab-grid .memlab-verdict { white-space: nowrap; }
 .memlab-panel .memlab-good { color: var(--memlab-good); }
 .memlab-panel .memlab-bad { color: var(--memlab-bad); }
 .memlab-panel .memlab-warn { color: var(--memlab-warn); }
@@ -111,16 +132,22 @@ CSS = """
   align-items: center; margin-top: 6px; padding-top: 8px; overflow: visible;
   border-top: 1px solid var(--memlab-line); }
 .memlab-panel .memlab-run-row .jupyter-button { width: 84px; margin: 0; }
+.memlab-panel .memlab-run-row .memlab-run { width: 158px; }
 .memlab-panel .memlab-run-row .widget-checkbox { width: auto; margin: 0; }
 .memlab-panel .memlab-run-row .widget-hprogress { flex: 1 1 100px; width: auto; min-width: 80px;
   max-width: 140px; margin: 0; height: 14px; }
-.memlab-panel .memlab-outlook { flex: 1 1 500px; min-width: 0; height: 40px; overflow: hidden;
-  text-align: right; }
+.memlab-panel .memlab-outlook { height: 60px; overflow: hidden; }
 .memlab-panel .memlab-outlook .widget-html-content { overflow: hidden; }
-.memlab-panel .memlab-fit { font-weight: 600; height: 20px; overflow: hidden; }
-.memlab-panel .memlab-costs { height: 20px; white-space: nowrap; overflow: hidden;
-  text-overflow: ellipsis; color: var(--memlab-quiet); font-variant-numeric: tabular-nums; }
-.memlab-panel .memlab-status { height: 38px; overflow: hidden; margin-top: 4px; }
+.memlab-panel .memlab-fit { font-weight: 600; min-height: 20px; max-height: 40px;
+  overflow: hidden; }
+.memlab-panel .memlab-costs { height: 37px; overflow: hidden; color: var(--memlab-quiet);
+  font-variant-numeric: tabular-nums; }
+.memlab-panel .memlab-status { height: 56px; overflow: hidden; margin-top: 4px; }
+.memlab-panel .memlab-printed p { margin: 0; color: var(--memlab-quiet); }
+.memlab-panel .memlab-printed pre { max-height: 150px; overflow: auto; margin: 2px 0 0;
+  padding: 6px 8px; font-size: 11px; line-height: 1.4; color: inherit;
+  background: var(--jp-layout-color2, #f3f3f3);
+  font-family: var(--jp-code-font-family, monospace); }
 .memlab-panel .memlab-note { position: absolute; z-index: 6; top: 48%; left: 50%;
   width: max-content; max-width: 86%; transform: translate(-50%, -50%);
   text-align: center; pointer-events: none; }
@@ -128,71 +155,130 @@ CSS = """
   border: 1px solid var(--memlab-warn); color: var(--jp-ui-font-color1, #222);
   background: var(--jp-layout-color1, #fff); }
 
-.memlab-panel .memlab-pictures { display: grid; overflow: visible; column-gap: 18px; row-gap: 6px;
-  grid-template-columns: repeat(2, minmax(0, 1fr)); }
-.memlab-panel .memlab-memory { grid-column: 1 / 3; overflow: visible; position: relative; }
+.memlab-panel .memlab-memory { overflow: visible; position: relative; min-width: 0; }
+.memlab-panel .memlab-charts { display: grid; overflow: visible; gap: 6px 18px; margin-top: 8px;
+  grid-template-columns: repeat(auto-fit, minmax(min(280px, 100%), 1fr)); }
 .memlab-panel .memlab-figure { width: 100%; display: flex; align-items: center;
   justify-content: center; }
+.memlab-panel .memlab-picture-timeline .memlab-figure,
+.memlab-panel .memlab-picture-peak .memlab-figure { position: relative; }
+.memlab-panel .memlab-part-buttons { display: flex; align-items: center; gap: 8px; width: 100%;
+  height: auto; min-height: 28px; margin: 2px 0 0; overflow: visible; }
+.memlab-panel .memlab-part-buttons > .widget-label { width: auto; flex: none; margin: 0;
+  padding: 0; color: var(--memlab-quiet); }
+.memlab-panel .memlab-part-buttons > div { display: flex; flex-wrap: wrap; gap: 3px; }
+.memlab-panel .memlab-part-buttons .widget-toggle-button { width: auto; flex: none; margin: 0;
+  padding: 0 6px; height: 24px; line-height: 24px; font-size: 12px; }
+.memlab-panel .memlab-spots { position: absolute; display: grid; z-index: 3; }
+.memlab-panel .memlab-parts { z-index: 8; }
+.memlab-panel .memlab-parts .memlab-reading { top: calc(100% + 4px); }
+.memlab-panel .memlab-spot { display: block; cursor: crosshair; min-width: 0; }
+.memlab-panel .memlab-spot input { position: absolute; opacity: 0; pointer-events: none;
+  width: 1px; height: 1px; margin: 0; }
+.memlab-panel .memlab-reading { display: none; position: absolute; top: 2px; z-index: 7;
+  max-width: 62%; padding: 5px 10px; border-radius: 4px; font-size: 12px; line-height: 1.5;
+  border: 1px solid var(--memlab-line); pointer-events: none; overflow-wrap: anywhere;
+  color: var(--jp-ui-font-color1, #222); background: var(--jp-layout-color1, #fff); }
+.memlab-panel .memlab-right { right: 2px; }
+.memlab-panel .memlab-left { left: 2px; }
+.memlab-panel .memlab-reading i { display: inline-block; width: 9px; height: 9px;
+  border-radius: 2px; margin-right: 5px; }
+.memlab-panel .memlab-reading em { font-style: normal; color: var(--memlab-quiet); }
+.memlab-panel .memlab-spot:hover,
+.memlab-panel .memlab-spots:not(:hover) .memlab-spot:has(input:checked) {
+  border-left: 1.5px solid var(--jp-ui-font-color1, #222); }
+.memlab-panel .memlab-spot:hover .memlab-reading,
+.memlab-panel .memlab-memory:not(:has(.memlab-spots:hover)) .memlab-spot:has(input:checked)
+  .memlab-reading { display: block; }
+.memlab-panel .memlab-spots:has(input:focus-visible) {
+  outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px; }
+.memlab-panel .memlab-details { display: grid; gap: 6px 18px; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
+.memlab-panel .memlab-explained { height: 380px; min-width: 0; overflow: hidden; }
+.memlab-panel .memlab-scrolled { height: 380px; overflow: auto; }
+.memlab-panel .memlab-explained table { font-size: 12px; color: inherit; margin: 0 0 8px; }
+.memlab-panel .memlab-explained th, .memlab-panel .memlab-explained td { text-align: left;
+  vertical-align: top; padding: 2px 8px 2px 0; }
+.memlab-panel .memlab-explained td:nth-child(-n + 2) { white-space: nowrap; }
 .memlab-panel .memlab-waiting { border: 1px dashed var(--memlab-line); border-radius: 4px;
   box-sizing: border-box; }
 .memlab-panel .memlab-figure p { color: var(--memlab-quiet); margin: 0; padding: 0 12px;
   text-align: center; }
 .memlab-panel .memlab-figure svg { width: 100%; height: 100%; display: block; }
+.memlab-panel .memlab-stale .memlab-details,
 .memlab-panel .memlab-stale .memlab-memory .memlab-figure { opacity: 0.5;
   filter: grayscale(0.6); }
 
-.memlab-panel .memlab-table-box { grid-column: 1 / 3; overflow: visible; min-width: 0; }
-.memlab-panel .memlab-table-bar { display: flex; align-items: center; gap: 12px;
-  overflow: visible; }
-.memlab-panel .memlab-heading { color: var(--memlab-quiet); }
-.memlab-panel .memlab-table-bar .memlab-name { margin: 2px 0 2px auto; width: auto; }
-.memlab-panel .memlab-name .widget-label { width: auto; color: var(--memlab-quiet); }
-.memlab-panel .memlab-name input { width: 150px; flex: none; }
-.memlab-panel .memlab-table-bar .jupyter-button { width: auto; padding: 0 12px; margin: 2px 0; }
-.memlab-panel .memlab-table-body { height: 180px; overflow-y: auto; overflow-x: hidden;
-  align-items: flex-start; border-top: 1px solid var(--memlab-line); }
-.memlab-panel .memlab-table { flex: 1 1 0; min-width: 0; overflow-x: auto; }
-.memlab-panel table.memlab-runs { border-collapse: collapse; width: 100%; margin: 0;
-  font-size: 12px; color: inherit; table-layout: auto; }
-.memlab-panel table.memlab-runs tr { height: 28px; background: none; }
-.memlab-panel table.memlab-runs th { font-weight: 500; color: var(--memlab-quiet); }
-.memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 7px;
-  text-align: left; white-space: nowrap; vertical-align: middle; border: 0; max-width: none;
-  height: 28px; line-height: 16px; border-bottom: 1px solid var(--memlab-line); }
-.memlab-panel table.memlab-runs .memlab-number { text-align: right;
+.memlab-panel .memlab-table-box, .memlab-panel .memlab-cards { overflow: visible; min-width: 0; }
+.memlab-panel .memlab-table-bar { display: flex; flex-wrap: wrap; align-items: center;
+  gap: 2px 12px; overflow: visible; }
+.memlab-panel .memlab-table-bar > * { width: auto; margin: 2px 0; flex: none; }
+.memlab-panel .memlab-table-bar .widget-label { width: auto; margin-right: 6px;
+  color: var(--memlab-quiet); }
+.memlab-panel .memlab-table-bar .widget-dropdown select { width: 130px; flex: none; }
+.memlab-panel .memlab-table-bar input { width: 130px; flex: none; }
+.memlab-panel .memlab-table-bar .jupyter-button { padding: 0 12px; }
+.memlab-panel .memlab-table-bar .memlab-stopped, .memlab-panel .memlab-table-bar .memlab-clear {
+  width: 92px; padding: 0; }
+.memlab-panel .memlab-count { min-width: 96px; color: var(--memlab-quiet);
   font-variant-numeric: tabular-nums; }
-.memlab-panel table.memlab-runs tr.memlab-compared { background: var(--jp-layout-color2, #eee); }
-.memlab-panel table.memlab-runs td.memlab-long { max-width: 16ch; overflow: hidden;
+.memlab-panel .memlab-csv { display: inline-block; line-height: 26px; padding: 0 6px;
+  color: var(--jp-content-link-color, #0b62c4); text-decoration: underline; }
+.memlab-panel .memlab-csv.memlab-open { color: var(--memlab-quiet); text-decoration: none; }
+.memlab-panel .memlab-csv:focus-visible { outline: 2px solid var(--jp-brand-color1, #1976d2); }
+.memlab-panel .memlab-table-bar .memlab-name { margin-left: auto; }
+.memlab-panel .memlab-name .widget-label { width: 98px; justify-content: flex-end; }
+.memlab-panel .memlab-table-body { height: 192px; overflow: auto; align-items: flex-start;
+  border-top: 1px solid var(--memlab-line); --memlab-back: var(--jp-layout-color0, #fff); }
+.memlab-panel .memlab-grid { flex: 1 0 auto; overflow: visible; }
+.memlab-panel .memlab-grid p { margin: 6px 7px; color: var(--memlab-quiet); }
+.memlab-panel .memlab-grid table { border-collapse: separate; border-spacing: 0; width: 100%;
+  margin: 0; font-size: 12px; color: inherit; table-layout: auto; }
+.memlab-panel .memlab-grid tr { height: 29px; background: var(--memlab-back); }
+.memlab-panel .memlab-grid th, .memlab-panel .memlab-grid td { padding: 0 5px; height: 28px;
+  text-align: left; white-space: nowrap; vertical-align: middle; border: 0; max-width: none;
+  line-height: 16px; border-bottom: 1px solid var(--memlab-line); background: inherit; }
+.memlab-panel .memlab-grid th { position: sticky; top: 0; z-index: 2; height: 36px;
+  font-size: 11px; font-weight: 500; white-space: normal; color: var(--memlab-quiet); }
+.memlab-panel .memlab-grid th.memlab-number { width: 1px; }
+.memlab-panel .memlab-grid td:first-child { position: sticky; left: 0; z-index: 1; }
+.memlab-panel .memlab-grid th:first-child { left: 0; z-index: 3; }
+.memlab-panel .memlab-grid .memlab-number { text-align: right;
+  font-variant-numeric: tabular-nums; }
+.memlab-panel .memlab-grid tr.memlab-compared { background: color-mix(in srgb,
+  var(--jp-layout-color2, #eee) 40%, var(--memlab-back)); }
+.memlab-panel .memlab-grid tr.memlab-compared td:first-child {
+  box-shadow: inset 3px 0 var(--jp-brand-color1, #1976d2); }
+.memlab-panel .memlab-grid tr.memlab-predicted { font-style: italic; }
+.memlab-panel .memlab-grid td.memlab-long { max-width: 16ch; overflow: hidden;
   text-overflow: ellipsis; }
-.memlab-panel .memlab-row-buttons { flex: 0 0 auto; padding-top: 29px; overflow: visible; }
+.memlab-panel .memlab-row-buttons { flex: none; overflow: visible; position: sticky; right: 0;
+  z-index: 3; background: var(--memlab-back); }
+.memlab-panel .memlab-corner { position: sticky; top: 0; z-index: 4; height: 37px; flex: none;
+  background: var(--memlab-back); }
 .memlab-panel .memlab-row-buttons .widget-hbox { height: 29px; gap: 4px; align-items: center;
-  padding-left: 6px; overflow: visible; }
-.memlab-panel .memlab-row-buttons button { width: auto; height: 22px; line-height: 22px;
-  padding: 0 7px; font-size: 11px; margin: 0; }
+  padding-left: 6px; overflow: visible; flex: none; }
+.memlab-panel .memlab-row-buttons button { width: auto; height: 24px; line-height: 24px;
+  padding: 0 7px; font-size: 0; margin: 0; }
+.memlab-panel .memlab-row-buttons button::before { font-size: 11px; }
+.memlab-panel .memlab-pin::before { content: "pin" / ""; }
+.memlab-panel .memlab-compare::before { content: "compare" / ""; }
+.memlab-panel .memlab-show::before { content: "show" / ""; }
 .memlab-panel .memlab-json { display: none; }
 
-@container (min-width: 1040px) {
-  .memlab-panel .memlab-pictures { grid-template-columns: repeat(3, minmax(0, 1fr)); }
-  .memlab-panel .memlab-memory { grid-row: 1 / 4; }
-  .memlab-panel .memlab-table-box { grid-column: 1 / 4; }
+@container (min-width: 780px) {
+  .memlab-panel .memlab-body { grid-template-columns: minmax(340px, 4fr) minmax(0, 6fr); }
+  .memlab-panel .memlab-memory { position: sticky; top: 4px; }
 }
-@container (max-width: 860px) {
-  .memlab-panel .memlab-row { grid-template-columns: 106px minmax(120px, 1fr) 64px 104px;
-    min-height: 62px; row-gap: 2px; align-content: center; }
-  .memlab-panel .memlab-row .memlab-explanation { grid-column: 2 / 5; grid-row: 2;
-    min-height: 37px; }
-  .memlab-panel .memlab-status { height: 56px; }
-  .memlab-panel table.memlab-runs { font-size: 10px; }
-  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs td { padding: 0 2px;
-    line-height: 12px; }
-  .memlab-panel table.memlab-runs th, .memlab-panel table.memlab-runs .memlab-verdict {
-    white-space: normal; }
-  .memlab-panel table.memlab-runs td:nth-last-child(-n + 2) { white-space: normal; }
-  .memlab-panel table.memlab-runs td.memlab-long { max-width: 9ch; }
-  .memlab-panel .memlab-row-buttons .widget-hbox { gap: 2px; padding-left: 3px; }
-  .memlab-panel .memlab-row-buttons button { padding: 0 4px; font-size: 10px; }
-  .memlab-panel .memlab-row .memlab-remedy { grid-column: 4; }
-  .memlab-panel .memlab-choice-row .memlab-explanation { grid-column: 2 / 4; }
-  .memlab-panel .memlab-choice-row .widget-toggle-buttons > div { grid-column: 2 / 5; }
+@container (max-width: 480px) {
+  .memlab-panel .memlab-row { grid-template-columns: 96px minmax(40px, 1fr) 76px; }
+  .memlab-panel .memlab-line-row { height: 44px; }
+  .memlab-panel .memlab-line-row .memlab-line { white-space: normal; }
+  .memlab-panel .memlab-outlook { height: 100px; }
+  .memlab-panel .memlab-status { height: 76px; }
+  .memlab-panel .memlab-choice-row { grid-template-columns: 70px minmax(0, 1fr); }
+  /* these pictures are drawn 432 wide; a page's font is narrower than the one they reckon with */
+  .memlab-panel .memlab-picture-timeline text, .memlab-panel .memlab-picture-peak text {
+    font-size: 11px !important; }
 }
 """

@@ -28,6 +28,7 @@ from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.precision import MODEL_DTYPE
 from memlab.techniques.recompute import checkpointing
 from memlab.techniques.technique import Setup, Technique
+from memlab.workload import SampleSize
 
 OF_OPTIMIZER = (
     optimizers.OPTIMIZER,
@@ -37,6 +38,8 @@ OF_OPTIMIZER = (
 """Techniques whose controls have a line of their own."""
 
 ON_TOP = (accumulation.BATCH, checkpointing.BUDGET, precision.PRECISION)
+SHOWN = {"optimizer", *(control.field for technique in ON_TOP for control in technique.controls)}
+MOST_NAMED = 2  # of the folded options, on their button
 MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER, *ON_TOP))
 """Techniques whose controls are folded under "more"."""
 
@@ -139,6 +142,28 @@ def _split_text(config: StepConfig) -> str:
         f"{_count(more, 'micro-batch')} of {sizes[0]} and {len(sizes) - more} of {sizes[-1]}, "
         "weighted by their samples"
     )
+
+
+def size_line(size: SampleSize, config: StepConfig | None) -> Line:
+    """Explain the size of a sample in tokens or pixels of a micro-batch.
+
+    Args:
+        size: on screen.
+        config: on screen; None while the settings are not allowed.
+    """
+    each = f"{' x '.join([f'{size.value:,}'] * size.dimensions)} {size.unit}"
+    if config is None:
+        return Line(f"{each} in each sample")
+
+    samples = config.micro_batch_size
+    total = f"{samples * size.value**size.dimensions:,} {size.unit}"
+    which = "each" if samples == config.micro_batch_sizes[-1] else "the largest"
+    return Line(f"{_count(samples, 'sample')} of {each}: {total} in {which} micro-batch")
+
+
+def wrong_size_line(sentence: str, own: SampleSize) -> Line:
+    """Return why the workload cannot have a size, with a button for its own."""
+    return Line(sentence, remedy=(f"set to {own.value}", {"sample_size": own.value}), kind=BAD)
 
 
 def precision_line(settings: Settings, facts: WorkloadFacts | None, device: str) -> Line:
@@ -285,34 +310,55 @@ def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
 
 
 def more_label(settings: Settings) -> str:
-    """Return the label of the button of the folded controls, which names their choices."""
-    checkpointing = settings["checkpointing"]
-    blocks = "no checkpointing" if checkpointing == "none" else f"checkpointing by {checkpointing}"
-    compiled = "compiled" if settings["compile"] else "not compiled"
-    where = " in backward" if settings["optimizer_in_backward"] else ""
-    return f"more: {blocks}, {settings['optimizer']}{where}, {compiled}"
+    """Return the label of the button of the folded controls: the optimizer, and what is on."""
+    on = [CONTROLS[field].named(settings[field]) for field in CONTROLS
+          if field not in SHOWN and settings[field] != getattr(StepConfig(), field)]  # fmt: skip
+    named = ", ".join([CONTROLS["optimizer"].in_words(settings["optimizer"]), *on[:MOST_NAMED]])
+    rest = len(on) - MOST_NAMED
+    return f"More options ({named}{f' and {rest} more' if rest > 0 else ''})"
 
 
-def about_line(name: str, facts: WorkloadFacts | None, wrong: str | None, limit: str = "") -> Line:
-    """Say what the workload is, or what is wrong with it or with the limit as it was typed."""
-    if wrong:
-        return Line(wrong, kind=BAD)
-
-    if re.fullmatch(r"[0-9.]+", limit) and (size := parse_bytes(limit)) < MIB:
-        meant = f"{limit} MiB"
-        remedy = (f"did you mean {meant}?", {"memory_limit": meant})
-        return Line(
-            f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN
-        )
-
+def about_line(name: str, facts: WorkloadFacts | str | None) -> Line:
+    """Say what the workload is; its facts are None while awaited, or a text if there are none."""
     if facts is None:
-        return Line(f"{name}: inspecting the model")
+        return Line(f"{name}: looking at the model")
+    if isinstance(facts, str):
+        return Line(f"{name}: cannot be built", kind=BAD)
 
     blocks = f", {len(facts.blocks)} repeated blocks" if facts.blocks else ""
     return Line(
         f"{name}: {facts.num_parameters:,} parameters, "
         f"{format_bytes(facts.parameter_bytes)} in {_in_formats(facts.parameter_formats)}{blocks}"
     )
+
+
+def limit_line(typed: str, capacity_bytes: int | None, whose: str) -> Line | None:
+    """Return a line about a typed limit that is probably meant otherwise; None if it is not.
+
+    Args:
+        typed: the text of the limit, which is a size; "" for none.
+        capacity_bytes: what the device can hold; None if that is not known.
+        whose: memory the capacity is: "this machine" or "the card".
+    """
+    if not typed:
+        return None
+    size = parse_bytes(typed)
+
+    if re.fullmatch(r"[0-9.]+", typed) and size < MIB:
+        meant = f"{typed} MiB"
+        remedy = (f"did you mean {meant}?", {"memory_limit": meant})
+        return Line(
+            f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN
+        )
+
+    if capacity_bytes is not None and size > capacity_bytes:
+        held = format_bytes(capacity_bytes)
+        return Line(
+            f"the limit of {format_bytes(size)} is more than {whose} can hold, so {held} counts",
+            remedy=(f"use {held}", {"memory_limit": ""}),
+            kind=WARN,
+        )
+    return None
 
 
 def _in_formats(formats: tuple[str, ...]) -> str:

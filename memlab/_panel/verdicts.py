@@ -124,14 +124,21 @@ def _of(size: int, limit: int) -> str:
     return f"{part.removesuffix(unit)} of {whole}"
 
 
-def of_last_run(verdict: Verdict) -> Verdict:
-    """Return the verdict as one on settings that are not on screen any more."""
-    return Verdict(OPEN, f"last run: {verdict.text}", verdict.detail)
+def of_last_run(verdict: Verdict, result: StepResult) -> Verdict:
+    """Return the verdict of a result as one on settings that are not on screen any more."""
+    return Verdict(OPEN, f"{_last(result)}: {verdict.text}", verdict.detail)
+
+
+def _last(result: StepResult) -> str:
+    return "kept prediction" if result.source is Source.PREDICTED else "last run"
 
 
 def outcome_verdict(result: StepResult) -> Verdict:
-    """Say how a run ended, for its row in the table."""
+    """Say how a run ended, or that it is a prediction, for its row in the table."""
     words = OUTCOME_WORDS[result.outcome]
+    if result.source is Source.PREDICTED:
+        is_ok = result.outcome is Outcome.OK
+        return Verdict(OPEN, "predicted" if is_ok else f"predicted: {words}", result.message)
     if result.outcome is Outcome.OK:
         if result.finite is False:
             return Verdict(WARN, "loss not finite", result.message)
@@ -162,10 +169,10 @@ def stale_note(
         result: of the picture.
         workload_name: on screen.
         device: on screen.
-        config: on screen; None while the settings cannot be.
+        config: on screen; None while the settings contradict one another.
     """
     if config is None:
-        return f"last run: {describe(result)}"
+        return f"{_last(result)}: {describe(result)}"
     said = []
     if result.workload_name != workload_name:
         said.append(result.workload_name)
@@ -174,7 +181,7 @@ def stale_note(
     for field in FIELDS:
         if getattr(result.config, field) != getattr(config, field):
             said.append(setting_of(result, field))
-    return f"last run: {', '.join(said)}; press Run for what is set now" if said else ""
+    return f"{_last(result)}: {', '.join(said)}; what is set now was not run" if said else ""
 
 
 def setting_of(result: StepResult, field: str) -> str:

@@ -1,5 +1,6 @@
 """The page: all widgets of the panel and their layout, and the methods that write to them."""
 
+import functools
 import html
 import json
 from collections.abc import Callable, Mapping
@@ -7,29 +8,20 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from memlab._panel import style
+from memlab._panel import guide, style
+from memlab._panel.cards_table import CardsTable
 from memlab._panel.choices import OTHER, offered_card
-from memlab._panel.controls import Controls, ExplainedLine, on_enter
+from memlab._panel.controls import Controls, ExplainedLine, close, on_enter
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
+from memlab._panel.size_row import SizeRow
 from memlab._panel.table import Table
 from memlab._panel.texts import Line, more_label
 from memlab._panel.verdicts import Verdict
+from memlab.devices import cards
+from memlab.workload import SampleSize
 
-HELP = """<p><b>A step</b> is one optimizer update: forward and backward over each micro-batch, then
-the optimizer. <b>Run</b> (or Enter in a number box) measures it in a separate process: one pass
-measures memory from every allocation, and another pass measures time without any meter.</p>
-<p><b>Allocated</b> is the bytes of live tensors; <b>reserved</b>, on CUDA, is what the caching
-allocator holds. The peak is that of a step in which the optimizer state exists.</p>
-<p>Before you press Run, and for cards that are not in this machine, the same numbers are
-<b>predicted</b>: another process runs the same step on tensors without data. While you move a
-slider the numbers are interpolated between predictions, and an exact prediction follows. ± is the
-uncertainty. After a run the measured line is drawn over the prediction, and <b>error</b> is
-predicted divided by measured, minus one.</p>
-<p>At the same batch size, <b>accumulation</b> splits the work and does not change the gradient,
-unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
-<b>compare</b> draws the last run against it. <code>panel.result</code>, <code>panel.results</code>
-and <code>panel.code()</code> give the same numbers to your code.</p>"""
+RUN, KEEP = "Run", "Keep this prediction"
 
 
 class View:
@@ -43,7 +35,7 @@ class View:
         settings: the first settings of the controls.
         log: the runs, shown in the table.
         changed: called after any change of a control.
-        run: called when Run or Enter is pressed.
+        run: called when Run, *Keep this prediction* or Enter is pressed.
         stop: called when Stop is pressed.
     """
 
@@ -67,64 +59,79 @@ class View:
         self.limit = widgets.Text(
             value=memory_limit, description="Limit", placeholder="none", continuous_update=True
         )
-        self.limit.tooltip = (
-            "bytes that the step may hold, such as 2 GiB; empty for no limit. On a CPU it limits "
-            "allocated bytes, on CUDA reserved bytes. For a card that is not in this machine it "
-            "starts at what PyTorch can reserve there: the card's memory without the CUDA context"
-        )
-
         self.card = widgets.Text(value="24 GiB", description="Memory", continuous_update=True)
         self.card.tooltip = "memory of any CUDA card, such as 24 GiB; its speed is not known"
         self.card.layout.display = "none"
         on_enter(self.limit, run)
         self.controls = Controls(settings, self._tell, run)
+        self.size = SizeRow(self._tell, run, self._set_others)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
-        self.check.tooltip = "after the run, compare the gradients with those of the plain step"
         self.pictures = Pictures()
         self.table = Table(log, changed)
+        self.cards = CardsTable(cards.names(), self._choose_card, changed)
         self.device.observe(self._offer_memory, "value")
-        for control in (self.workload, self.device, self.limit, self.card, self.check):
+        others = (self.workload, self.device, self.limit, self.card, self.check)
+        for control in (*others, self.pictures.part):
             control.observe(lambda _: self._tell(), "value")
 
-        self._run_button, self._stop_button = _button("Run", run), _button("Stop", stop)
+        self.workload.tooltip, self.device.tooltip, self.limit.tooltip, self.check.tooltip = map(
+            guide.tooltip, ("workload", "device", "memory_limit", "check_gradients")
+        )
+        self._run_button, self._stop_button = _button(RUN, run), _button("Stop", stop)
         self._run_button.button_style = "primary"
+        self._run_button.add_class("memlab-run")
         self._progress = widgets.FloatProgress(min=0, max=1)
         self._about, self._advice = (
-            ExplainedLine(self._set_header),
+            ExplainedLine(self._set_others),
             ExplainedLine(self.controls.set),
         )
         self._fit, self._costs, self._note = _html("fit"), _html("costs-box"), _html("note")
-        self._status, self._json = _html("status"), _html("json")
-        self._code_pane, self._help_pane = _html("pane"), _html("pane", HELP)
+        self._failure = _html("failure")
+        self._status, self._printed, self._json = _html("status"), _html("printed"), _html("json")
+        self._code_pane, self._help_pane = _html("pane"), _html("pane", guide.page())
+        what = "this step as code: by memlab, in plain PyTorch; this panel, and its runs as a table"
+        self._code_toggle = _toggle("code", what, self._code_pane)
+        self._code_toggle.observe(lambda _: self._tell(), "value")
         self._live = self._lay_out()
         gone = _html("gone", f"<div role='alert'>{style.GONE}</div>")
         css = widgets.HTML(f"<style>{style.CSS}</style>", layout={"display": "none"})
         self._root = widgets.VBox([css, gone, self._live])
         self._root.add_class("memlab-panel")
-        self.say("ready")
         self._quiet = False
 
     def _lay_out(self) -> Any:
         boxes = self.pictures.boxes
-        memory = _box(widgets.VBox, "memory", boxes["peak"], boxes["timeline"], self._note)
-        pictures = _box(
-            widgets.Box, "pictures", memory, boxes["step_times"], boxes["memory_against_time"],
-            boxes["heat_map"], self.table.box,
+        controls = _box(
+            widgets.VBox, "controls", *(row.row for row in self.controls.sliders.values()),
+            self.size.row, self.controls.precision_row(), *self._more(), self._run_row(),
+            self._status, self._printed,
+        )  # fmt: skip
+        memory = _box(
+            widgets.VBox, "memory", _box(widgets.VBox, "outlook", self._fit, self._costs),
+            _line_row("advice", self._advice), boxes["peak"], boxes["timeline"],
+            self.pictures.part, self._note,
+        )  # fmt: skip
+        details = _toggle(
+            "what holds the peak", "a map of the peak, and what would lower it",
+            self.pictures.details,
+        )  # fmt: skip
+        details.observe(lambda _: self._tell(), "value")
+        details_row = _box(widgets.HBox, "more-row", details)
+        charts = _box(
+            widgets.Box, "charts", boxes["step_times"], boxes["memory_against_time"],
+            boxes["heat_map"],
         )  # fmt: skip
         return _box(
-            widgets.VBox, "live", self._header(), _line_row("about", self._about),
-            self._code_pane, self._help_pane,
-            *(row.row for row in self.controls.sliders.values()), self.controls.precision_row(),
-            *self._more(), self._run_row(), self._status, _line_row("advice", self._advice),
-            pictures, self._json,
+            widgets.VBox, "live", self._header(), self._failure, _line_row("about", self._about),
+            self._code_pane, self._help_pane, _box(widgets.Box, "body", controls, memory),
+            details_row, self.pictures.details, charts, self.cards.box, self.table.box, self._json,
         )  # fmt: skip
 
     def _header(self) -> Any:
-        code = _toggle("code", "the Python code of what is on screen", self._code_pane)
         about = _toggle("?", "help", self._help_pane)
         return _box(
             widgets.HBox, "header", self.workload, self.device, self.limit, self.card,
-            _box(widgets.HBox, "toggles", code, about),
+            _box(widgets.HBox, "toggles", self._code_toggle, about),
         )  # fmt: skip
 
     def _more(self) -> tuple[Any, Any]:
@@ -136,7 +143,7 @@ class View:
         inside = _box(widgets.VBox, "more-rows", upper, lower)
         self._more_toggle = _toggle(
             "more",
-            "checkpointing, who plans the budget, optimizer, torch.compile, loss, offloading",
+            "show or hide checkpointing, optimizer, torch.compile, loss, offloading and others",
             inside,
         )
 
@@ -145,7 +152,7 @@ class View:
     def _run_row(self) -> Any:
         return _box(
             widgets.HBox, "run-row", self._run_button, self._stop_button, self.check,
-            self._progress, _box(widgets.VBox, "outlook", self._fit, self._costs),
+            self._progress,
         )  # fmt: skip
 
     @property
@@ -158,9 +165,10 @@ class View:
         self.card.layout.display = "" if change["new"] == OTHER else "none"
 
     def set_others(self, fields: Mapping[str, Any]) -> None:
-        """Set workload, device, memory_limit or check_gradients, without telling of each."""
+        """Set workload, sample_size, device, memory_limit or check_gradients, without telling."""
         controls = {
             "workload": self.workload,
+            "sample_size": self.size,
             "device": self.device,
             "memory_limit": self.limit,
             "check_gradients": self.check,
@@ -171,6 +179,14 @@ class View:
                 if name == "device" and value not in dict(self.device.options).values():
                     self.device.options = (*self.device.options, offered_card(value))
                 controls[name].value = value
+        finally:
+            self._quiet = False
+
+    def offer_sizes(self, size: SampleSize | None) -> None:
+        """Offer the sample sizes of a workload, without telling; None hides their slider."""
+        self._quiet = True
+        try:
+            self.size.offer(size)
         finally:
             self._quiet = False
 
@@ -187,13 +203,29 @@ class View:
         """Show what the workload is, or what is wrong with it or the limit."""
         self._about.show(line)
 
+    def show_capacity(self, text: str) -> None:
+        """Show the limit that counts while none is typed."""
+        if self.limit.placeholder != text:
+            self.limit.placeholder = text
+
     def show_advice(self, line: Line) -> None:
         """Show what to do about a step that does not fit."""
         self._advice.show(line)
 
-    def show_ready(self, ready: bool, *, running: bool, by_cell: bool, why: str = "") -> None:
-        """Allow what can be pressed now; a press while a cell runs would come after it."""
-        self._run_button.disabled = running or not ready
+    def show_ready(
+        self, ready: bool, *, running: bool, by_cell: bool, keeps: bool = False, why: str = ""
+    ) -> None:
+        """Allow what can be pressed now; a press while a cell runs would come after it.
+
+        Args:
+            ready: whether the settings are allowed.
+            running: whether a run goes on.
+            by_cell: whether a cell has started it.
+            keeps: whether the button keeps the prediction, because the device is not here.
+            why: the tooltip of the button; "" for what it does.
+        """
+        self._run_button.description = KEEP if keeps else RUN
+        self._run_button.disabled = not ready or (running and not keeps)
         self._run_button.tooltip = why or "measure one step (or Enter in a number box)"
         self._stop_button.disabled = by_cell or not running
         self._stop_button.tooltip = style.RUN_BY_CELL if by_cell else "stop the run"
@@ -202,11 +234,21 @@ class View:
         """Move the progress bar."""
         self._progress.value = fraction
 
-    def say(self, text: str, kind: str = "") -> None:
-        """Show a sentence in the status line, coloured and marked as a verdict if it is one."""
-        shown = Verdict(kind, text).html() if kind else html.escape(text)
-        title = html.escape(text)
-        _write(self._status, f'<div role="status" aria-live="polite" title="{title}">{shown}</div>')
+    def show_status(self, line: str) -> None:
+        """Show the status line, as HTML."""
+        _write(self._status, line)
+
+    def show_printed(self, when: str, text: str) -> None:
+        """Show what the model printed below a line that says when; "" for nothing."""
+        _write(self._printed, f"<p>{when}</p><pre>{html.escape(text)}</pre>" if text else "")
+
+    def show_failure(self, failure: tuple[str, str] | None) -> None:
+        """Show above everything else why the model cannot be trained: a title and a sentence."""
+        if failure is None:
+            _write(self._failure, "")
+            return
+        title, sentence = map(html.escape, failure)
+        _write(self._failure, f'<div role="alert"><b>{title}</b><p>{sentence}</p></div>')
 
     def show_outlook(self, verdict: Verdict, costs: str) -> None:
         """Show whether the step fits the limit, and below it what it costs, as HTML."""
@@ -218,9 +260,15 @@ class View:
         _write(self._note, f"<p>{html.escape(note)}</p>" if note else "")
         (self._live.add_class if note else self._live.remove_class)("memlab-stale")
 
-    def show_code(self, source: str) -> None:
-        """Show the code of what is on screen."""
-        _write(self._code_pane, f"<pre>{html.escape(source)}</pre>")
+    @property
+    def is_code_open(self) -> bool:
+        """Whether a person looks at the code."""
+        is_open: bool = self._code_toggle.value
+        return is_open
+
+    def show_code(self, code: str) -> None:
+        """Show the code of what is on screen, as HTML."""
+        _write(self._code_pane, code)
 
     def show_json(self, run: Run) -> None:
         """Write the last run as JSON where a program can read it on the page."""
@@ -234,18 +282,32 @@ class View:
         return dict(self._root._repr_mimebundle_() or {})
 
     def close(self) -> None:
-        """Close every widget with its layout and style, which ipywidgets does not."""
+        """Close every widget but one."""
         self._quiet = True
+        _keep_one_open()
         self.table.close()
-        _close(self._root)
+        close(self._root)
 
-    def _set_header(self, fields: Mapping[str, object]) -> None:
+    def _choose_card(self, name: str) -> None:
+        self._set_others({"device": name})
+
+    def _set_others(self, fields: Mapping[str, object]) -> None:
         self.set_others(fields)
         self._changed()
 
     def _tell(self) -> None:
         if not self._quiet:
             self._changed()
+
+
+@functools.cache
+def _keep_one_open() -> Any:
+    """Keep a widget open for as long as the kernel lives.
+
+    JupyterLab ends the kernel's subshell for widgets when the last of them closes. A widget that
+    opens at that moment may still send its messages there, so that nobody ever reads them.
+    """
+    return widgets.Layout()
 
 
 def _html(name: str, content: str = "") -> Any:
@@ -287,12 +349,3 @@ def _toggle(name: str, tooltip: str, pane: Any) -> Any:
 def _write(widget: Any, content: str) -> None:
     if widget.value != content:  # what is on the page already is not sent again
         widget.value = content
-
-
-def _close(widget: Any) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    for part in ("style", "layout"):
-        if (made := getattr(widget, part, None)) is not None:
-            made.close()
-    widget.close()

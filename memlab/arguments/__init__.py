@@ -2,7 +2,9 @@
 
 - `checks.py` checks the arguments of public functions before anything runs.
 - `units.py` parses and prints bytes and seconds. No other file converts them.
+- `libraries.py` tells a person's own files from those of installed packages.
 - `quoting.py` writes a person's value into a message, a picture or generated Python.
+- `html_tables.py` writes escaped texts into the small tables that a notebook shows.
 
 Every public function calls this room first. Start reading at `checks.checked`.
 """

@@ -73,7 +73,7 @@ def ladder(
         repeats: timed steps of each rung, where it is measured.
         timeout_seconds: after which a rung ends as `timed_out`.
         on_progress: as for `measure`.
-        cancel: once set, the rung at work and all after it end as `cancelled`.
+        cancel: once set, the rung that is running and all after it end as `cancelled`.
 
     Raises:
         MemlabError: an argument is not allowed; the message names it and what is allowed.

@@ -8,7 +8,6 @@ before a run of large tensors the caches are filled with other data; small ones 
 step too.
 """
 
-import gc
 import statistics
 import time
 from collections import defaultdict
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from memlab.arguments.units import KIB, MIB
+from memlab.meters.garbage import older_objects_frozen
 from memlab.meters.meter import Meter, record
 from memlab.operators.cost import STEADY, OperatorCost
 from memlab.operators.signatures import Signature
@@ -95,11 +95,8 @@ def _meter(makers: dict[Signature, Callable[[], OperatorCall]]) -> dict[Signatur
             addresses.append([t.untyped_storage().data_ptr() for t in tensors_in(outputs)])
             del outputs, call
 
-    gc.freeze()  # or all that stands here would be searched for garbage, for a second
-    try:
+    with older_objects_frozen():
         trace = record(run, meter, CPU)
-    finally:
-        gc.unfreeze()
     index_of = np.array([interval.step for interval in trace.intervals])[trace.interval]
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for index, address, nbytes in zip(

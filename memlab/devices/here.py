@@ -81,6 +81,11 @@ def describe(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+def machine_memory_bytes() -> int | None:
+    """Return all memory of this machine, or of its container if that may use less."""
+    return _least(_meminfo("MemTotal"), _cgroup("memory.max"))
+
+
 def available_memory_bytes() -> int | None:
     """Return the memory that is available to this process, in its machine and its container."""
     return _least(_meminfo("MemAvailable"), _cgroup_available())

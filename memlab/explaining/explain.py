@@ -1,14 +1,15 @@
 """`explain`: what holds the peak of a result, and which settings would lower it.
 
-It reads the result alone and runs nothing. Blocks are told by the module and operator that
-allocated them, which is where a tensor was made and not every place where it is used.
+It reads the result alone and runs nothing. A block is named by the module and operator that
+allocated it, which is where a tensor was made and not every place where it is used.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memlab.arguments.checks import checked
+from memlab.arguments.html_tables import columns_table
 from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import Group, group
 from memlab.explaining.remedies import LEAST_SHARE, Remedy, remedies
@@ -28,7 +29,7 @@ class Row:
     Attributes:
         category: what the blocks are for.
         where: path of the module, or of the parameter; "*" stands for the number of a repeated
-            block. Empty where no module was at work.
+            block. Empty where no module was running.
         num_modules: paths that `where` stands for.
         operator: that allocated them; empty for parameters and optimizer state.
         num_blocks: of memory.
@@ -112,9 +113,9 @@ class Explanation:
         shares = f"<p>{', '.join(_shares(self.by_category))}</p>" if self.by_category else ""
         shown = self._shown()
         rest = "".join(f"<p>{html.escape(line)}</p>" for line in self._rest(shown))
-        held = _table(("bytes", "share", "category", "held by", "operator", "freed by"),
+        held = columns_table(("bytes", "share", "category", "held by", "operator", "freed by"),
                       [(*_cells(row), self._numbers(row)) for row in shown])  # fmt: skip
-        lowered = _table(
+        lowered = columns_table(
             ("", "what would lower the peak", "by", "how", "price"),
             [(f"[{number}]", r.name, _freed(r), r.effect, r.price)
              for number, r in enumerate(self.remedies, start=1)],
@@ -253,17 +254,3 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for cells in table
     ]  # fmt: skip
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    if not rows:
-        return ""
-    import html
-
-    style = "style='text-align:left'"
-    head = "".join(f"<th {style}>{name}</th>" for name in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td {style}>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

@@ -1,4 +1,4 @@
-"""What holds a peak, told by repeated block: "h.*.mlp.act" for the same place in every block.
+"""What holds a peak, by repeated block: "h.*.mlp.act" is the same place in every block.
 
 A child of a numbered container counts as repeated if one of its siblings has the same parameters,
 or more of them, by name. So it is read off the parameters' paths alone: modules without parameters

@@ -83,6 +83,7 @@ class _TracedStep:
     holdings: Sequence[Holding]
     timeline: Timeline
     live: npt.NDArray[np.float64]
+    peak: float
 
     @property
     def config(self) -> StepConfig:
@@ -104,11 +105,11 @@ class _TracedStep:
 
     def freed(self, factors: Mapping[Category, float]) -> int:
         """Return by how much the peak falls if these categories are scaled at every instant."""
-        scaled = self.live * [factors.get(category, 1.0) for category in CATEGORIES]
-        return self.fall_to(scaled.sum(axis=1))
+        # one product, since the panel asks for every remedy at each move of a slider
+        return self.fall_to(self.live @ [factors.get(category, 1.0) for category in CATEGORIES])
 
     def fall_to(self, total: npt.NDArray[np.float64]) -> int:
-        return int(self.live.sum(axis=1).max() - total.max())
+        return int(self.peak - total.max())
 
 
 def remedies(result: StepResult) -> tuple[Remedy, ...]:
@@ -116,9 +117,10 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     timeline = result.timeline
     if timeline is None or not len(timeline):
         return ()
+    peak = float(timeline.total_bytes.max())
     step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
-                 live=timeline.bytes_by_category.astype(np.float64))  # fmt: skip
-    least = LEAST_SHARE * timeline.total_bytes.max()
+                       live=timeline.bytes_by_category.astype(np.float64), peak=peak)  # fmt: skip
+    least = LEAST_SHARE * peak
     found = [
         remedy
         for make in MAKERS
@@ -140,10 +142,11 @@ def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
     if steps == config.accumulation_steps or config.optimizer_in_backward:
         return
     change: dict[str, Any] = {"accumulation_steps": steps}
-    smaller = replace(config, **change).micro_batch_size / config.micro_batch_size
+    divided = replace(config, **change).micro_batch_size
+    smaller = divided / config.micro_batch_size
     scaled = [Category.ACTIVATIONS, Category.TEMPORARIES]
     if not step.result.device.startswith("cpu"):
-        scaled.append(Category.INPUTS)  # on a card only the micro-batch at work
+        scaled.append(Category.INPUTS)  # on a card only the current micro-batch
     live = step.live.copy()
     in_batch = step.timeline.phase != PHASES.index(Phase.OPTIMIZER)
     for category in scaled:
@@ -155,8 +158,8 @@ def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
     yield _remedy(
         step,
         change,
-        effect=f"micro-batches of {replace(config, **change).micro_batch_size} instead of "
-        f"{config.micro_batch_size}, so less is saved for each backward",
+        effect=f"micro-batches of {divided} instead of {config.micro_batch_size}, so less is saved "
+        "for each backward",
         price="more and smaller kernels; equal gradients within rounding, unless BatchNorm or "
         "dropout sees the smaller micro-batches",
         categories=tuple(scaled),

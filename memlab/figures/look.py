@@ -155,6 +155,12 @@ def box_points(axes: Axes) -> tuple[float, float, float, float]:
     return box.x0 * width, box.y0 * height, box.width * width, box.height * height
 
 
+def axes_box(figure: Figure) -> tuple[float, float, float, float]:
+    """Return left, top, width and height of a figure's first axes, as fractions of the figure."""
+    box = figure.axes[0].get_position()
+    return box.x0, 1 - box.y1, box.width, box.height
+
+
 def origin(results: Sequence[StepResult]) -> str:
     """Return how and where the numbers were got, such as "measured, cpu"."""
     sources = sorted({str(r.source) for r in results})
@@ -279,7 +285,7 @@ def to_svg(figure: Figure, *, label: str) -> str:
     body = buffer.getvalue()
     body = body[body.index(">", body.index("<svg")) + 1 :]  # from here to "</svg>"
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
-    body = _unique_ids(re.sub(r"(\.\d\d)\d+", r"\1", body))
+    body = _unique_ids(re.sub(r"(?<=\.\d\d)\d+", "", body))
     for color, on_page in PAGE_COLORS.items():
         body = body.replace(color, on_page)
 

@@ -9,9 +9,9 @@ from matplotlib.patches import Rectangle
 
 from memlab.arguments.checks import checked
 from memlab.arguments.units import format_bytes
+from memlab.figures.category_names import category_names
 from memlab.figures.look import (
     CATEGORY_COLORS,
-    CATEGORY_LABELS,
     GRID,
     INK,
     LIMIT,
@@ -51,12 +51,12 @@ def peak_bar(
     axes.set(xlim=(0, max(held, limit_bytes or 0, 1)), ylim=(0, 1), yticks=[], xticks=[])
     axes.spines["bottom"].set_visible(False)
     points_per_byte = box_points(axes)[2] / axes.get_xlim()[1]
-    start, unnamed = 0, {}
+    start, unnamed, names = 0, {}, category_names(result)
     for category in STACK:
         num_bytes = parts.get(category, 0)
         if not num_bytes:
             continue
-        color, name = CATEGORY_COLORS[category], CATEGORY_LABELS[category]
+        color, name = CATEGORY_COLORS[category], names[category]
         axes.barh(0.5, num_bytes, left=start, height=1, color=color, label=name)
         texts = (f"{name} {format_bytes(num_bytes)}", name)
         room = num_bytes * points_per_byte - 4

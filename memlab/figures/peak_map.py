@@ -17,9 +17,9 @@ from matplotlib.patches import Rectangle
 from memlab.arguments.checks import checked
 from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import BY_PARAMETER, patterns
+from memlab.figures.category_names import category_names
 from memlab.figures.look import (
     CATEGORY_COLORS,
-    CATEGORY_LABELS,
     LIMIT,
     STACK,
     Size,
@@ -33,7 +33,7 @@ from memlab.figures.look import (
     write,
 )
 from memlab.result import Outcome, StepResult, format_percent
-from memlab.trace import Category, Holding
+from memlab.trace import Holding
 
 MOST_TILES = 9  # for each category
 SPLIT_ABOVE = 0.03  # of the peak: a larger tile is split into the modules within it
@@ -95,31 +95,30 @@ def peak_map(
     ranked = sorted(sizes, key=lambda category: -sizes[category])
     boxes = squarified([sizes[c] for c in ranked], (6.0, 20.0, width - 12, height - 40))
     unnamed, pattern_of = [], patterns(result.peak_holdings)
+    names = category_names(result)
 
     for category, box in zip(ranked, boxes, strict=True):
         held = [holding for holding in result.peak_holdings if holding.category is category]
         tiles = _tiles(held, pattern_of, peak)
-        if not _draw_category(overlay, category, box, tiles, sizes[category], peak):
-            unnamed.append((category, sizes[category]))
+        named = CATEGORY_COLORS[category], names[category]
+        if not _draw_category(overlay, named, box, tiles, sizes[category], peak):
+            unnamed.append((*named, sizes[category]))
 
     _draw_unnamed(overlay, unnamed)
     return figure
 
 
 def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
-    """Return a rectangle for each size, the largest first, that fill the box, as square as may be.
+    """Return a rectangle for each size, that fill the box together and are as square as may be.
 
-    Each row is filled along the shorter side for as long as its worst aspect ratio gets better.
+    The sizes are above zero, the largest first. Each row is filled along the shorter side for as
+    long as its worst aspect ratio gets better.
     """
-    total = sum(sizes)
-    if not sizes or total <= 0:
-        return []
-
     left, bottom, width, height = box
-    areas = [size / total * width * height for size in sizes]
     boxes: list[Box] = []
 
-    while areas:
+    while (total := sum(sizes)) > 0:
+        areas = [size / total * width * height for size in sizes]
         short = min(width, height)
         count = 1
         while count < len(areas) and _worst(areas[: count + 1], short) <= _worst(
@@ -127,22 +126,25 @@ def squarified(sizes: Sequence[float], box: Box) -> list[Box]:
         ):
             count += 1
 
-        row, areas = areas[:count], areas[count:]
-        thick = sum(row) / short if short else 0.0
+        # shares of what is left, for differences of large and small sides lose their digits
+        row, sizes = sizes[:count], sizes[count:]
+        in_row, left_over = sum(row) / total, sum(sizes) / total
+        is_column = width >= height
+        thick = (width if is_column else height) * in_row
         along = 0.0
 
-        for area in row:
-            long = area / thick if thick else 0.0
-            if width >= height:  # a column at the left, from the top
+        for size in row:
+            long = short * (size / sum(row))
+            if is_column:  # at the left, from the top
                 boxes.append((left, bottom + height - along - long, thick, long))
-            else:  # a row at the top, from the left
+            else:  # at the top, from the left
                 boxes.append((left + along, bottom + height - thick, long, thick))
             along += long
 
-        if width >= height:
-            left, width = left + thick, max(width - thick, 0.0)
+        if is_column:
+            left, width = left + thick, width * left_over
         else:
-            height = max(height - thick, 0.0)
+            height *= left_over
 
     return boxes
 
@@ -221,15 +223,15 @@ def _short(path: str) -> str:
 
 def _draw_category(
     overlay: Axes,
-    category: Category,
+    named: tuple[str, str],
     box: Box,
     tiles: Sequence[tuple[str, int]],
     nbytes: int,
     peak: int,
 ) -> bool:
-    """Draw a category with its tiles; return whether there was room to name it."""
+    """Draw a category, its colour and its name, with its tiles; return whether it was named."""
     left, bottom, width, height = _inset(box, GAP)
-    color, name = CATEGORY_COLORS[category], CATEGORY_LABELS[category]
+    color, name = named
     overlay.add_artist(Rectangle((left, bottom), width, height, facecolor=color, linewidth=0,
                                  label=name))  # fmt: skip
     lines = _headings(name, nbytes, peak, (width, height))
@@ -344,15 +346,15 @@ def _places(result: StepResult) -> list[str]:
     return [str(place) for place in places]
 
 
-def _draw_unnamed(overlay: Axes, categories: Sequence[tuple[Category, int]]) -> None:
+def _draw_unnamed(overlay: Axes, categories: Sequence[tuple[str, str, int]]) -> None:
     """Name under the map what was too small to be named in it, the largest first, as fits."""
     x = 6.0
-    for category, nbytes in categories:
-        text = f"{CATEGORY_LABELS[category]} {format_bytes(nbytes)}"
+    for color, name, nbytes in categories:
+        text = f"{name} {format_bytes(nbytes)}"
         if x + 14 + text_width(text) > overlay.get_xlim()[1]:
             break
 
-        swatch = Rectangle((x, 5), 8, 8, facecolor=CATEGORY_COLORS[category], linewidth=0)
+        swatch = Rectangle((x, 5), 8, 8, facecolor=color, linewidth=0)
         overlay.add_artist(swatch)
         write(overlay, x + 12, 8.5, text)
         x += 24 + text_width(text)

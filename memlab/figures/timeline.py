@@ -41,7 +41,9 @@ from memlab.figures.look import (
     text_width,
     write,
 )
-from memlab.result import StepResult, signed_percent
+from memlab.figures.parts import cut, part_name, phase_or_none
+from memlab.figures.timeline_key import draw_key, key_rows
+from memlab.result import StepResult
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 
 COLUMNS = 720  # about one a point of the widest figure
@@ -59,10 +61,11 @@ class _Stretch:
     end: float
 
 
-@checked(size=inches)
+@checked(size=inches, only=phase_or_none)
 def timeline(
     result: StepResult,
     *,
+    only: str | None = None,
     limit_bytes: int | None = None,
     measured: StepResult | None = None,
     compare: StepResult | None = None,
@@ -76,6 +79,8 @@ def timeline(
 
     Args:
         result: without a timeline, its message is shown instead.
+        only: "forward", "backward" or "optimizer" to draw that phase alone, of the micro-batch in
+            which it reaches highest.
         limit_bytes: drawn as a dashed line; above twice the peak it is only named.
         measured: the same step as it was measured, whose total is drawn as a line over the
             prediction that `result` is; the key says its peak and the signed error.
@@ -89,13 +94,19 @@ def timeline(
     >>> memlab.plots.timeline(result, size=(9, 3)).get_size_inches()
     array([9., 3.])
     """
+    where = ""
+    if only is not None and result.timeline is not None:
+        phase = Phase(only)
+        where = f", {part_name(result.timeline, phase)}"
+        result = cut(result, phase)
+        measured, compare = measured and cut(measured, phase), compare and cut(compare, phase)
     if result.timeline is None or not len(result.timeline):
         return placeholder(result.message, size=size)
 
     lines = [(r.timeline, style) for r, style in ((measured, "-"), (compare, "--"))
              if r is not None and r.timeline is not None]  # fmt: skip
     figure, beside = new_figure(size), size[0] >= 6.4
-    rows = _key_rows(result, measured, compare, compare_label)
+    rows = key_rows(result, measured, compare, compare_label)
     under = (0 if beside else math.ceil(len(rows) / 2)) + bool(result.timeline.micro_batch.max())
     margins = (36.0, 22.0 + 13 * under, 176.0 if beside else 6.0, 36.0)
     axes = data_axes(figure, "timeline", margins=margins)
@@ -110,7 +121,7 @@ def timeline(
 
     overlay = canvas(figure)
     sources = [result] if measured is None else [result, measured]
-    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)})")
+    write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)}){where}")
     _mark_phases(axes, overlay, result.timeline)
     _mark_peak(axes, overlay, result)
 
@@ -119,11 +130,11 @@ def timeline(
         what = " of reserved bytes" if counted and counted.kind == "reserved" else ""
         _mark_limit(axes, limit_bytes, what, shown=shown_limit is not None)
 
-    _draw_key(overlay, rows, beside=beside)
+    draw_key(overlay, rows, beside=beside)
     return figure
 
 
-def _positions(timeline: Timeline) -> npt.NDArray[np.float64]:
+def positions(timeline: Timeline) -> npt.NDArray[np.float64]:
     """Return where each instant lies in the step, 0..1: by operator, then by order within it."""
     _, first, inverse, counts = np.unique(
         timeline.operator, return_index=True, return_inverse=True, return_counts=True
@@ -165,7 +176,7 @@ def _stairs(
 def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
     """Draw every category's upper edge as a polygon down to zero, the highest first."""
     rows = _thin(timeline)
-    x = _positions(timeline)[rows]
+    x = positions(timeline)[rows]
     columns = [CATEGORIES.index(category) for category in STACK]
     tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
 
@@ -196,7 +207,7 @@ def _area(
 
 def _draw_total(axes: Axes, timeline: Timeline, style: str) -> None:
     rows = _thin(timeline)
-    xs, ys = _stairs(_positions(timeline)[rows], timeline.total_bytes[rows])
+    xs, ys = _stairs(positions(timeline)[rows], timeline.total_bytes[rows])
     _line(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
     dashes: Any = (0, (4, 2)) if style == "--" else "-"
     label = "compare" if style == "--" else "measured"
@@ -210,7 +221,7 @@ def _line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
 
 def _stretches(timeline: Timeline) -> list[_Stretch]:
     """Return the phases of the step in order, with where they begin and end."""
-    x = _positions(timeline)
+    x = positions(timeline)
     step = np.diff(timeline.phase.astype(np.int64)) | np.diff(timeline.micro_batch)
     begins = np.r_[0, np.flatnonzero(step) + 1]
     edges = np.r_[0.0, x[begins[1:]], 1.0]
@@ -286,7 +297,7 @@ def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
     """Mark the peak and say above the picture how high it is and where it happens."""
     assert result.timeline is not None
     peak = result.timeline.peak_index
-    x, y = float(_positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
+    x, y = float(positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
     left, bottom, width, height = box_points(axes)
     _line(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
     _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
@@ -318,59 +329,3 @@ def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
     ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}
     height = limit + 0.02 * axes.get_ylim()[1]
     write(axes, 0.99, height, text, color=LIMIT, ha="right", va="bottom", bbox=ground)
-
-
-def _key_rows(
-    result: StepResult, measured: StepResult | None, compare: StepResult | None, label: str
-) -> list[tuple[str, str, str]]:
-    """Return colour, name and size at the peak of what is drawn, top to bottom.
-
-    The colour is "-" or "--" for a line and empty for a row of text alone.
-    """
-    assert result.timeline is not None
-    at_peak = result.timeline.peak_by_category
-    present = result.timeline.bytes_by_category.max(axis=0)
-    rows = [
-        (CATEGORY_COLORS[category], CATEGORY_LABELS[category], format_bytes(at_peak[category]))
-        for category in reversed(STACK)
-        if present[CATEGORIES.index(category)]
-    ]
-
-    if measured is not None and measured.timeline is not None:
-        peak = int(measured.timeline.total_bytes.max())
-        error = sum(at_peak.values()) / peak - 1
-        rows += [
-            ("-", f"{measured.source} peak", format_bytes(peak)),
-            ("", "prediction error", signed_percent(error)),
-        ]
-
-    if compare is not None and compare.timeline is not None:
-        other, mine = compare.config.to_dict(), result.config.to_dict()
-        changed = [f"{name}={value}" for name, value in other.items() if value != mine[name]]
-        name = label or ", ".join(changed) or str(compare.source)
-        peak = int(compare.timeline.total_bytes.max())
-        rows += [("--", name, ""), ("", "its peak", format_bytes(peak))]
-
-    return rows
-
-
-def _draw_key(overlay: Axes, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
-    """Draw the key beside the picture with a heading, or under it in two columns."""
-    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
-    column = 158.0 if beside else (width - 24) / 2
-    per_column = len(rows) if beside else math.ceil(len(rows) / 2)
-    top = height - 56 if beside else per_column * 13 - 5
-    if beside:
-        write(overlay, width - 6, top + 15, "at the peak", ha="right")
-    for i, (color, name, size) in enumerate(rows):
-        x = width - 6 - column if beside else 6 + (i // per_column) * (column + 12)
-        y = top - 14 * (i % per_column) - (6 if color[:1] in ("-", "") and beside else 0)
-        if color.startswith("#"):
-            overlay.add_artist(Rectangle((x, y - 4), 9, 9, facecolor=color, linewidth=0))
-        elif color:
-            dashes: Any = (0, (2, 1)) if color == "--" else "-"
-            _line(overlay, [x - 1, x + 10], [y, y], color=INK, linewidth=1.6, linestyle=dashes)
-
-        room = column - 20 - text_width(size)
-        write(overlay, x + 15, y, shorten(name, room))
-        write(overlay, x + column, y, size, ha="right")

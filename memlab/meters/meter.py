@@ -23,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.meters import module_calls
+from memlab.meters.garbage import older_objects_frozen
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.torch_private.autograd import EventType
 from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
@@ -107,7 +108,7 @@ def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace
         warnings.filterwarnings("ignore", message="Profiler clears events")
         prof: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
-    with prof:
+    with older_objects_frozen(), prof:
         run()
         gc.collect()
 

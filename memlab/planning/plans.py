@@ -1,8 +1,9 @@
 """Find the plan for a config. A worker makes a chain of plans once, and it is cached here."""
 
+import contextlib
 import dataclasses
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from memlab.config import Checkpointing, StepConfig
 from memlab.devices.cards import Target
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 32
 
-_chains: "OrderedDict[tuple[Any, ...], Chain]" = OrderedDict()
+
+class _Key(NamedTuple):
+    """What the plans of all budgets depend on."""
+
+    workload: Workload
+    config: StepConfig
+    target_name: str
+    seed: int
+
+
+_chains: OrderedDict[_Key, "Chain"] = OrderedDict()
 
 
 def plan_for(
@@ -51,22 +62,38 @@ def chain_for(
     Raises:
         Ended: no plans can be made; the message says why.
     """
-    # fields that do not change the plans are set to their defaults, so that more configs share them
+    found = known_chain(workload, config, target.name, seed=seed)
+    if found is not None:
+        return found
+
+    key = _key(workload, config, target.name, seed)
+    planning = run(
+        "plan", {"workload": workload, "config": key.config, "target": target, "seed": seed}
+    )
+    if planning.chain is None:
+        raise Ended(planning.outcome, planning.message)
+
+    with contextlib.suppress(TypeError):  # as below
+        _chains[key] = planning.chain
+    while len(_chains) > MOST_KEPT:
+        _chains.popitem(last=False)
+    chain: Chain = planning.chain
+    return chain
+
+
+def known_chain(
+    workload: Workload, config: StepConfig, target_name: str, *, seed: int
+) -> "Chain | None":
+    """Return the plans for all budgets of a config if they were made already, and else None."""
+    try:
+        return _chains.get(_key(workload, config, target_name, seed))
+    except TypeError:  # a function of the workload cannot be hashed
+        return None
+
+
+def _key(workload: Workload, config: StepConfig, target_name: str, seed: int) -> _Key:
+    """Return the key; fields that do not change the plans are reset, so that configs share them."""
     default = StepConfig()
     reset = [name for t in every.EVERY if not t.changes_plans for name in t.fields]
     plain = dataclasses.replace(config, **{name: getattr(default, name) for name in reset})
-    key = (workload, plain, target.name, seed)
-    found = _chains.get(key)
-
-    if found is None:
-        planning = run(
-            "plan", {"workload": workload, "config": plain, "target": target, "seed": seed}
-        )
-        if planning.chain is None:
-            raise Ended(planning.outcome, planning.message)
-
-        found = _chains[key] = planning.chain
-        while len(_chains) > MOST_KEPT:
-            _chains.popitem(last=False)
-
-    return found
+    return _Key(workload, plain, target_name, seed)

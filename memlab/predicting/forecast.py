@@ -1,8 +1,8 @@
 """`Forecast`: a recorded step as arithmetic: the timeline of any batch in a few milliseconds.
 
-It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. The step that
-was recorded last is told exactly. Elsewhere every size is taken as affine in the micro-batch size,
-which workspace inside kernels is not: such a timeline is interpolated.
+It is what a slider moves over: no model, no tensor and no torch, only sums in numpy. The timeline
+of the step that was recorded last is exact. For other batches every size is taken as affine in the
+micro-batch size, which workspace inside kernels is not: such a timeline is interpolated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memlab.allocator.replay import AllocatorSettings, replay
 from memlab.meters.lifetimes import step_memory
 from memlab.recording.program import MOST_RECORDED, Part, Program
 from memlab.result import CountedPeak, StepResult
-from memlab.trace import CATEGORIES, PHASES, Timeline, Trace
+from memlab.trace import CATEGORIES, PHASES, Phase, Timeline, Trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -45,7 +45,7 @@ class Forecast:
     settings: AllocatorSettings | None
 
     def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
-        """Return whether the timeline of these micro-batches can be told from this run."""
+        """Return whether the timeline of these micro-batches can be computed from this run."""
         program, count = self.program, len(micro_batch_sizes)
         if tuple(micro_batch_sizes) == program.sizes:
             return True
@@ -60,7 +60,7 @@ class Forecast:
         return wanted <= recorded or (len(recorded) == 2 and 1 not in wanted | recorded)
 
     def is_exact(self, micro_batch_sizes: Sequence[int]) -> bool:
-        """Return whether it is a recorded step itself, not told from sizes of two others."""
+        """Return whether it is a recorded step itself, not interpolated from two others."""
         return set(micro_batch_sizes) <= set(self.program.sizes)
 
     def trace(self, micro_batch_sizes: Sequence[int]) -> tuple[Trace, int | None]:
@@ -134,24 +134,57 @@ class Forecast:
             operator=np.concatenate([[0], counts]).astype(np.int32)[rows],
         )
 
+    def ran(self, micro_batch_sizes: Sequence[int]) -> list[tuple[str, str]]:
+        """Return the operators of a step in order: the path of the module, and the name.
+
+        `Timeline.operator` counts them: instant `i` comes after `ran[operator[i] - 1]`.
+        """
+        recording = self.program.recording
+        paths = {index: path for path, index in recording.modules.items()}
+        slices = self.program.operator_slices()
+        parts = self.program.parts(len(micro_batch_sizes))
+        recorded = [slices[part.recorded] for part in parts if part.interval.step == STEP]
+        return [
+            (paths.get(operator.module, ""), operator.name)
+            for begin, end in recorded
+            for operator in recording.operators[begin:end]
+        ]
+
     def step_seconds(self, micro_batch_sizes: Sequence[int]) -> float | None:
         """Return the time of a step with these micro-batches; None if times are not known."""
         if self.seconds is None:
             return None
-        program, total = self.program, 0.0
-        for part in program.parts(len(micro_batch_sizes)):
-            if part.interval.step != STEP:
-                continue
-            seconds = self.seconds[part.recorded]
-            partner = program.partners.get(part.recorded)
-            if partner is not None and program.size != program.other_size:
-                here = micro_batch_sizes[part.interval.micro_batch]
-                slope = (self.seconds[partner] - seconds) / (program.other_size - program.size)
-                # timings scatter: no interval gets faster with samples, nor more than in proportion
-                slope = min(max(slope, 0.0), seconds / program.size)
-                seconds += slope * (here - program.size)
-            total += float(seconds)
-        return total
+        return sum(
+            self._seconds_of(part, self.seconds, micro_batch_sizes[part.interval.micro_batch])
+            for part in self.program.parts(len(micro_batch_sizes))
+            if part.interval.step == STEP
+        )
+
+    def micro_batch_seconds(self, size: int) -> float | None:
+        """Return the time of one more micro-batch of this size; None if times are not known."""
+        if self.seconds is None:
+            return None
+        count = self.program.num_recorded
+        second = min(1, count - 1)  # the first one, if only one was recorded
+        return sum(
+            self._seconds_of(part, self.seconds, size)
+            for part in self.program.parts(count)
+            if part.interval.step == STEP
+            and part.interval.micro_batch == second
+            and part.interval.phase is not Phase.OPTIMIZER
+        )
+
+    def _seconds_of(self, part: Part, seconds: npt.NDArray[np.float64], size: int) -> float:
+        """Return the time of an interval whose micro-batch has this size."""
+        program, own = self.program, float(seconds[part.recorded])
+        partner = program.partners.get(part.recorded)
+        if partner is None or program.size == program.other_size:
+            return own
+
+        slope = (float(seconds[partner]) - own) / (program.other_size - program.size)
+        # timings scatter: no interval gets faster with samples, nor more than in proportion
+        slope = min(max(slope, 0.0), own / program.size)
+        return own + slope * (size - program.size)
 
     def _by_category(
         self, parts: Sequence[Part], micro_batch_sizes: Sequence[int]

@@ -60,4 +60,5 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,
+        printed="",  # the shapes that it may name are of another batch
     )

@@ -24,8 +24,8 @@ from memlab.devices.cards import Target
 from memlab.devices.here import describe
 from memlab.meters.lifetimes import step_memory
 from memlab.plan import Plan
+from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
-from memlab.predicting.held_against import Attempt, Measured, held_against
 from memlab.recording.assembly import sizes_of
 from memlab.recording.program import Program
 from memlab.recording.recording import Recording
@@ -36,8 +36,8 @@ from memlab.techniques.offload import offload
 from memlab.workload import Workload
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds, on
-# CUDA above those of benchmarks/gpu_peaks.py; time on a card and allocated bytes on one are not
-# held against anything yet
+# CUDA above those of benchmarks/gpu_peaks.py; time on a card and allocated bytes on one were
+# not compared with any measurement yet
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
 CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
@@ -131,7 +131,7 @@ def _predicted(
             is_whole=kernels.unknown_share <= MOST_UNKNOWN,
         )
 
-    made = held_against(measured, attempt)
+    made = check_against_runs(measured, attempt)
     facts, forecast = made.facts, made.forecast
     if not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)

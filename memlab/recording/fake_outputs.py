@@ -134,7 +134,7 @@ class FakeOutputs:
             ) from error
 
     def _by_values(self, out: Any) -> Any:
-        """Remember that the operator at work returns as much as values say."""
+        """Remember that the size of this operator's output depends on values."""
         self.is_by_values = True
         return out
 

@@ -32,6 +32,7 @@ import torch
 
 from memlab.errors import MemlabError
 from memlab.meters import module_calls
+from memlab.meters.garbage import older_objects_frozen
 from memlab.operators.signatures import Signature, TensorSpec, signature_of
 from memlab.recording import fake_kernels
 from memlab.recording.draws import Draws
@@ -72,7 +73,7 @@ NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
 
 class Tracker(TorchDispatchMode):
-    """Sees every operator of a fake run; told of phases and modules like a `Meter`."""
+    """Sees every operator of a fake run; phases and modules are marked as for a `Meter`."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ class Tracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record which module is at work, by hooks on forward calls."""
+        """Record which module is running, by hooks on forward calls."""
         index = self.recording.modules
 
         def begin(path: str) -> None:
@@ -200,7 +201,7 @@ class Tracker(TorchDispatchMode):
             self.numbers.note(number, func, args)
 
     def _origin(self, number: int) -> tuple[int, int]:
-        """Return the module at work, and of a backward operator the forward one.
+        """Return the running module, and of a backward operator the forward one.
 
         Outside of modules a backward operator belongs to the module of the forward one.
         """
@@ -284,8 +285,7 @@ def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Reco
 def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recording:
     mode = OneMode(allow_non_fake_inputs=True)
     uses_of_own_gradient()
-    gc.freeze()  # what stands need not be walked through again to free what the run leaves behind
-    try:
+    with older_objects_frozen():
         written = written_as(tracker.outputs.unknown.text)
         missing = fake_kernels.missing_ones_run_on_cpu()
         replaced = replaced_parameters(mode)
@@ -298,6 +298,4 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
             run(mode)
             gc.collect()
         tracker.recording.is_ragged |= tracker.outputs.sparse.has_sums
-    finally:
-        gc.unfreeze()
     return tracker.recording

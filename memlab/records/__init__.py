@@ -1,6 +1,7 @@
 """Records: measurements of real devices as lines of JSON, shown on machines without them.
 
 - `records.py`: lines, files, and how they are read.
+- `packing.py`: a result as short JSON.
 - `recorded.py`: `memlab.recorded` and `memlab.recordings`.
 - `data/`: a file for each device.
 """

@@ -78,6 +78,8 @@ class DeviceRecord:
         names = ", ".join(dict.fromkeys(run.workload for run in self.runs))
         return f"{self.label} ({self.title}): {len(self.runs)} runs of {names}"
 
+    __repr__ = __str__
+
 
 def recordings() -> tuple[DeviceRecord, ...]:
     """Return what each recorded device did, in alphabetical order.
@@ -156,7 +158,9 @@ def recorded(workload: Workload, config: StepConfig, device: str) -> StepResult:
     for run in reversed(same):
         if run.result.config == config_as_built(config):
             said = (*run.result.notes, *record.notes)
-            return dataclasses.replace(run.result, config=config, notes=said)
+            return dataclasses.replace(
+                run.result, config=config, workload_name=workload.name, notes=said
+            )
 
     return StepResult(
         outcome=Outcome.UNSUPPORTED,
@@ -191,12 +195,12 @@ def nearest(workload: Workload, config: StepConfig, device: str) -> list[StepCon
 
 
 def sizes(workload: Workload, device: str) -> list[RecordedRun]:
-    """Return one recorded run of each size in which a workload of this name was recorded.
+    """Return one recorded run of each size in which a workload was recorded, whatever its size is.
 
     Raises:
         DeviceError: nothing is recorded of the device.
     """
-    runs = [run for run in record_of(device).runs if run.workload == workload.name]
+    runs = [run for run in record_of(device).runs if run.workload == workload.base_name]
     return list({str(run.options): run for run in runs}.values())
 
 

@@ -1,23 +1,19 @@
 """Records: measurements of real devices, as lines of JSON in files that only grow.
 
 A line is one object with its schema, its kind, and the data of that kind. Every line is complete by
-itself, so a file that was cut off or damaged is valid up to that line. Timelines and holdings are
-stored as compressed text and restored to the byte.
+itself, so a file that was cut off or damaged is valid up to that line. `packing.py` says how
+timelines and holdings are stored.
 """
 
-import base64
 import contextlib
 import dataclasses
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from memlab.arguments.units import GIB, format_bytes
 from memlab.costs.cost_store import cost_from_row
@@ -25,17 +21,15 @@ from memlab.errors import MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import Signature, from_text, to_text
 from memlab.plan import Plan, Region
+from memlab.records.packing import from_json, pack, result_from_packed, result_to_packed, unpacked
 from memlab.result import Source, StepResult
-from memlab.trace import CATEGORIES, Timeline
 
 SCHEMA = 1
 SUFFIX = ".jsonl"
 MOST_BYTES = GIB  # of a file
-MOST_UNPACKED_BYTES = 2**28  # of one timeline or list, since a few bytes can unpack to gigabytes
 MOST_UNITS = 2**62  # bytes or seconds of a step
 # errors that reading a damaged line may raise
 DAMAGE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-INT = "<i8"  # of packed arrays, whatever the machine
 
 
 class Kind(StrEnum):
@@ -61,7 +55,7 @@ class Lines:
     """
 
     path: Path
-    content: tuple[dict[str, Any], ...]
+    content: tuple[dict[str, Any], ...] = field(repr=False)
     kept_bytes: int
     damage: str = ""
 
@@ -127,34 +121,15 @@ def _bytes_of(path: Path) -> bytes:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """Return the object of a line; None if it is damaged or its packed data cannot be unpacked."""
     try:
-        line = _from_json(text)
+        line = from_json(text)
         if not isinstance(line, dict) or not {"schema", "kind"} <= line.keys():
             return None
         for packed in line.get("packed", {}).values():
-            _unpacked(packed)
+            unpacked(packed)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return None
 
     return line
-
-
-def _from_json(text: str | bytes) -> Any:
-    """Return what a JSON text holds.
-
-    Raises:
-        ValueError: it is none, names a key twice, or holds NaN or an infinity.
-    """
-
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is not a number")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key is there twice")
-        return found
-
-    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
 
 
 def cut_damage(lines: Lines) -> None:
@@ -207,22 +182,18 @@ class RecordedRun:
     process_bytes: int | None = None
     before_reading: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"{self.visit}, {self.group}: {self.result}"
+
     def to_line(self) -> dict[str, Any]:
         """Return the run as plain JSON types; `from_line` gives it back."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        bare = dataclasses.replace(self.result, timeline=None, peak_holdings=())
-        holdings = [holding.to_dict() for holding in self.result.peak_holdings]
-        timeline = self.result.timeline
-
         return data | {
             "options": dict(self.options),
             "before_reading": list(self.before_reading),
             "plan": self.plan and _plan_to_dict(self.plan),
-            "result": bare.to_dict(),
-            "packed": {
-                "holdings": pack(json.dumps(holdings, separators=(",", ":")).encode()),
-                "timeline": None if timeline is None else pack(_deltas(timeline)),
-            },
+            **result_to_packed(self.result),
         }
 
     @classmethod
@@ -232,19 +203,8 @@ class RecordedRun:
         Raises:
             Exception: one of `DAMAGE`, where the line is not what `to_line` wrote.
         """
-        packed = line["packed"]
-        result = StepResult.from_dict(
-            line["result"]
-            | {
-                "source": str(Source.RECORDED),
-                "device": device,
-                "peak_holdings": _from_json(_unpacked(packed["holdings"])),
-            }
-        )
-        if packed["timeline"] is not None:
-            timeline = _timeline(_unpacked(packed["timeline"]))
-            result = dataclasses.replace(result, timeline=timeline)
-
+        here = {"source": str(Source.RECORDED), "device": device}
+        result = result_from_packed({**line, "result": line["result"] | here})
         _check_numbers(result)
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{
@@ -309,59 +269,12 @@ def costs_from_line(line: Mapping[str, Any]) -> dict[Signature, OperatorCost]:
     Raises:
         ValueError, LookupError or TypeError: the line is damaged.
     """
-    rows: dict[str, list[Any]] = _from_json(_unpacked(line["packed"]["costs"]))
+    rows: dict[str, list[Any]] = from_json(unpacked(line["packed"]["costs"]))
     found = {}
     for text, row in rows.items():
         with contextlib.suppress(*DAMAGE):
             found[from_text(text)] = cost_from_row(row)
     return found
-
-
-def pack(data: bytes) -> str:
-    """Return bytes as compressed text."""
-    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
-
-
-def _unpacked(text: str | None) -> bytes:
-    """Return what was packed.
-
-    Raises:
-        ValueError: it was not packed by `pack`, or unpacks to more than a record can hold.
-    """
-    if text is None:
-        return b""
-
-    unpacking = zlib.decompressobj()
-    try:
-        data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_UNPACKED_BYTES)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-
-    if not unpacking.eof:
-        raise ValueError(f"it is cut, or unpacks to more than {format_bytes(MOST_UNPACKED_BYTES)}")
-
-    return data
-
-
-def _deltas(timeline: Timeline) -> bytes:
-    """Return a timeline's columns, each as the differences between its rows: mostly zeros."""
-    table = np.column_stack(
-        (timeline.bytes_by_category, timeline.phase, timeline.micro_batch, timeline.operator)
-    ).astype(np.int64)  # (instants, categories + 3)
-    return np.ascontiguousarray(np.diff(table, axis=0, prepend=0).T).astype(INT).tobytes()
-
-
-def _timeline(deltas: bytes) -> Timeline:
-    columns = np.frombuffer(deltas, INT).reshape(len(CATEGORIES) + 3, -1)
-    table = np.cumsum(columns.astype(np.int64), axis=1).T
-    phase, micro_batch, operator = table[:, len(CATEGORIES) :].T
-
-    return Timeline(
-        bytes_by_category=np.ascontiguousarray(table[:, : len(CATEGORIES)]),
-        phase=phase.astype(np.int8),
-        micro_batch=micro_batch.astype(np.int32),
-        operator=operator.astype(np.int32),
-    )
 
 
 def _plan_to_dict(plan: Plan) -> dict[str, Any]:

@@ -16,6 +16,15 @@ NATIVE = (
 )  # fmt: skip
 
 
+# threads that spin while they wait take the cores from one another on a busy machine
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def for_worker(callers: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a worker: the caller's, and `DEFAULTS` where the caller has none."""
+    return {**DEFAULTS, **callers}
+
+
 class Environment:
     """The variables that this process was started with, and which of them were read."""
 

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from memlab._version import __version__
+from memlab.arguments.libraries import is_library
 from memlab.arguments.units import KIB, MIB
 from memlab.costs.cost_store import Store
 from memlab.costs.measured_runs import MeasuredRun, Stamp, read_run, write_run
 from memlab.result import Outcome, StepResult
 from memlab.sending.by_value import pickler
 from memlab.sending.own_values import Values
-from memlab.sending.sources import is_library
 
 MOST_BYTES = 64 * MIB  # of a workload without its tensors; a larger one gets no key
 CONTENT_BYTES = 64 * KIB  # a tensor up to this size counts with its values: lengths, labels
@@ -79,7 +79,7 @@ def step_of(
     if not _is_on_cpu(function, arguments):
         return None
 
-    told = [arguments.get(name) for name in DECISIVE]
+    deciding = [arguments.get(name) for name in DECISIVE]
     around = [
         __version__,
         {name: dict(values) for name, values in own_values.items()},
@@ -91,7 +91,7 @@ def step_of(
 
     try:
         around.append(os.getcwd())
-        _pickler()(written).dump((told, around))
+        _pickler()(written).dump((deciding, around))
     except Exception:  # an object that cannot be pickled; sending the job will report it
         return None
 

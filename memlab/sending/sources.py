@@ -10,32 +10,15 @@ import functools
 import importlib
 import io
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder, SourceFileLoader
 from types import CodeType
 from typing import Any
 
-LIBRARY_FOLDERS = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-)
-# where installers put packages; those of another environment can be on the path as well
-PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+from memlab.arguments.libraries import is_library
+
 Stamp = tuple[int, int, int, int]
-
-
-@functools.cache
-def is_library(file: str) -> bool:
-    """Return whether a file is part of Python or of an installed package, of any environment."""
-    path = os.path.realpath(file)
-    return path.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(path.split(os.sep))
 
 
 def own_files() -> dict[str, str]:

@@ -231,8 +231,8 @@ def _number(terms: Any) -> float:
         return float(terms)
     except (TypeError, ValueError):
         raise WorkloadError(
-            f"num_loss_terms returned {terms!r}; allowed is a number, of the terms that the loss "
-            "is a mean over"
+            f"num_loss_terms returned {terms!r}; allowed is a number: of how "
+            "many terms the loss is the mean"
         ) from None
 
 

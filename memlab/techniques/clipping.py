@@ -58,7 +58,7 @@ CLIPPING = Technique(
     controls=(
         Control(
             field="max_grad_norm",
-            label="Clip norm at",
+            label="Clip gradients at",
             named=lambda norm: "no clipping" if norm is None else f"clipped at {norm:g}",
             offered=(None, 0.1, 0.5, 1.0, 5.0),
             in_words=lambda norm: "no clipping" if norm is None else f"{norm:g}",

@@ -49,6 +49,11 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         yield from technique.refusals(asked)
 
 
+def is_refused(config: StepConfig, kind: str) -> bool:
+    """Return whether settings are refused on a kind of device ("cpu", "cuda"), with any model."""
+    return any(refusals(Setup(config=config, device=torch.device(kind))))
+
+
 def check(config: StepConfig, device: torch.device, card: Card | None = None) -> None:
     """Raise UnsupportedError if settings cannot be combined, or not used on this device."""
     refuse(refusals(Setup(config=config, device=device, card=card)))

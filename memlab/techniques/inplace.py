@@ -260,7 +260,7 @@ IN_PLACE = Technique(
     examples={"in place": {"inplace": True}},
     refusals=refusals,
     source=source,
-    controls=(switch("inplace", "in place", "in place", "not in place"),),
+    controls=(switch("inplace", "activations in place", "in place", "not in place"),),
     says=says,
     savings=(
         Saving(

@@ -73,7 +73,7 @@ CHANNELS_LAST = Technique(
     keeps=Keeps.ROUNDED,
     examples={"channels last": {"channels_last": True}},
     source=source,
-    controls=(switch("channels_last", "channels last", "channels last", "channels first"),),
+    controls=(switch("channels_last", "channels last layout", "channels last", "channels first"),),
     says=says,
     savings=(
         Saving(

@@ -7,6 +7,8 @@
 
 import ast
 import inspect
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from types import ModuleType
 
@@ -101,7 +103,7 @@ def whole(*files: ModuleType) -> ScriptLines:
             elif statement.module == "memlab.errors":
                 errors += [f"class {e.name}(ValueError):\n    pass" for e in statement.names]
             elif statement.module not in held:
-                imports += _in_short_lines(statement)
+                imports += _one_name_a_line(statement)
 
         rest = text.splitlines()[statements[-1].end_lineno :]
         definitions.append("\n".join(rest).strip())
@@ -121,12 +123,30 @@ def _imports_of(text: str) -> list[ast.Import | ast.ImportFrom]:
     return found
 
 
-def _in_short_lines(statement: ast.ImportFrom) -> list[str]:
-    """Return an import in one line, or in one line for each name if that would be too long."""
-    line = ast.unparse(statement)
-    if len(line) <= LONGEST_LINE:
-        return [line]
+def _one_name_a_line(statement: ast.ImportFrom) -> list[str]:
     return [
         ast.unparse(ast.ImportFrom(statement.module, [name], statement.level))
         for name in statement.names
     ]
+
+
+def merged(imports: Iterable[str]) -> list[str]:
+    """Return imports in order; those from one module are one line, unless it would be too long.
+
+    >>> merged(["from math import pi", "import torch", "from math import e", "import torch"])
+    ['from math import e, pi', 'import torch']
+    """
+    from_module: dict[str, set[str]] = defaultdict(set)
+    lines: set[str] = set()
+    for line in imports:
+        [statement] = ast.parse(line).body
+        if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            from_module[statement.module] |= {ast.unparse(name) for name in statement.names}
+        else:
+            lines.add(line)
+
+    for module, names in from_module.items():
+        joined = f"from {module} import {', '.join(sorted(names))}"
+        each = [f"from {module} import {name}" for name in names]
+        lines.update([joined] if len(joined) <= LONGEST_LINE else each)
+    return sorted(lines, key=lambda line: (line.split()[1], line))

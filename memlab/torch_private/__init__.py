@@ -7,7 +7,7 @@ memlab depends on where PyTorch keeps them. Names that PyTorch's users know (`Fa
 
 - `tensors.py`, `modules.py`: attributes of tensors, storages and modules.
 - `operators.py`, `dispatch.py`: operators and their kernels; what the dispatcher passes through.
-- `autograd.py`: the node at work, sequence numbers, checkpointing, the profiler's events.
+- `autograd.py`: the running node, sequence numbers, checkpointing, the profiler's events.
 - `fakes.py`: fake tensors.
 - `python_device.py`: the device for backends written in Python, and what is replaced for it.
 - `compiler.py`: TorchDynamo and the partitioner, imported when they are first asked for.

@@ -1,4 +1,4 @@
-"""Autograd: the node at work, numbers of operators, checkpointing; and the profiler's events."""
+"""Autograd: the running node, numbers of operators, checkpointing; and the profiler's events."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 # the innermost `saved_tensors_hooks`, None without any; True: also where they are switched off
 innermost_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
-# the innermost transform of torch.func (vmap, grad, ...) at work, None outside of them
+# the innermost transform of torch.func (vmap, grad, ...) that is active, None outside of them
 innermost_transform = torch._C._functorch.peek_interpreter_stack
 
 # the kind of an event of the profiler: an operator, an allocation, ...

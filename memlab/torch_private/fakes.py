@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# the mode of fake tensors at work, None if there is none
+# the active mode of fake tensors, None if there is none
 from torch._guards import detect_fake_mode
 from torch._subclasses import fake_tensor as _fake_tensor
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from memlab.arguments.html_tables import facts_table
 from memlab.result import Outcome
 
 
@@ -32,6 +33,7 @@ class VerifyReport:
         num_updates: number of updates that were compared; 0 without a comparison.
         first_different_update: the first update (from 1) that differs by more than is allowed.
         why: one sentence.
+        device: on which both steps ran; "" if that is not known.
 
     >>> print(VerifyReport(ok=True, why="largest relative error 0.0e+00"))
     gradients same: largest relative error 0.0e+00
@@ -49,10 +51,42 @@ class VerifyReport:
     same_as_full_batch: str = "unknown"
     num_updates: int = 0
     first_different_update: int | None = None
+    device: str = ""
+
+    @property
+    def _verdict(self) -> str:
+        if self.outcome is not Outcome.OK:
+            return f"gradients not checked ({self.outcome})"
+        return "gradients same" if self.ok else "gradients differ"
 
     def __str__(self) -> str:
         """Return one line."""
-        verdict = "gradients same" if self.ok else "gradients differ"
-        if self.outcome is not Outcome.OK:
-            verdict = f"gradients not checked ({self.outcome})"
-        return f"{verdict}: {self.why}"
+        where = f" on {self.device}" if self.device else ""
+        return f"{self._verdict}{where}: {self.why}"
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks; it leaves out what was not compared."""
+        facts = {"device": self.device, "why": self.why}
+        if self.num_updates:
+            facts |= {
+                "largest relative error of one gradient": self._largest_error(),
+                "relative error of all gradients": f"{_error(self.global_relative_error)} measured",
+                "error that is allowed": _error(self.tolerance),
+                "same bits as without the technique": _yes_or_no(self.bitwise),
+                "same buffers": _yes_or_no(self.buffers_equal),
+                "same gradient as the undivided batch": self.same_as_full_batch,
+                "updates that were compared": str(self.num_updates),
+                "first update that differs": str(self.first_different_update or ""),
+            }
+        return facts_table(self._verdict, facts)
+
+    def _largest_error(self) -> str:
+        return f"{_error(self.max_relative_error)} in {self.worst_parameter}, measured"
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
+
+
+def _yes_or_no(answer: bool | None) -> str:
+    return {None: "", True: "yes", False: "no"}[answer]

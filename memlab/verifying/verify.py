@@ -156,14 +156,18 @@ def verify_in_process(
                 why = f"the model's own checkpointing is off in the reference step; {why}"
     except (Exception, SystemExit) as error:  # an error of a person's model is an outcome
         outcome, message = explain(error, "the step to verify")
-        return VerifyReport(ok=False, outcome=outcome, why=message)
+        return VerifyReport(ok=False, outcome=outcome, why=message, device=str(device))
     finally:
         if is_compiled(config):
             forget()
         cuda.release(device)
 
     return dataclasses.replace(
-        compared, same_as_full_batch=same, why=f"{compared.why}; {why}", num_updates=NUM_UPDATES
+        compared,
+        same_as_full_batch=same,
+        why=f"{compared.why}; {why}",
+        num_updates=NUM_UPDATES,
+        device=str(device),
     )
 
 

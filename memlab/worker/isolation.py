@@ -6,6 +6,7 @@ beside it. However a worker ends, the caller gets `Ended`, and a new worker is s
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.quoting import shown
+from memlab.arguments.quoting import is_a, shown
 from memlab.arguments.units import format_seconds
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
 from memlab.sending.by_value import dumps
+from memlab.sending.environment import for_worker
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
 from memlab.sending.sources import own_files
@@ -29,6 +31,7 @@ from memlab.worker.job import PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
 from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
+from memlab.workload import Workload
 
 START_SECONDS = 120.0
 BY_NAME = "on <module '__main__'"  # part of Python's error for a name that __main__ lacks
@@ -108,6 +111,11 @@ def _lane_of(function: str) -> Lane:
     return predicting if function in PREDICTING else measuring
 
 
+def is_measuring() -> bool:
+    """Return whether a real step is running, here or in the worker."""
+    return measuring.lock.locked()
+
+
 def prewarm() -> None:
     """Start the workers that are not running, without waiting for them."""
     _ensure([measuring, predicting])
@@ -155,8 +163,9 @@ def run(
     """
     cancel = cancel or threading.Event()
     tell = _teller(on_progress)
+    arguments = _in_one_size(arguments)
     files = own_files()
-    values, path, environment = own_values(files), list(sys.path), dict(os.environ)
+    values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
     job = Job(
         function=function,
         arguments=_pickled(arguments),
@@ -273,6 +282,17 @@ def _folder() -> str:
             "the working folder of this process has been deleted; call os.chdir with an existing "
             "folder"
         ) from None
+
+
+def _in_one_size(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with a workload that cannot be made in other sizes.
+
+    Only the caller does that, by a function that may hold a data set or what cannot be sent.
+    """
+    workload: Any = arguments.get("workload")
+    if not is_a(workload, Workload):
+        return arguments
+    return {**arguments, "workload": dataclasses.replace(workload, sample_size=None)}
 
 
 def _pickled(arguments: dict[str, Any]) -> bytes:

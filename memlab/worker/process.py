@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memlab.arguments.libraries import is_library
 from memlab.devices.here import out_of_memory_kills
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, out_of_memory
-from memlab.sending.sources import is_library
+from memlab.sending.environment import for_worker
 from memlab.worker import start
 from memlab.worker.job import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.kept import KeptProcess, interpreter
@@ -54,7 +55,7 @@ class WorkerProcess:
                 # -P: a file in the caller's folder must not replace one of Python's own modules
                 [interpreter(), "-P", str(Path(start.__file__)), json.dumps(settings)],
                 theirs.fileno(),
-                {k: value for k, value in os.environ.items() if k not in hidden},
+                {k: value for k, value in for_worker(os.environ).items() if k not in hidden},
             )
 
         self.channel = Channel(ours, blocks=False)

@@ -10,12 +10,14 @@
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memlab.arguments.checks import choice, count, number, of_type
 from memlab.arguments.quoting import MAX_SHOWN, is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import Workload
+from memlab.workloads import sizes
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.vision import ResNet, ViT
@@ -120,7 +122,22 @@ def get(name: str, **options: Any) -> Workload:
         )
 
     given = {option: _checked(option, value, known) for option, value in options.items()}
-    return dataclasses.replace(spec, **given).workload(name)
+    chosen = dataclasses.replace(spec, **given)
+    in_size = partial(_in_size, name=name, options=dict(sorted(given.items())))
+    return dataclasses.replace(
+        chosen.workload(name), sample_size=sizes.sample_size(chosen, in_size)
+    )
+
+
+def _in_size(size: int, *, name: str, options: Mapping[str, Any]) -> Workload:
+    """Return a workload with these options, but with samples of another size.
+
+    Raises:
+        WorkloadError: its samples cannot have this size.
+    """
+    spec = dataclasses.replace(SPECS[name], **options)
+    sizes.check(spec, size)
+    return get(name, **{**options, str(sizes.field_of(spec)): size})
 
 
 def _checked(option: str, value: Any, types: Mapping[str, Any]) -> Any:

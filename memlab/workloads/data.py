@@ -24,9 +24,14 @@ INK = 0.5  # above which a pixel, from 0 to 1, counts as digit
 
 @functools.cache
 def _text() -> npt.NDArray[np.uint8]:
-    from pydoc_data.topics import topics  # Python's own reference, about 0.7 MB of English
+    from pydoc_data.topics import topics  # Python's own reference, about 0.5 MB of English
 
     return np.frombuffer("\n".join(topics.values()).encode(), np.uint8)
+
+
+def num_text_bytes() -> int:
+    """Return how long the text is of which `text_batch` takes windows."""
+    return len(_text())
 
 
 @functools.cache

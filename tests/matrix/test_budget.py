@@ -1,4 +1,4 @@
-"""The eager memory budget: its chain of plans, held against predictions and the real allocator."""
+"""The eager memory budget: its chain of plans, compared with predictions and the real allocator."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ from memlab.errors import UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.planning import chain, chains
 from memlab.planning.chain import Chain
-from memlab.planning.chain import chain_of as chain_of_told
+from memlab.planning.chain import chain_of as chain_of_step
 from memlab.planning.cut import ChoiceCost, Cut
 from memlab.step import build_step, set_seed
 from memlab.trace import PHASES, Phase
@@ -92,27 +92,27 @@ def test_where_nothing_lowers_the_peak_less_is_held_all_the_same_step_by_step():
 
 @pytest.mark.parametrize("name", ["gelu", "gpt", "stages"])
 def test_no_plan_is_beaten_by_blocks_that_a_person_picks(name):
-    told = told_of(WORKLOADS[name](), "h200")
-    candidates = {candidate.path: candidate for candidate in told.candidates()}
-    paths = told.recording.repeated or tuple(candidates)[:3]
-    by_hand = Cut(told, [candidates[path] for path in paths])
+    plain = plain_step_of(WORKLOADS[name](), "h200")
+    candidates = {candidate.path: candidate for candidate in plain.candidates()}
+    paths = plain.recording.repeated or tuple(candidates)[:3]
+    by_hand = Cut(plain, [candidates[path] for path in paths])
     everywhere, count = frozenset(), len(by_hand.candidates)
     for number in range(1, count + 1):
         first = by_hand.evaluate([everywhere] * number + [None] * (count - number))
         every = by_hand.evaluate([None if at % number else everywhere for at in range(count)])
-        for plan in chain_of_told(told).plans:
+        for plan in chain_of_step(plain).plans:
             for cost in (first, every):
                 lower = cost.peak_bytes < 0.98 * plan.peak_bytes
                 assert not (lower and cost.recompute_seconds < 0.98 * plan.recompute_seconds)
 
 
-def told_of(workload, device):
+def plain_step_of(workload, device):
     """Return the recorded plain step of a workload."""
     found = []
 
-    def keep(told):
-        found.append(told)
-        return chain_of_told(told)
+    def keep(plain):
+        found.append(plain)
+        return chain_of_step(plain)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chains, "chain_of", keep)

@@ -9,7 +9,7 @@ from benchmarks import combinations
 from benchmarks.combinations import Kind, pairs, tried
 from memlab import StepConfig
 from memlab._panel import outlook, state, texts, verdicts
-from memlab._panel.forecasts import Estimate, Question
+from memlab._panel.questions import Estimate, Question
 from memlab._panel.runs import RunLog
 from memlab.devices.cards import resolve
 from memlab.errors import UnsupportedError
@@ -25,6 +25,7 @@ def test_two_techniques_combine_or_are_refused_by_name(a, b):
     assert found.kind is not Kind.WRONG, found.why
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_found():  # of the pairs that are tried above, which takes longer
     page = combinations.PAGE.read_text(encoding="utf-8")
     assert page == combinations.page(), "write it again: python -m benchmarks.combinations"

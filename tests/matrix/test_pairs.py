@@ -87,8 +87,8 @@ def search(monkeypatch, peak_of, limit, batch_limit=pairs.DEFAULT_BATCH_LIMIT, *
 
     def predicted(workload, config, device, **options):
         tried.append(config.batch_size)
-        told = result_of(config.batch_size, peak_of(config.batch_size), **facts)
-        return SimpleNamespace(result=told.against_limit(options["memory_limit"]), forecast=None)
+        found = result_of(config.batch_size, peak_of(config.batch_size), **facts)
+        return SimpleNamespace(result=found.against_limit(options["memory_limit"]), forecast=None)
 
     monkeypatch.setattr(pairs, "predict_with_forecast", predicted)
     found = pairs._Search(linear(), limit, "cpu", batch_limit).largest(StepConfig(batch_size=1), 2)

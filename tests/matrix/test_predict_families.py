@@ -1,4 +1,4 @@
-"""Families of models that predict has to know by structure, each held against `measure`."""
+"""Families of models that predict has to know by structure, each compared with `measure`."""
 
 from dataclasses import replace
 

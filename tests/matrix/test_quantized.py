@@ -1,4 +1,4 @@
-"""Parameters of classes that quantize themselves when they are moved, held against `measure`."""
+"""Parameters of classes that quantize themselves when they are moved, compared with `measure`."""
 
 import importlib.util
 from dataclasses import replace

@@ -19,6 +19,7 @@ from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step
 from memlab.techniques import every
+from memlab.techniques.offload import offloading, weight_offloading
 from memlab.techniques.offload.offloading import Offloader
 from memlab.verifying.verify import verify_in_process
 from tests.models import blocks
@@ -184,8 +185,8 @@ def test_streams_copy_in_the_right_order(possible, monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda t, pin_memory=False, **k: like(t, **k))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Queue())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    for module in ("offloading", "weight_offloading"):
-        monkeypatch.setattr(f"memlab.techniques.{module}.streams_of", lambda _: streams)
+    for module in (offloading, weight_offloading):
+        monkeypatch.setattr(module, "streams_of", lambda _: streams)
     config = StepConfig(batch_size=4, checkpointing="blocks")
     expected = after_updates(gpt(), config)
     losses, weights = after_updates(gpt(), dataclasses.replace(config, **OFFLOADED))

@@ -1,14 +1,18 @@
 """What the panel says, without its widgets: settings, verdicts, advice, the table of runs."""
 
 import dataclasses
+import html
+import re
 
 import numpy as np
 import pytest
 
 from memlab import Outcome, StepConfig
-from memlab._panel import advice, pictures, snapshot, state, texts, verdicts
-from memlab._panel.runs import RunLog, table_html
+from memlab._panel import advice, guide, snapshot, state, texts, verdicts
+from memlab._panel.rows import table_html
+from memlab._panel.runs import Run, RunLog
 from memlab.errors import ConfigError
+from memlab.techniques.every import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
 from tests.panel_parts import make_facts, make_result, settings
 
@@ -234,31 +238,52 @@ def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():
     assert advice.advice_line(run.result, [run], 630).remedy[0] == "try budget 0.5"
 
 
-def test_the_heat_map_takes_only_runs_that_agree_in_all_but_its_axes():
-    runs = logged(
-        make_result(config=config(8, 1)),
-        make_result(config=config(8, 2)),
-        make_result(config=config(16, 1, precision="bf16")),
-        make_result(config=config(16, 4)),
-    )
-    rows, columns, shown = pictures._on_axes(tuple(runs), runs[-1])
-    assert {rows, columns} == {"batch_size", "accumulation_steps"}
-    assert [run.number for run in shown] == [1, 2, 4]
+def test_every_control_has_a_row_in_the_help_and_a_tooltip_that_leads_there():
+    page = guide.page()
+    for field in (*state.FIELDS, *state.OTHER_FIELDS):
+        label = guide.HEADER.get(field) or CONTROLS[field].label
+        assert re.search(rf"<td>([^<]*, )?{re.escape(html.escape(label))}(, [^<]*)?</td>", page), (
+            field
+        )
+        assert guide.tooltip(field).endswith("\nmore in the help (?)"), field
+    assert guide.tooltip("no such field") == ""
+
+
+def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
+    shown = make_result()
+    run = Run(number=1, result=make_result())
+    kept = Run(number=2, result=make_result(source="predicted"))
+
+    def begins(*runs):
+        return advice.advice_line(shown, runs, 2**10).text.removesuffix("try budget 0.5")
+
+    assert begins(run) == "no run fits; next, "
+    assert begins(kept) == "no kept prediction fits; next, "
+    assert begins(run, kept) == "no run or kept prediction fits; next, "
+    assert begins() == begins(dataclasses.replace(run, result=make_result(device="h200"))) == ""
 
 
 @pytest.mark.parametrize("typed", ["200", "1.5", "1048575"])
 def test_a_small_limit_without_a_unit_is_asked_about(typed):
-    line = texts.about_line("tiny", make_facts(), None, typed)
+    line = texts.limit_line(typed, 2**40, "the card")
     assert line.remedy == (f"did you mean {typed} MiB?", {"memory_limit": f"{typed} MiB"})
     for meant in ("200 KiB", "2000000", ""):
-        assert texts.about_line("tiny", make_facts(), None, meant).remedy is None
+        assert texts.limit_line(meant, 2**40, "the card") is None
+
+
+def test_a_limit_above_what_the_device_holds_is_said():
+    line = texts.limit_line("8 GiB", 6 * 2**30, "the card")
+    said = "the limit of 8.00 GiB is more than the card can hold, so 6.00 GiB counts"
+    assert (line.text, line.remedy[1]) == (said, {"memory_limit": ""})
+    assert texts.limit_line("5 GiB", 6 * 2**30, "the card") is None
+    assert texts.limit_line("8 GiB", None, "this machine") is None
 
 
 def test_a_stale_picture_names_only_what_differs():
     result = make_result(config=StepConfig(batch_size=4))
     assert verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=4)) == ""
     note = verdicts.stale_note(result, "tiny", "cpu", StepConfig(batch_size=8))
-    assert note == "last run: batch 4; press Run for what is set now"
+    assert note == "last run: batch 4; what is set now was not run"
 
 
 def test_no_text_of_a_person_becomes_markup():
@@ -304,10 +329,10 @@ def test_unpinning_ends_the_comparison():
 def test_columns_that_say_nothing_are_left_out():
     log = RunLog()
     log.add(make_result())
-    assert "workload" not in table_html(log.visible)
-    assert "reserved" not in table_html(log.visible)
-    log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
     assert ">workload<" in table_html(log.visible)
+    assert ">reserved<" not in table_html(log.visible)
+    log.add(make_result(workload_name="other", peak_reserved_bytes=2**22))
+    assert ">reserved<" in table_html(log.visible)
     assert "4.00 MiB" in table_html(log.visible)
 
 
@@ -324,7 +349,7 @@ def test_saving_settings_say_what_they_mean_and_where_they_do_nothing():
     assert verdicts.setting_words("inplace", False) == "not in place"
     on_meta = state.from_config(StepConfig(init_on_meta=True))
     assert "built without memory" in line_of("more", on_meta, device="h200").text
-    assert verdicts.setting_words("init_on_meta", True) == "built on meta"
+    assert verdicts.setting_words("init_on_meta", True) == "built on the meta device"
     idle = line_of("more", asked, device="cpu")
     assert idle.kind == verdicts.WARN
     assert idle.remedy[1] == {"offload_activations": False}

@@ -17,7 +17,8 @@ from matplotlib.patches import Polygon
 
 from memlab import plots
 from memlab.config import StepConfig
-from memlab.figures import look
+from memlab.errors import ConfigError
+from memlab.figures import look, runs
 from memlab.figures import timeline as timeline_figure
 from memlab.result import Outcome, Source
 from memlab.trace import CATEGORIES, Category
@@ -86,7 +87,7 @@ def test_a_long_timeline_gives_a_small_svg():
 
 
 def test_optimizer_phase_takes_a_fifth_of_the_axis():
-    x = timeline_figure._positions(make_timeline([1] * 100))
+    x = timeline_figure.positions(make_timeline([1] * 100))
     assert x[100] == pytest.approx(0.8)
     assert (np.diff(x) > 0).all()
     assert x[0] == 0
@@ -141,6 +142,43 @@ def test_phases_and_micro_batches_are_named():
     assert "2" not in texts
 
 
+def test_a_part_of_the_step_is_drawn_alone_under_its_name():
+    several = make_result(timeline=make_timeline([MIB] * 399 + [9 * MIB], micro_batches=4))
+    texts = texts_of(plots.timeline(several, only="backward"))
+    assert "MiB allocated (measured, cpu), backward of micro-batch 4 of 4" in texts
+    assert "forward" not in texts
+    assert "optimizer" not in texts
+    highest = polygons(plots.timeline(several, only="forward"))["activations"][:, 1].max()
+    assert highest == 11 * MIB
+
+
+@pytest.mark.parametrize("source", list(Source))
+@pytest.mark.parametrize("only", ["forward", "backward", "optimizer"])
+def test_every_result_has_its_parts(source, only):
+    result = make_result(source=source)
+    figure = plots.timeline(result, only=only, measured=make_result(), limit_bytes=60 * MIB)
+    x = line(axes_of(figure, "timeline"), "measured").get_xdata()
+    assert (min(x), max(x)) == (0, 1)
+
+
+def test_the_place_of_the_peak_is_said_only_in_its_part():
+    assert any(
+        "in a.b" in text for text in texts_of(plots.timeline(make_result(), only="backward"))
+    )
+    assert not any(
+        "a.b" in text for text in texts_of(plots.timeline(make_result(), only="forward"))
+    )
+
+
+def test_a_part_that_there_is_not_is_refused_or_said():
+    with pytest.raises(ConfigError, match="only='data' is unknown"):
+        plots.timeline(make_result(), only="data")
+    line_alone = make_timeline([MIB, MIB])
+    forward = replace(line_alone, phase=line_alone.phase * 0 + 2)
+    figure = plots.timeline(make_result(timeline=forward), only="backward")
+    assert texts_of(figure) == ["This step has no backward phase."]
+
+
 def test_without_a_timeline_the_message_is_shown():
     crashed = replace(
         make_result(), timeline=None, outcome=Outcome.CRASHED, message="It broke. " * 9
@@ -171,13 +209,60 @@ def test_peak_bar_names_narrow_parts_below():
 
 
 def test_step_times_shows_median_repeats_and_gaps():
-    results = [make_result(), out_of_memory(), make_result(seconds=(0.5,))]
+    steady = make_result(seconds=(0.2, 0.15, 0.3))
+    results = [steady, out_of_memory(), make_result(seconds=(0.5,))]
     figure = plots.step_times(results, labels=["#1", "#2", "#3"])
     axes = axes_of(figure, "step times")
     assert [c.patches[0].get_width() for c in axes.containers] == [0.2, 0.5]
-    assert list(axes.lines[0].get_xdata()) == [0.2, 0.1, 0.3]
+    assert list(axes.lines[0].get_xdata()) == [0.2, 0.15, 0.3]
     assert {"out of memory", "40 samples/s", "16 samples/s"} <= set(texts_of(figure))
     assert "median step time, ms (measured, cpu)" in texts_of(figure)
+
+
+def test_a_whisker_reaches_from_the_fastest_repeat_to_the_slowest():
+    figure = plots.step_times([make_result(seconds=(0.2, 0.15, 0.3))], labels=["a"])
+    assert list(line(axes_of(figure, "step times"), "repeats").get_xdata()) == [0.15, 0.3]
+    assert not any("busy" in text for text in texts_of(figure))
+
+
+NOISY = (4.5, 0.16, 1.97, 2.4, 1.2)
+
+
+def test_a_time_of_a_busy_machine_is_marked_and_said():
+    result = make_result(seconds=NOISY)
+    figure = plots.step_times([result], labels=["a"])
+    assert "▲ the machine was busy" in texts_of(figure)
+    said = "1.97 s, repeats 160 ms to 4.50 s: the machine was busy"
+    assert runs.repeats_in_words(result) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steady"),
+    [
+        (NOISY, False),
+        ((0.2, 0.2, 0.2, 0.21, 4.5), True),  # one slow step moves no median
+        ((0.2, 0.29, 0.28), True),
+        ((0.2, 0.4), True),  # two say nothing
+        ((0.2, 0.31, 0.4), False),
+    ],
+)
+def test_a_time_is_steady_while_its_median_is_near_its_fastest_repeat(seconds, steady):
+    assert runs.is_unsteady(make_result(seconds=seconds)) is not steady
+
+
+def test_the_machine_is_not_blamed_where_nothing_else_ran():
+    assert runs.why_unsteady(make_result(seconds=NOISY, others_share=0.5)).endswith("was busy")
+    alone = make_result(seconds=NOISY, others_share=0.01)
+    assert runs.repeats_in_words(alone).endswith("the repeats differ widely")
+    assert runs.repeats_in_words(out_of_memory()) == ""
+    assert runs.repeats_in_words(make_result(seconds=(0.2, 0.21, 0.2))) == "200 ms"
+
+
+def test_a_predicted_time_is_a_hollow_bar():
+    results = [make_result(), make_result(source=Source.PREDICTED)]
+    figure = plots.step_times(results, labels=["a", "b"])
+    bars = [c.patches[0] for c in axes_of(figure, "step times").containers]
+    assert [bar.get_facecolor()[3] > 0 for bar in bars] == [True, False]
 
 
 def test_step_times_keeps_the_last_runs_and_says_so():
@@ -203,10 +288,68 @@ def test_memory_against_time_places_and_names_runs():
     assert any("1 without a time" in text for text in texts_of(figure))
 
 
+def test_runs_that_another_run_beats_are_fainter_and_the_others_are_joined():
+    costs = [(0.1, 40 * MIB), (0.2, 30 * MIB), (0.3, 35 * MIB), (0.4, 30 * MIB)]
+    results = [make_result(seconds=(s,), peak_allocated_bytes=peak) for s, peak in costs]
+    axes = axes_of(plots.memory_against_time(results, labels=list("abcd")), "memory against time")
+    front = line(axes, "Pareto front")
+    assert list(zip(front.get_xdata(), front.get_ydata(), strict=True)) == costs[:2]
+    strengths = [line(axes, f"run {i}").get_alpha() for i in range(4)]
+    assert strengths[0] == strengths[1] == 1.0
+    assert strengths[2] == strengths[3] < 1.0
+
+
+def test_a_run_is_not_beaten_by_one_of_a_smaller_batch():
+    small, large = (
+        make_result(seconds=(s,), peak_allocated_bytes=peak, config=StepConfig(batch_size=batch))
+        for s, peak, batch in ((0.1, 20 * MIB, 4), (0.2, 40 * MIB, 8))
+    )
+    axes = axes_of(
+        plots.memory_against_time([small, large], labels=["a", "b"]), "memory against time"
+    )
+    assert [line(axes, f"run {i}").get_alpha() for i in range(2)] == [1.0, 1.0]
+    assert "Pareto front" not in [drawn.get_label() for drawn in axes.lines]
+
+
+def test_what_was_predicted_is_hollow_and_neighbours_are_faint_and_in_no_front():
+    kept = make_result(seconds=(0.2,), source=Source.PREDICTED, peak_allocated_bytes=20 * MIB)
+    better = make_result(seconds=(0.05,), source=Source.PREDICTED, peak_allocated_bytes=MIB)
+    figure = plots.memory_against_time(
+        [make_result(seconds=(0.1,)), kept], labels=["a", "b"], here=better, neighbours=[better]
+    )
+    axes = axes_of(figure, "memory against time")
+    assert line(axes, "run 0").get_markerfacecolor() != "none"
+    for name in ("run 1", "here 0", "neighbour 0"):
+        assert line(axes, name).get_markerfacecolor() == "none"
+    assert line(axes, "neighbour 0").get_alpha() < line(axes, "here 0").get_alpha() == 1.0
+    assert len(line(axes, "Pareto front").get_xdata()) == 2
+    assert "on screen" in texts_of(figure)
+    assert any("allocated (measured and predicted, cpu)" in text for text in texts_of(figure))
+
+
+def test_on_a_card_the_axis_is_of_allocated_bytes_and_the_limit_says_that_it_is_not():
+    result = make_result(device="h200", peak_reserved_bytes=50 * MIB, memory_limit_bytes=60 * MIB)
+    figure = plots.memory_against_time([result], labels=["a"])
+    assert line(axes_of(figure, "memory against time"), "run 0").get_ydata()[0] == 40 * MIB
+    assert " limit 60.0 MiB of reserved bytes" in texts_of(figure)
+    assert any("MiB allocated" in text for text in texts_of(figure))
+
+
 def test_names_of_equal_runs_do_not_cover_each_other():
     figure = plots.memory_against_time([make_result()] * 3, labels=["a", "b", "c"], pinned=[0, 1])
     axes = axes_of(figure, "memory against time")
     assert len({text.get_position() for text in axes.texts}) == 3
+
+
+def test_names_are_not_written_across_the_front():
+    costs = [(0.1, 40 * MIB), (0.3, 30 * MIB), (0.6, 15 * MIB)]
+    results = [make_result(seconds=(s,), peak_allocated_bytes=peak) for s, peak in costs]
+    figure = plots.memory_against_time(results, labels=["a", "run 2", "c"], pinned=[1])
+    axes = axes_of(figure, "memory against time")
+    name = next(text for text in axes.texts if text.get_text() == "run 2")
+    x, y = name.get_position()
+    # above its dot lies the line from the first run, and at its right the line to the last one
+    assert (x < 0.3, y <= 30 * MIB) == (True, True)
 
 
 def test_names_avoid_other_dots():
@@ -387,7 +530,7 @@ def test_a_run_without_a_timeline_leaves_the_prediction_alone():
     assert "measured" not in [drawn.get_label() for drawn in axes_of(figure, "timeline").lines]
 
 
-def test_reserved_bytes_are_held_against_the_limit():
+def test_reserved_bytes_are_compared_with_the_limit():
     result = make_result(peak_reserved_bytes=50 * MIB, device="h200")
     bar = axes_of(plots.peak_bar(result, limit_bytes=60 * MIB), "peak")
     widths = {box.get_label(): box.patches[0].get_width() for box in bar.containers}

@@ -1,4 +1,4 @@
-"""A program told for another batch is what a recording of that batch would be."""
+"""A program scaled to another batch is what a recording of that batch would be."""
 
 import numpy as np
 import pytest
@@ -37,9 +37,9 @@ def test_any_batch_is_as_if_recorded(batch, count):
     count = min(count, batch // 2)
     config = StepConfig(batch_size=batch, accumulation_steps=count)
     sizes = config.micro_batch_sizes
-    told, exact = BASE[min(count, 3)], forecast(config)
-    assert told.covers(sizes)
-    ours, theirs = told.timeline(sizes), exact.timeline(sizes)
+    base, exact = BASE[min(count, 3)], forecast(config)
+    assert base.covers(sizes)
+    ours, theirs = base.timeline(sizes), exact.timeline(sizes)
     assert ours.total_bytes.max() == theirs.total_bytes.max()
     assert np.array_equal(ours.bytes_by_category, theirs.bytes_by_category)
     assert np.array_equal(ours.operator, theirs.operator)
@@ -49,11 +49,11 @@ def test_any_batch_is_as_if_recorded(batch, count):
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
 def test_the_timeline_is_that_of_the_trace(count):
     """Two ways to the same numbers: block by block, and by sums."""
-    told = BASE[min(count, 3)]
+    base = BASE[min(count, 3)]
     sizes = [5] * count
-    memory = step_memory(told.trace(sizes)[0], 1)
-    assert np.array_equal(memory.timeline.total_bytes, told.timeline(sizes).total_bytes)
-    assert np.array_equal(memory.timeline.phase, told.timeline(sizes).phase)
+    memory = step_memory(base.trace(sizes)[0], 1)
+    assert np.array_equal(memory.timeline.total_bytes, base.timeline(sizes).total_bytes)
+    assert np.array_equal(memory.timeline.phase, base.timeline(sizes).phase)
     assert sum(h.nbytes for h in memory.holdings()) == memory.peak_bytes
 
 
@@ -65,13 +65,13 @@ def test_every_block_of_a_repeated_micro_batch_is_freed():
 
 def test_single_samples_beside_larger_ones_are_recorded_as_they_are():
     config = StepConfig(batch_size=3, accumulation_steps=2)
-    told = forecast(config, blocks())
-    assert told.program.num_recorded == 2
-    assert told.covers(config.micro_batch_sizes)
-    assert not told.covers([4, 4])
+    found = forecast(config, blocks())
+    assert found.program.num_recorded == 2
+    assert found.covers(config.micro_batch_sizes)
+    assert not found.covers([4, 4])
 
 
-def test_a_batch_of_one_is_told_by_a_recording_of_one_alone():
+def test_a_batch_of_one_needs_a_recording_of_one_alone():
     assert not BASE[1].covers([1])
     one = forecast(StepConfig(batch_size=1), blocks())
     assert one.covers([1])
@@ -79,11 +79,11 @@ def test_a_batch_of_one_is_told_by_a_recording_of_one_alone():
 
 
 def test_time_is_that_of_the_intervals_of_one_step():
-    told = BASE[3]
-    three, five = told.step_seconds([6] * 3), told.step_seconds([6] * 5)
+    base = BASE[3]
+    three, five = base.step_seconds([6] * 3), base.step_seconds([6] * 5)
     middle = [
-        told.seconds[i]
-        for i, interval in enumerate(told.program.recording.intervals)
+        base.seconds[i]
+        for i, interval in enumerate(base.program.recording.intervals)
         if interval.step == 1 and interval.micro_batch == 1
     ]
     assert five == pytest.approx(three + 2 * sum(middle))
@@ -104,6 +104,6 @@ def test_a_model_that_does_other_things_over_other_batches_is_recorded_alone():
     import dataclasses
 
     workload = dataclasses.replace(blocks(), build_model=Differs)
-    told = forecast(StepConfig(batch_size=8), workload)
-    assert told.covers([8])
-    assert not told.covers([9])
+    found = forecast(StepConfig(batch_size=8), workload)
+    assert found.covers([8])
+    assert not found.covers([9])

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memlab import StepConfig, Workload, plots, workloads
-from memlab._panel import state
+from memlab._panel import as_code
 from memlab.arguments.quoting import MAX_SHOWN, in_docstring, literal, printable, shown
 from memlab.errors import MemlabError
 from memlab.figures import look
@@ -140,7 +140,7 @@ def a_workload(name):
 def panel_code(text, *, workload=None, namespace=None):
     config = StepConfig(checkpointing="blocks", checkpoint_modules=text)
     workload = workload or workloads.get("gpt-small")
-    return state.source(workload, config, text, text, check_gradients=True, namespace=namespace)
+    return as_code.source(workload, config, text, text, check_gradients=True, namespace=namespace)
 
 
 @settings(max_examples=30, deadline=None)
@@ -169,9 +169,9 @@ def test_the_panel_shows_a_policy_function_by_the_variable_that_holds_it():
     policy = Policy()
     config = StepConfig(checkpointing="blocks", checkpoint_policy=policy)
     workload = workloads.get("gpt-small")
-    source = state.source(workload, config, "cpu", "", namespace={"my_policy": policy})
+    source = as_code.source(workload, config, "cpu", "", namespace={"my_policy": policy})
     assert "checkpoint_policy=my_policy" in source
-    source = state.source(workload, config, "cpu", "")
+    source = as_code.source(workload, config, "cpu", "")
     assert "checkpoint_policy=policy_function" in source
 
 

@@ -1,4 +1,4 @@
-"""Strides of fake outputs, held against those of the real kernels of this torch."""
+"""Strides of fake outputs, compared with those of the real kernels of this torch."""
 
 import pytest
 import torch

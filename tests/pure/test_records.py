@@ -13,7 +13,7 @@ from memlab.errors import DeviceError, MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import signature_of
 from memlab.plan import Plan, Region
-from memlab.records import recorded, records
+from memlab.records import packing, recorded
 from memlab.records.records import (
     Kind,
     RecordedRun,
@@ -55,8 +55,8 @@ def test_a_run_comes_back_as_it_was_but_for_its_source(file):
         if field.name != "result":
             assert getattr(after, field.name) == getattr(before, field.name), field.name
     assert (str(after.result.source), after.result.device) == ("recorded", "t4, recorded")
-    told = {"source": "measured", "device": "cuda:0"}
-    assert after.result.to_dict() | told == before.result.to_dict()
+    changed = {"source": "measured", "device": "cuda:0"}
+    assert after.result.to_dict() | changed == before.result.to_dict()
     for name in Timeline.__slots__:
         ours, theirs = (getattr(r.result.timeline, name) for r in (after, before))
         assert ours.dtype == theirs.dtype
@@ -68,6 +68,14 @@ def test_a_run_without_a_timeline_comes_back_without(file):
     (line,) = read_lines(file).of(Kind.RUN)
     after = RecordedRun.from_line(line, "t4").result
     assert (after.timeline, after.peak_holdings) == (None, ())
+
+
+def test_what_was_recorded_is_shown_in_one_line_each(file):
+    append(file, Kind.RUN, run().to_line())
+    (record,) = memlab.recordings()
+    assert repr([record]) == f"[{record}]"
+    assert repr(record.runs[0]).endswith(str(record.runs[0].result))
+    assert len(repr(record.lines)) < 300
 
 
 def test_costs_come_back_by_signature():
@@ -246,12 +254,12 @@ def test_rows_of_costs_that_cannot_be_are_left_out():
     x = torch.ones(2, 3)
     signatures = [signature_of(torch.ops.aten.mm.default, (x[:n], x.T), {}) for n in (1, 2)]
     line = costs_to_line(dict.fromkeys(signatures, COST))
-    rows = json.loads(records._unpacked(line["packed"]["costs"]))
+    rows = json.loads(packing.unpacked(line["packed"]["costs"]))
     first = next(iter(rows))
     rows = {
         first: rows[first],
         "no signature(": rows[first],
         list(rows)[1]: [[1], -5, 0, 0.1, False],
     }
-    packed = {"costs": records.pack(json.dumps(rows).encode())}
+    packed = {"costs": packing.pack(json.dumps(rows).encode())}
     assert list(costs_from_line(line | {"packed": packed})) == signatures[:1]

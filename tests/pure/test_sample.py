@@ -15,7 +15,7 @@ def test_a_seed_draws_the_same_again_and_another_seed_others():
     assert 200 < len(first) < 300
 
 
-def test_only_the_matrix_and_slow_tests_are_left_out():
+def test_only_the_matrix_and_tests_marked_so_or_slow_are_left_out():
     def item(folder, *markers):
         return SimpleNamespace(
             path=ROOT / "tests" / folder / "test_any.py",
@@ -27,6 +27,7 @@ def test_only_the_matrix_and_slow_tests_are_left_out():
     items = [
         item("pure"),
         item("step", "slow"),
+        item("step", "matrix"),
         item("matrix"),
         item("system"),
         item("system", "slow"),
@@ -37,5 +38,5 @@ def test_only_the_matrix_and_slow_tests_are_left_out():
         hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)),
     )
     conftest.pytest_collection_modifyitems(config, items)
-    assert [item.nodeid for item in items] == ["pure ()", "system ()"]
-    assert len(deselected) == 3
+    assert [item.nodeid for item in items] == ["system ()", "pure ()"]  # the longest first
+    assert len(deselected) == 4

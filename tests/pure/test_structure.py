@@ -45,7 +45,7 @@ ONLY_IN = {
 }
 # imports of a file by a file of another room; about a hundred are of torch_private/, instead of
 # imports of PyTorch
-MOST_BETWEEN_ROOMS = 800
+MOST_BETWEEN_ROOMS = 3.3  # for each file: a larger house needs more doors
 NOT_ON_IMPORT = ("IPython", "ipywidgets", "matplotlib", "monai", "pandas", "seaborn", "sklearn")
 NOT_ON_IMPORT += ("transformers",)
 PUBLIC_MODULES = {"plots", "workloads"}
@@ -164,7 +164,9 @@ def test_rooms_import_little_of_one_another(capsys):
     count = between_rooms()
     with capsys.disabled():
         print(f"{count} imports between rooms, {len(FLOORS)} floors, {len(FILES)} files")
-    assert count <= MOST_BETWEEN_ROOMS, "look for what can move: into a room, or out of it"
+    assert count / len(FILES) <= MOST_BETWEEN_ROOMS, (
+        "look for what can move: into a room, or out of it"
+    )
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

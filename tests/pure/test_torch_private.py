@@ -40,6 +40,7 @@ OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these ha
 NOT_OF_TORCH = {
     "._data": "of os.environ",
     "._kind": "of memlab: the class that a fake parameter stands for",
+    "._repr_html_": "of IPython",
     "._repr_mimebundle_": "of IPython",
     "._target": "of threading.Thread",
 }

@@ -44,8 +44,8 @@ def cut():
     program = record_step(workload, StepConfig(batch_size=8), cpu, 0, Tracker("cpu"))
     operators = program.recording.operators
     own = sizes_of(program.recording, program.layout, [None] * len(operators))
-    told = WhatIf(program, own, None)
-    return Cut(told, [c for c in told.candidates() if c.path.count(".") == 1])
+    plain = WhatIf(program, own, None)
+    return Cut(plain, [c for c in plain.candidates() if c.path.count(".") == 1])
 
 
 @pytest.mark.parametrize(

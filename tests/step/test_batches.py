@@ -159,6 +159,7 @@ def test_micro_batches_give_the_gradient_of_the_undivided_batch(make):
     assert report.same_as_full_batch == "yes", report.why
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", EVERY)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_prediction_is_as_measured(make, steps):
@@ -331,6 +332,7 @@ def wide_graphs():
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "fields",
     [{"accumulation_steps": 2}, {"accumulation_steps": 2, "precision": "bf16"}, {}],

@@ -257,6 +257,7 @@ def test_logits_are_never_whole_and_the_prediction_knows(spec):
     assert peaks[8] < 0.6 * peaks[1]
 
 
+@pytest.mark.slow
 def test_it_is_predicted_for_cards():
     config = StepConfig(batch_size=16)
     plain = memlab.predict(GPT.workload("gpt"), config, device="h200")

@@ -72,6 +72,7 @@ class Masked(nn.Module):
         return self.last(x[torch.rand(x.shape[0]) < 0.4])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "model",
     [

@@ -125,6 +125,7 @@ OTHER_OPERATORS = {  # for more samples than were tried
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OTHER_OPERATORS)
 def test_a_batch_on_which_the_model_runs_other_operators_is_refused(name):
     middle, first = OTHER_OPERATORS[name]

@@ -212,10 +212,11 @@ def test_results_read_as_one_line_and_as_a_table():
     assert "<b>" not in named._repr_html_()
 
 
+@pytest.mark.slow
 def test_statistics_that_agree_with_the_trace_add_what_is_reserved(monkeypatch):
     peak = here(linear(), repeats=1).peak_allocated_bytes
-    told = Peaks(allocated_bytes=peak, reserved_bytes=2**21)
-    monkeypatch.setattr(cuda, "read_peaks", lambda device: told)
+    peaks = Peaks(allocated_bytes=peak, reserved_bytes=2**21)
+    monkeypatch.setattr(cuda, "read_peaks", lambda device: peaks)
     result = here(linear(), repeats=1)
     assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (peak, 2**21)
     assert sum(result.peak_by_category.values()) == peak
@@ -225,8 +226,8 @@ def test_statistics_that_agree_with_the_trace_add_what_is_reserved(monkeypatch):
 def test_statistics_that_disagree_with_the_trace_are_quoted_without_a_breakdown(
     monkeypatch, events
 ):
-    told = Peaks(allocated_bytes=12345, reserved_bytes=2**21)
-    monkeypatch.setattr(cuda, "read_peaks", lambda device: told)
+    peaks = Peaks(allocated_bytes=12345, reserved_bytes=2**21)
+    monkeypatch.setattr(cuda, "read_peaks", lambda device: peaks)
     if events == "none":
         monkeypatch.setattr(meter, "_walk", lambda roots, device: meter._Seen())
     result = here(linear(), repeats=1)

@@ -63,6 +63,7 @@ def both(build_model):
     return plain, made
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", workloads.names()[:6])
 def test_the_zoo_comes_out_bit_by_bit(name):
     plain, made = (everything(model) for model in both(workloads.get(name).build_model))
@@ -138,6 +139,7 @@ LOST = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 def test_what_a_replay_would_lose_is_refused(name):
@@ -222,6 +224,7 @@ def test_measured_predicted_verified_and_written_as_a_script():
     assert_same(workload, ON_META)
 
 
+@pytest.mark.slow
 def test_an_unsupported_model_is_an_outcome():
     def build_model():
         torch.manual_seed(1)

@@ -34,6 +34,7 @@ MEET = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("meet", "runs"), MEET.values(), ids=MEET)
 def test_a_prediction_fails_where_the_step_does(meet, runs):
     workload = Workload(

@@ -21,6 +21,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize(
     "workload", [linear(), blocks(norm=True, dropout=0.1), ignored_labels()], ids=lambda w: w.name
@@ -303,6 +304,7 @@ class KeepsQueue(torch.nn.Module):
         return torch.cat([y, scores], dim=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [KeepsState, KeepsOutputs, KeepsQueue])
 @pytest.mark.parametrize("size", [6, 8])
 def test_what_a_model_keeps_of_its_last_batch_is_as_large_as_the_batch(kind, size):

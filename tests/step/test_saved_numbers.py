@@ -36,6 +36,7 @@ def forward_peak(result):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
 def test_numbers_are_counted(formula):
     workload = Workload(

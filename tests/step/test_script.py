@@ -21,6 +21,7 @@ from tests.models import blocks
 from tests.script_parts import CPU, assert_same, by_script, by_step
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "fields",
     [

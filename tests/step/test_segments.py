@@ -1,11 +1,14 @@
 """Expandable segments: what a card is predicted to reserve with them, and where there are none."""
 
+import pytest
+
 import memlab
 from memlab import Outcome, StepConfig
 from memlab.arguments.units import MIB
 from memlab.script import script
 
 
+@pytest.mark.slow
 def test_less_is_reserved_and_the_same_allocated():
     workload = memlab.workloads.get("gpt-small")
     plain = memlab.predict(workload, StepConfig(batch_size=24), "t4")

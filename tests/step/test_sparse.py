@@ -81,12 +81,14 @@ def workload_of(name: str) -> Workload:
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sum_over_micro_batches_is_predicted_to_the_byte(name):
     config = StepConfig(batch_size=32, accumulation_steps=4, optimizer="sgd")
     assert error_of(workload_of(name), config) == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["bag of means", "twice"])
 @pytest.mark.parametrize("implementation", ["default", "foreach"])
 def test_a_momentum_that_grows_is_predicted_to_the_byte(name, implementation):

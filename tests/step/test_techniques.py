@@ -100,6 +100,7 @@ def test_modules_that_mix_samples_or_draw_numbers_are_named():
     assert random_modules(nn.LSTM(2, 2, 2, dropout=0.5)) == [""]
 
 
+@pytest.mark.slow
 def test_a_budget_saves_memory_at_the_same_gradient():
     workload = blocks(width=64, depth=6)
     whole = StepConfig(batch_size=256, compile=True)
@@ -116,6 +117,7 @@ def most_activations(workload, config):
     return result.timeline.bytes_by_category[:, column].max()
 
 
+@pytest.mark.slow
 def test_a_new_budget_is_planned_anew():
     workload = blocks(width=64, depth=6)
     kept = [
@@ -128,6 +130,7 @@ def test_a_new_budget_is_planned_anew():
     assert kept[1] < kept[0] == kept[2]
 
 
+@pytest.mark.slow
 def test_two_steps_with_other_budgets_are_not_given_one_plan():
     """The trap of torch.compile: without a reset the second budget does nothing."""
     workload, whole = blocks(width=64, depth=6), StepConfig(batch_size=256, compile=True)

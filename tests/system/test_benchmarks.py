@@ -20,6 +20,7 @@ from benchmarks import (
     overhead,
     peers,
     report,
+    slider_moves,
     waiting,
 )
 from memlab import StepConfig, StepResult, measure
@@ -82,6 +83,7 @@ def test_the_bare_loop_trains_as_memlab_does(accumulation_steps):
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+@pytest.mark.slow
 def test_the_meters_agree_on_a_small_model():
     row = meter.compare(linear(), accumulation_steps=1, batch_size=16)
     assert (row["difference"], row["equal"]) == (0, True)
@@ -91,6 +93,7 @@ def test_the_meters_agree_on_a_small_model():
     assert abs(row["its error %"]) < 1
 
 
+@pytest.mark.slow
 def test_a_failing_peer_is_told_and_a_failing_meter_raises():
     workload = linear()
     broken = type(workload)(
@@ -218,8 +221,8 @@ def test_a_fresh_process_that_fails_says_why():
 
 def accuracy_row(model, truth, predicted, peer, outcome="ok"):
     case = accuracy.Case(workload=dataclasses.replace(linear(), name=model), config=StepConfig())
-    told = {"outcome": outcome, "predicted": predicted, "uncertainty %": 2.0, "at": "", "notes": ""}
-    return accuracy._row(case, told, ("independent", truth), peer)
+    row = {"outcome": outcome, "predicted": predicted, "uncertainty %": 2.0, "at": "", "notes": ""}
+    return accuracy._row(case, row, ("independent", truth), peer)
 
 
 def test_errors_are_signed_relative_to_the_truth_and_none_without_one():
@@ -279,6 +282,7 @@ def test_accuracy_covers_the_goal_in_models_and_configs():
     assert "blocks" in {str(config.checkpointing) for config in configs}
 
 
+@pytest.mark.slow
 def test_forks_agree_with_fresh_processes_and_say_what_was_raised():
     workload, config = linear(), StepConfig(batch_size=16)
     forks = peers.Forks(libraries=())
@@ -295,6 +299,7 @@ def test_forks_agree_with_fresh_processes_and_say_what_was_raised():
         forks.close()
 
 
+@pytest.mark.slow
 def test_a_case_of_each_truth_is_compared():
     rows = accuracy.compare(
         [
@@ -329,6 +334,47 @@ def test_latency_pairs_first_predictions_and_judges_the_median_ratio():
     assert latency._slider_row("x", [0.001] * 9 + [1.0], 5.0)["goal"] == "MISSED"
 
 
+def test_a_hand_moves_sliders_to_settings_that_the_panel_allows():
+    path = list(itertools.islice(slider_moves.hand(seed=1), 200))
+    assert {slider for slider, _ in path} == set(slider_moves.SLIDERS)
+    before = StepConfig(batch_size=16)
+    for slider, config in path:
+        moved = {f.name for f in dataclasses.fields(config)
+                 if getattr(config, f.name) != getattr(before, f.name)}  # fmt: skip
+        assert moved == {slider}
+        before = config
+
+
+def test_a_slider_meets_its_goal_only_if_its_first_pictures_are_soon_and_close():
+    def line(seconds, peaks):
+        found = [
+            slider_moves.Move(
+                slider="batch_size", seconds=seconds, how="estimate",
+                first=_with_peak(peak), exact=_with_peak(1000),
+            )
+            for peak in peaks
+        ]  # fmt: skip
+        return slider_moves.row("cpu", "batch_size", found)
+
+    assert line(0.05, [1000] * 19 + [1100])["goal"] == "met"
+    assert line(0.05, [1000] * 18 + [1100] * 2)["goal"] == "MISSED"
+    assert line(0.2, [1000] * 20)["goal"] == "MISSED"
+    assert line(0.05, [960])["largest error %"] == pytest.approx(4.0)
+
+
+def _with_peak(nbytes):
+    return StepResult(
+        outcome="ok",
+        message="a sentence",
+        source="predicted",
+        device="cpu",
+        config=StepConfig(),
+        workload_name="tiny",
+        peak_allocated_bytes=nbytes,
+    )
+
+
+@pytest.mark.slow
 def test_both_sides_of_latency_run_in_a_fresh_process():
     code = """
 from benchmarks import latency

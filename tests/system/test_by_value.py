@@ -55,6 +55,7 @@ sys.stdout.buffer.write(dumps(use))
 READ = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())())"
 
 
+@pytest.mark.slow
 def test_what_a_script_defines_under_functools_runs_in_another_process():
     sent = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, check=True)
     ran = subprocess.run(

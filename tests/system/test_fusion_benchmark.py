@@ -20,6 +20,7 @@ def test_bytes_moved_are_counted_by_hand():
     assert fusion.fused(three, x, y) == 3 * 1024
 
 
+@pytest.mark.slow
 def test_the_ways_compute_the_same_and_inductor_makes_one_kernel():
     inputs = (torch.randn(1000), torch.randn(1000))
     expected = torch.nn.functional.gelu(inputs[0] + inputs[1], approximate="tanh")

@@ -106,6 +106,7 @@ sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minu
     assert last["summary"]["configs a minute"] > 0
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch, tmp_path, capsys):
     wanted = [tiny(batch_size=2), tiny(batch_size=3)]
     assert visited(monkeypatch, tmp_path, wanted) == 0
@@ -122,6 +123,7 @@ def test_a_damaged_record_is_said_and_taken_up_from_where_it_is_good(monkeypatch
     assert path.with_suffix(".damaged").read_bytes() == lines[2][:100]
 
 
+@pytest.mark.slow
 def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     monkeypatch, tmp_path, capsys
 ):
@@ -202,6 +204,7 @@ def test_the_way_of_a_card_with_a_cpu_in_its_place(monkeypatch, tmp_path):
     assert not operators["overheads"]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_ends_with_the_minutes(tmp_path):
     code = """
 import sys, time
@@ -338,7 +341,7 @@ def test_operators_are_timed_alone_and_the_first_ones_first():
     assert operator_times.time_operators([product], bench.CPU, -1.0) == ({}, {})
 
 
-def test_second_readings_are_held_against_first_ones():
+def test_second_readings_are_compared_with_first_ones():
     def run(group, size, allocated, reserved, seconds):
         facts = {"outcome": "ok", "peak_allocated_bytes": allocated}
         facts |= {"peak_reserved_bytes": reserved, "step_seconds": seconds}
@@ -371,6 +374,7 @@ def test_the_table_says_how_lines_ended():
     assert (verified["of"], verified["other"]) == ("verify", 1)
 
 
+@pytest.mark.slow
 def test_a_record_is_plain_json(monkeypatch, tmp_path):
     assert visited(monkeypatch, tmp_path, [tiny()]) == 0
     for line in only(tmp_path).read_text().splitlines():

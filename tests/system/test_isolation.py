@@ -84,6 +84,7 @@ def test_the_time_limit_ends_a_run():
     assert_worker_is_back()
 
 
+@pytest.mark.slow
 def test_stop_ends_a_run_without_waiting_for_it():
     measure(linear(), StepConfig(), "cpu", repeats=1)  # the worker is warm
     cancel, began, times = threading.Event(), threading.Event(), []
@@ -196,6 +197,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     assert set(FUNCTIONS) == known
 
 
+@pytest.mark.slow
 def test_a_workload_that_cannot_be_built_is_said():
     workload = Workload(
         name="no",
@@ -207,6 +209,7 @@ def test_a_workload_that_cannot_be_built_is_said():
         inspect_workload(workload)
 
 
+@pytest.mark.slow
 def test_the_worker_ends_with_its_caller():
     script = textwrap.dedent(
         """
@@ -272,6 +275,7 @@ def test_a_worker_killed_while_idle_is_replaced():
     assert_worker_is_back()
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_the_worker_to_its_parent():
     script = textwrap.dedent(
         """
@@ -314,6 +318,7 @@ def test_a_crash_that_leaves_a_process_behind_is_noticed():
     assert time.monotonic() - started < 75
 
 
+@pytest.mark.slow
 def test_what_an_earlier_job_printed_is_not_taken_for_this_ones():
     assert doing(lambda: os.write(2, b"std::bad_alloc was caught\n")).outcome == "ok"
     assert doing(lambda: os._exit(3)).outcome == "crashed"
@@ -323,6 +328,7 @@ def test_a_model_that_asks_is_not_waited_for():
     assert "EOFError" in doing(lambda: input("name? ")).message
 
 
+@pytest.mark.slow
 def test_the_worker_stays_warm_for_a_script_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -357,6 +363,7 @@ def test_a_config_that_holds_a_function_comes_back_with_it():
     assert predict(blocks(), config, "cpu").config is config
 
 
+@pytest.mark.slow
 def test_the_environment_is_the_callers(monkeypatch):
     def build():
         return nn.Linear(3, int(os.environ["MODEL_WIDTH"]))

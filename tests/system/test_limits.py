@@ -6,7 +6,7 @@ import pytest
 
 import memlab
 from memlab import Outcome, StepConfig, StepResult, api, plots
-from memlab._panel import forecasts, verdicts
+from memlab._panel import forecasts, questions, verdicts
 from memlab.comparing import pairs
 from memlab.errors import ConfigError
 from memlab.predicting.interpolation import interpolated
@@ -87,7 +87,7 @@ def test_near_the_limit_the_other_end_of_the_uncertainty_says_otherwise(width, l
     assert (peak.fits(limit), peak.is_close_to(limit)) == said
 
 
-def test_a_result_is_held_against_any_limit():
+def test_a_result_is_compared_with_any_limit():
     result = make_result(peak=MIB)
     found = {limit: result.against_limit(limit) for limit in (None, "1MiB", MIB - 1)}
     assert [r.fits for r in found.values()] == [None, True, False]
@@ -156,8 +156,8 @@ def test_a_panel_says_of_each_limit_what_predict_says(base):
 
 def test_a_limit_is_replayed_once(base, monkeypatch):
     found = forecasts.Forecasts({"blocks": WORKLOAD}, lambda estimate: None, lambda text: None)
-    here = forecasts.Question("blocks", CONFIG, "h200")
-    found._known[here] = base
+    here = questions.Question("blocks", CONFIG, "h200")
+    found._answers.add(here, base)
     calls = []
     replay = type(base.forecast).runs_within
     monkeypatch.setattr(
@@ -176,9 +176,13 @@ def test_a_limit_is_replayed_once(base, monkeypatch):
 def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
     limited = base.forecast.against_limit(base.result, 200 * MIB)
     assert limited.fits is False
-    told = interpolated(replace(base, result=limited), StepConfig(batch_size=500))
-    assert (told.memory_limit_bytes, told.fits, told.close_to_limit) == (None, None, None)
-    assert base.forecast.against_limit(told, 200 * MIB).fits
+    estimate = interpolated(replace(base, result=limited), StepConfig(batch_size=500))
+    assert (estimate.memory_limit_bytes, estimate.fits, estimate.close_to_limit) == (
+        None,
+        None,
+        None,
+    )
+    assert base.forecast.against_limit(estimate, 200 * MIB).fits
 
 
 def test_the_largest_batch_is_one_that_predict_says_fits_for_sure():

@@ -102,6 +102,7 @@ def test_a_dataset_that_fails_is_an_outcome_with_a_sentence(num_workers):
     assert ("in a loader worker" in found.message) == bool(num_workers)
 
 
+@pytest.mark.slow
 def test_workers_that_die_are_an_outcome_and_the_next_run_works():
     loading = LoadingConfig(num_workers=2)
     found = measure_loading(workload(), CONFIG, Numbers(fail=die), loading, "cpu")
@@ -151,13 +152,13 @@ def test_a_dataset_that_cannot_be_counted_raises_in_the_caller(dataset, said):
 
 
 def test_all_lines_of_what_a_worker_raised_are_told():
-    told = """Caught ValueError in DataLoader worker process 0.
+    raised = """Caught ValueError in DataLoader worker process 0.
 Original Traceback (most recent call last):
   File "a.py", line 1, in f
     g()
 ValueError: first
 second"""
-    assert "worker: ValueError: first second; try" in measuring._explain(RuntimeError(told))[1]
+    assert "worker: ValueError: first second; try" in measuring._explain(RuntimeError(raised))[1]
 
 
 def test_a_jpeg_is_decoded_to_the_digit_that_it_shows():

@@ -28,6 +28,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=3600)
 
 
+@pytest.mark.slow
 def test_a_passing_notebook_is_one_line_and_leaves_its_source_alone(tmp_path):
     notebook = write_notebook(tmp_path / "10_fine.ipynb", WRITE)
     before = notebook.read_bytes()
@@ -97,6 +98,7 @@ def has_short_form(notebook: Path) -> bool:
     return "quick: bool" in notebook.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_runs_on_a_cpu(notebook, tmp_path):
     # each notebook claims the same in its short form

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 
 import memlab
@@ -16,6 +17,7 @@ from memlab.worker import isolation
 from tests.worker_parts import assert_worker_is_back, parameters_of
 
 
+@pytest.mark.slow
 def test_a_module_that_was_edited_is_read_anew(tmp_path, monkeypatch):
     source = "from torch import nn\ndef build():\n    return nn.Linear(3, {out})\n"
     file = tmp_path / "persons_model.py"
@@ -37,6 +39,7 @@ def test_a_module_that_was_edited_is_read_anew(tmp_path, monkeypatch):
     assert parameters() == 4 * (3 * 5 + 5)
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_import_is_an_outcome(tmp_path, monkeypatch):
     file = tmp_path / "broken_model.py"
     file.write_text("from torch import nn\ndef build():\n    return nn.Linear(3, 3)\n")
@@ -70,6 +73,7 @@ def persons_module(folder, out):
     return file
 
 
+@pytest.mark.slow
 def test_a_module_of_the_same_name_elsewhere_is_not_mistaken(tmp_path, monkeypatch):
     found = []
     for name, out in (("one", 3), ("other", 5)):
@@ -82,6 +86,7 @@ def test_a_module_of_the_same_name_elsewhere_is_not_mistaken(tmp_path, monkeypat
     assert found == [4 * (3 * 3 + 3), 4 * (3 * 5 + 5)]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_by_one_with_an_old_date_is_read_anew(tmp_path, monkeypatch):
     file = persons_module(tmp_path / "dated", 3)
     monkeypatch.syspath_prepend(file.parent)
@@ -96,6 +101,7 @@ def test_a_file_that_is_replaced_by_one_with_an_old_date_is_read_anew(tmp_path, 
     assert found == [4 * (3 * out + out) for out in (3, 5, 7)]
 
 
+@pytest.mark.slow
 def test_files_named_as_pythons_own_modules_beside_memlab_do_no_harm(tmp_path):
     clone = tmp_path / "a:clone"
     shutil.copytree(Path(memlab.__file__).parent, clone / "memlab")

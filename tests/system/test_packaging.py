@@ -131,6 +131,54 @@ def test_lab_listens_on_loopback_with_its_token_and_passes_arguments_on():
     assert ("--allow-root" in command) == (os.getuid() == 0)
 
 
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python; cp "$0" .venv/bin/jupyter ;;
+  *"-m pip"*) echo "a line of pip" >>pip.log; exit "${PIP_ENDS_WITH:-0}" ;;
+  lab*) echo "the address" ;;
+esac
+"""
+
+
+def fake_set_up(folder: Path) -> str:
+    """Write what `make lab` needs into a folder, with a Python that installs nothing."""
+    for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / file, folder)
+    python = folder / "fake-python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    return f"PYTHON={python}"
+
+
+def test_lab_is_one_line_a_stage_and_says_where_to_look(tmp_path):
+    done = make("lab", fake_set_up(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *stages, start, hint, address = done.stdout.splitlines()
+    assert "2 to 10 minutes" in first
+    assert "3 GB" in first
+    assert [re.sub(r" \.\.\.+ \d+ s$", "", stage) for stage in stages] == [
+        "creating .venv",
+        "installing PyTorch (the largest part)",
+        "installing memlab with JupyterLab and the libraries of its models",
+    ]
+    assert "browser in a few seconds" in start
+    assert "If no browser opens" in hint
+    assert address == "the address"
+
+    again = make("lab", cwd=tmp_path)
+    assert again.stdout.splitlines() == [start, hint, address]
+
+
+def test_a_set_up_that_fails_says_so_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    python = fake_set_up(tmp_path)
+    monkeypatch.setenv("PIP_ENDS_WITH", "1")
+    failed = make("lab", python, cwd=tmp_path)
+    assert failed.returncode != 0
+    assert failed.stdout.splitlines()[-1] == "installing PyTorch (the largest part) ... failed"
+    monkeypatch.delenv("PIP_ENDS_WITH")
+    assert make("lab", python, cwd=tmp_path).stdout.splitlines()[-1] == "the address"
+
+
 @pytest.mark.parametrize("version", ["3.10.4", "3.14.0"])
 def test_make_says_which_python_it_needs(tmp_path, version):
     for file in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -9,7 +9,7 @@ import torch
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload
-from memlab._panel import job, state
+from memlab._panel import as_code, job, settling
 from memlab.running import Progress
 from memlab.worker import isolation
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
@@ -52,9 +52,9 @@ def test_every_choice_shows_what_is_set_none_too(panel):
 
     found = {choice.description: choice for choice in choices(panel._view._root)}
     panel.set(max_grad_norm=1.0)
-    assert found["Clip norm at"].label == "1"
+    assert found["Clip gradients at"].label == "1"
     panel.set(max_grad_norm=None)
-    assert found["Clip norm at"].label == "no clipping"
+    assert found["Clip gradients at"].label == "no clipping"
     assert [name for name, choice in found.items() if choice.index is None] == []
 
 
@@ -149,14 +149,34 @@ def test_the_code_measures_what_is_on_screen(panel):
 
 def test_the_code_names_the_zoo_and_the_options_of_it():
     own = memlab.workloads.get("gpt-small", hidden_size=64)
-    source = state.source(own, StepConfig(), "cpu", "")
+    source = as_code.source(own, StepConfig(), "cpu", "")
     assert "workload = memlab.workloads.get('gpt-small', hidden_size=64)" in source
 
 
 def test_the_code_finds_the_name_of_a_persons_own_workload():
     mine = make_workload()
-    source = state.source(mine, StepConfig(), "cpu", "", namespace={"_": mine, "mine": mine})
+    source = as_code.source(mine, StepConfig(), "cpu", "", namespace={"_": mine, "mine": mine})
     assert "memlab.measure(mine, config, device='cpu')" in source
+
+
+def test_the_code_says_how_to_reach_a_panel_and_a_workload_that_no_variable_holds():
+    mine, panel = make_workload(), object()
+
+    def shown(**namespace):
+        found = as_code.parts("", mine, StepConfig(), "cpu", "", panel, namespace)
+        return {heading.split()[0]: code for heading, code in found}
+
+    named = shown(a=panel, w=mine)
+    assert named["All"] == "a.results"
+    assert named["This"].startswith("memlab.panel(w, ")
+    assert shown(Out={3: 1, 7: panel})["All"] == "Out[7].results"
+
+    lines = shown(Out=3)["All"].splitlines()
+    assert "no variable holds this panel" in lines[0]
+    assert lines[-1] == "panel.results"
+    comment, line = shown()["This"].splitlines()
+    assert comment.startswith("# put the workload")
+    assert line.startswith("memlab.panel(workload, ")
 
 
 def test_the_saved_notebook_shows_a_picture_beside_the_widgets(panel):
@@ -171,14 +191,15 @@ def test_the_saved_notebook_shows_a_picture_beside_the_widgets(panel):
     assert bundle["image/png"] in bundle["text/html"]
 
 
-def test_a_closed_panel_leaves_no_widget_and_keeps_its_results():
+def test_a_closed_panel_leaves_no_widget_of_its_own_and_keeps_its_results():
+    memlab.panel(make_workload(), device="cpu").close()  # the first one leaves one, for all later
     before = len(ipywidgets.widgets.widget._instances)
     made = memlab.panel(make_workload(), device="cpu")
     made.run(batch_size=2)
     made.run(batch_size=4)
     made._page._draw.wait(PATIENCE_SECONDS)
     made.close()
-    assert len(ipywidgets.widgets.widget._instances) == before
+    assert len(ipywidgets.widgets.widget._instances) == before >= 1
     assert len(made.results) == 2
     with pytest.raises(MemlabError, match=r"closed; make a new one with memlab\.panel"):
         made.run()
@@ -194,6 +215,7 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
         return make_result()
 
     monkeypatch.setattr(job, "measure", slow)
+    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
     panel._run_clicked()
     panel._run_clicked()
     with pytest.raises(MemlabError, match="going on"):
@@ -202,6 +224,23 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
     until(lambda: panel._page.job is None)
     assert started == [1]
     assert len(panel.results) == 1
+
+
+def test_enter_and_run_wait_for_what_was_typed_before_them(panel, monkeypatch):
+    ran = []
+    monkeypatch.setattr(job, "measure", lambda _, config, *__, **___: ran.append(config) or result)
+    result = make_result()
+    box = panel._view.controls.sliders["batch_size"].box
+    for press in (
+        lambda: box._handle_custom_msg({"event": "submit"}, []),
+        panel._view._run_button.click,
+    ):
+        box.value = "1"
+        press()
+        box.value = "16"  # which the page had held back while the 1 was on its way
+        until(lambda: ran and panel._page.job is None)
+        assert [config.batch_size for config in ran] == [16]
+        ran.clear()
 
 
 def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypatch):
@@ -242,7 +281,7 @@ def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
 
 def test_a_wrong_limit_is_not_called_none(panel):
     panel._view.limit.value = "abc"
-    assert "no limit set" not in find(panel, "memlab-fit").value
+    assert "fits" not in find(panel, "memlab-fit").value
     panel._view.limit.value = "200"
     panel._view._about.button.click()
     assert panel._view.limit.value == "200 MiB"
@@ -259,7 +298,7 @@ def test_advice_is_a_click(panel):
 
 def test_the_folded_controls_say_their_choices_on_their_button(panel):
     panel.set(optimizer="sgd", compile=True)
-    assert panel._view._more_toggle.description == "more: no checkpointing, sgd, compiled"
+    assert panel._view._more_toggle.description == "More options (SGD, compiled)"
 
 
 def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
@@ -267,6 +306,7 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
         raise RuntimeError("the reason")
 
     monkeypatch.setattr(job, "measure", broken)
+    monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
     panel._run_clicked()
     until(lambda: panel._page.job is None)
     assert "RuntimeError: the reason" in find(panel, "memlab-status").value
@@ -274,6 +314,7 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
         panel.run()
 
 
+@pytest.mark.slow
 def test_a_workload_that_cannot_be_built_says_so_in_the_panel():
     def broken():
         raise KeyError("no such layer")
@@ -287,7 +328,8 @@ def test_a_workload_that_cannot_be_built_says_so_in_the_panel():
     made = memlab.panel(workload, device="cpu")
     try:
         assert made._page._find_facts.wait(PATIENCE_SECONDS)
-        assert "no such layer" in find(made, "memlab-about").value
+        assert "no such layer" in find(made, "memlab-failure").value
+        assert "cannot be built" in find(made, "memlab-about").value
         assert made.run().outcome is Outcome.FAILED
     finally:
         made.close()

@@ -1,4 +1,4 @@
-"""Live prediction in the panel: what is told at once, what the worker is asked, what is shown."""
+"""Live prediction in the panel: what is shown at once, what the worker is asked, and then."""
 
 import threading
 import time
@@ -6,13 +6,14 @@ import time
 import pytest
 
 import memlab
-from memlab import MemlabError, Outcome, StepConfig, api
+from memlab import MemlabError, Outcome, StepConfig, api, workloads
 from memlab._panel import choices, forecasts
 from memlab._panel.forecasts import Forecasts
 from memlab.devices import cards
+from memlab.devices.here import machine_memory_bytes
 from memlab.predicting.interpolation import interpolated
-from memlab.predicting.predict import Prediction
-from tests.forecast_parts import predicted, question
+from memlab.predicting.regrouping import REGROUPED, regrouped
+from tests.forecast_parts import predicted, question, worker
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, make_workload, until
 
 
@@ -29,16 +30,8 @@ def panel():
     made.close()
 
 
-def worker(monkeypatch, answer):
-    """Let `answer(config, cancel)` give the result in place of the worker; return the calls."""
-    calls = []
-
-    def stand_in(workload, config, device, *, on_progress, cancel):
-        calls.append(config.batch_size)
-        return Prediction(result=answer(config, cancel), forecast=None)
-
-    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
-    return calls
+def sizes(configs):
+    return [config.batch_size for config in configs]
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
         assert (held.exact, held.result.step_seconds) == (False, 2.0)
     found.ask(question(8))
     assert found.wait(PATIENCE_SECONDS)
-    assert calls == [8, 16, 8]
+    assert sizes(calls) == [8, 16, 8]
     again = found.look(question(8))
     assert (again.exact, again.result.step_seconds) == (True, 0.1)
     assert not found.look(question(16)).exact
@@ -89,20 +82,20 @@ def test_a_run_of_another_time_has_the_worker_asked_again_and_nothing_blank_mean
 
 def test_interpolating_gives_what_the_worker_would_have_said(base):
     config = StepConfig(batch_size=32)
-    told = interpolated(base, config)
+    estimate = interpolated(base, config)
     asked = api.predict_with_forecast(make_workload(), config, "cpu").result
-    assert told.config == asked.config == config
-    assert told.peak_allocated_bytes == asked.peak_allocated_bytes
-    assert told.peak_by_category == asked.peak_by_category
-    assert (told.timeline.total_bytes == asked.timeline.total_bytes).all()
-    assert sum(h.nbytes for h in told.peak_holdings) == told.peak_allocated_bytes
-    assert told.uncertainty["peak_allocated_bytes"] > asked.uncertainty["peak_allocated_bytes"]
+    assert estimate.config == asked.config == config
+    assert estimate.peak_allocated_bytes == asked.peak_allocated_bytes
+    assert estimate.peak_by_category == asked.peak_by_category
+    assert (estimate.timeline.total_bytes == asked.timeline.total_bytes).all()
+    assert sum(h.nbytes for h in estimate.peak_holdings) == estimate.peak_allocated_bytes
+    assert estimate.uncertainty["peak_allocated_bytes"] > asked.uncertainty["peak_allocated_bytes"]
 
 
 def test_what_was_recorded_is_not_called_interpolated(base):
-    told = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
-    assert "interpolated" not in told.message
-    assert told.uncertainty == base.result.uncertainty
+    estimate = interpolated(base, StepConfig(batch_size=base.forecast.program.size))
+    assert "interpolated" not in estimate.message
+    assert estimate.uncertainty == base.result.uncertainty
 
 
 @pytest.mark.parametrize("name", ["gpt-small", "vit-digits"])
@@ -113,12 +106,26 @@ def test_the_uncertainty_of_interpolation_holds(name):
         base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
         for batch_size in (5, 32):
             config = StepConfig(batch_size=batch_size)
-            told = interpolated(base, config)
+            estimate = interpolated(base, config)
             asked = api.predict(workload, config, device)
-            kind = told.counted_peak.kind
+            kind = estimate.counted_peak.kind
             field = f"peak_{kind}_bytes"
-            off = getattr(told, field) / getattr(asked, field) - 1
-            assert abs(off) <= told.uncertainty[field], (device, batch_size, off)
+            off = getattr(estimate, field) / getattr(asked, field) - 1
+            assert abs(off) <= estimate.uncertainty[field], (device, batch_size, off)
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "vit-digits"])
+@pytest.mark.slow
+def test_an_estimate_of_another_accumulation_is_close(name):
+    workload = memlab.workloads.get(name)
+    for device in ("cpu", "h200"):
+        base = api.predict_with_forecast(workload, StepConfig(batch_size=8), device)
+        for steps in (2, 4):
+            config = StepConfig(batch_size=8 * steps, accumulation_steps=steps)
+            estimate = regrouped(base, config)
+            asked = api.predict(workload, config, device)
+            error = estimate.counted_peak.nbytes / asked.counted_peak.nbytes - 1
+            assert abs(error) <= REGROUPED, (device, steps, error)
 
 
 def test_a_question_is_answered_once_and_kept(monkeypatch, made):
@@ -129,9 +136,11 @@ def test_a_question_is_answered_once_and_kept(monkeypatch, made):
     assert found.wait(PATIENCE_SECONDS)
     found.ask(question())
     assert found.wait(PATIENCE_SECONDS)
-    assert calls == [8]
+    assert sizes(calls) == [8]
     assert [e.exact for e in arrived] == [True]
     assert found.look(question()).result is arrived[0].result
+    assert found.known_of(question(16)) == [arrived[0].result]
+    assert found.known_of(question(device="h200")) == []
 
 
 def test_only_the_newest_question_waits_and_none_is_killed(monkeypatch, made):
@@ -146,12 +155,12 @@ def test_only_the_newest_question_waits_and_none_is_killed(monkeypatch, made):
 
     calls = worker(monkeypatch, slow)
     found.ask(question(1))
-    until(lambda: calls == [1])
+    until(lambda: sizes(calls) == [1])
     for batch_size in range(2, 9):
         found.ask(question(batch_size))
     go.set()
     assert found.wait(PATIENCE_SECONDS)
-    assert calls == [1, 8]
+    assert sizes(calls) == [1, 8]
     assert cancelled == [False, False]
     assert found.look(question(1)) is not None
 
@@ -165,7 +174,35 @@ def test_a_slider_that_moves_asks_once_it_stands(monkeypatch, made):
         found.ask(question(batch_size))
         time.sleep(0.02)
     assert found.wait(PATIENCE_SECONDS)
-    assert calls == [5]
+    assert sizes(calls) == [5]
+
+
+def test_what_is_asked_for_later_waits_for_what_is_wanted_and_is_never_lost(monkeypatch, made):
+    found, _ = made
+    monkeypatch.setattr(forecasts, "PATIENCE_SECONDS", 0.0)
+    go = threading.Event()
+
+    def slow(config, cancel):
+        until(lambda: go.is_set() or cancel.is_set())
+        ended = Outcome.CANCELLED if cancel.is_set() else Outcome.OK
+        return predicted(config=config, outcome=ended)
+
+    calls = worker(monkeypatch, slow)
+
+    def sizes():
+        return [config.batch_size for config in calls]
+
+    found.ask_later([question(2), question(4)])
+    until(lambda: sizes() == [2])
+    found.ask_later([question(2), question(8)])
+    found.ask(question(1))
+    until(lambda: sizes() == [2, 1])
+    go.set()
+    assert found.wait(PATIENCE_SECONDS)
+    assert sizes() == [2, 1, 2, 8]
+    found.ask_later([question(8)])
+    assert found.wait(PATIENCE_SECONDS)
+    assert sizes() == [2, 1, 2, 8]
 
 
 def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made):
@@ -182,9 +219,9 @@ def test_what_goes_on_for_long_is_given_up_for_what_is_wanted(monkeypatch, made)
 
     calls = worker(monkeypatch, endless)
     found.ask(question(1))
-    until(lambda: calls == [1])
+    until(lambda: sizes(calls) == [1])
     time.sleep(0.1)
-    assert calls == [1], "nothing else is wanted, so it goes on"
+    assert sizes(calls) == [1], "nothing else is wanted, so it goes on"
     found.ask(question(2))
     assert found.wait(PATIENCE_SECONDS)
     assert [e.question.config.batch_size for e in arrived] == [2]
@@ -200,7 +237,7 @@ def test_no_prediction_begins_while_a_measurement_runs(monkeypatch, made):
     assert calls == []
     found.hold(False)
     assert found.wait(PATIENCE_SECONDS)
-    assert calls == [8]
+    assert sizes(calls) == [8]
 
 
 def test_whatever_the_worker_raises_is_an_outcome(monkeypatch, made):
@@ -228,32 +265,52 @@ def test_the_thread_ends_with_the_panel(monkeypatch):
     assert found.wait(PATIENCE_SECONDS)
 
 
-def test_the_limit_follows_the_card_unless_one_was_typed(panel):
+def test_the_limit_is_what_the_device_holds_unless_less_was_typed_for_it(panel):
     panel.set(device="rtx-4090")
     usable = cards.find("rtx-4090").usable_bytes
     assert panel._asked.limit == pytest.approx(usable, rel=0.01)
     panel.set(device="t4")
     assert panel._asked.limit == pytest.approx(cards.find("t4").usable_bytes, rel=0.01)
     panel.set(device="cpu")
-    assert panel._asked.limit is None
+    assert panel._asked.limit == machine_memory_bytes()
+    assert "this machine" in panel._view.limit.placeholder
     panel.set(memory_limit="2 GiB")
-    panel.set(device="h200")
+    assert panel._asked.limit == 2 * 2**30
+    panel.set(device="t4")
+    assert panel._asked.limit == cards.find("t4").usable_bytes
+    assert "the card" in panel._view.limit.placeholder
+    assert "memory_limit=memlab.card('t4').usable_bytes" in panel.code()
+    panel.set(device="cpu")
     assert panel._view.limit.value == "2 GiB"
-    panel.set(device="cpu", memory_limit=None)
-    panel.set(device="h200", memory_limit=None)
-    assert panel._asked.limit is None
+    panel.set(device="t4", memory_limit="4 TiB")
+    assert panel._asked.limit == cards.find("t4").usable_bytes
+    assert "more than the card can hold" in find(panel, "memlab-about").value
+    panel._view._about.button.click()
+    assert panel._view.limit.value == ""
 
 
-def test_a_card_that_is_not_here_cannot_be_run_and_says_why(panel):
+def test_a_card_that_is_not_here_is_kept_instead_of_run_and_says_why(panel):
     panel.set(device="h200")
-    assert panel._view._run_button.disabled
+    assert panel._view._run_button.description == "Keep this prediction"
+    assert not panel._view._run_button.disabled
     assert "h200 is not in this machine" in find(panel, "memlab-status").value
-    with pytest.raises(MemlabError, match="is not in this machine"):
+    with pytest.raises(MemlabError, match=r"h200 is not in this machine; panel\.keep\(\)"):
         panel.run()
     assert "memlab.predict(" in panel.code()
     panel.set(device="cpu")
-    assert not panel._view._run_button.disabled
+    assert panel._view._run_button.description == "Run"
     assert "memlab.measure(" in panel.code()
+
+
+def test_a_prediction_names_the_operators_of_its_moments():
+    workload = workloads.get("gpt-small", num_layers=2, sequence_length=16)
+    found = api.predict_with_forecast(workload, StepConfig(batch_size=2), "t4")
+    ran = found.forecast.ran((2,))
+    timeline = found.result.timeline
+    assert len(ran) == int(timeline.operator.max())
+    place = found.result.peak_place
+    named = {ran[count - 1] for count in timeline.operator[timeline.total_bytes.argmax() :][:1]}
+    assert named == {(place.module, place.operator)}
 
 
 def test_the_memory_of_any_card_can_be_typed(panel):

@@ -6,7 +6,8 @@ import pytest
 
 from memlab import Outcome, StepConfig
 from memlab._panel import outlook, verdicts
-from memlab._panel.runs import RunLog, table_html
+from memlab._panel.rows import table_html
+from memlab._panel.runs import RunLog
 from tests.forecast_parts import MIB, estimate, predicted, question
 from tests.panel_parts import make_result
 
@@ -25,7 +26,7 @@ def test_the_badge_of_a_prediction(limit, kind, begin):
     assert (found.kind, found.text) == (kind, begin)
 
 
-def test_on_cuda_reserved_bytes_are_held_against_the_limit():
+def test_on_cuda_reserved_bytes_are_compared_with_the_limit():
     result = predicted(100 * MIB, peak_reserved_bytes=150 * MIB, device="h200")
     found = verdicts.fit_verdict(result, 120 * MIB)
     assert found.kind == verdicts.BAD
@@ -73,7 +74,7 @@ def test_what_cannot_be_predicted_is_a_quiet_sentence_and_the_last_run_stays():
     now = outlook_of(last, estimate=estimate(refused))
     assert "no prediction (unsupported): eager steps only" in now.costs()
     assert now.fit(2 * MIB).text == "last run: fits: 1.00 of 2.00 MiB (50 %), measured"
-    assert now.note() == "last run: batch 2; press Run for what is set now"
+    assert now.note() == "last run: batch 2; what is set now was not run"
     assert now.shown.result is last
 
 
@@ -95,4 +96,4 @@ def test_the_table_has_the_signed_error_of_what_was_predicted():
     shown = table_html(log.visible)
     assert "101 MiB" in shown
     assert "+1.00 %" in shown
-    assert "peak predicted" not in table_html([dataclasses.replace(log.last, prediction=None)])
+    assert ">peak predicted<" not in table_html([dataclasses.replace(log.last, prediction=None)])

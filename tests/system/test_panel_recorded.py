@@ -29,8 +29,8 @@ def panel(tmp_path, monkeypatch):
 
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
     assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
-    assert choices.default_limit(LABEL) == panel._view.limit.value != ""
-    assert "recorded elsewhere" in panel._view._status.value
+    assert panel._asked.limit == choices.capacity(LABEL) > 2**30
+    assert "is another machine: Run shows what was measured there" in panel._view._status.value
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):
         panel.set(device="h200, recorded")
 
@@ -71,9 +71,30 @@ def test_a_setting_without_a_control_is_left_to_code():
     assert line.remedy is None
 
 
+@pytest.mark.slow
 def test_a_prediction_for_it_takes_its_operators_times(panel):
     found = memlab.predict(panel.workload, StepConfig(batch_size=4), LABEL)
     assert (found.outcome, found.device) == ("ok", LABEL), found.message
     assert memlab.predict(panel.workload, StepConfig(batch_size=4), "t4").device == "t4"
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):
         memlab.predict(panel.workload, StepConfig(), "h100, recorded")
+
+
+def test_a_size_that_is_not_recorded_leads_to_those_that_are(panel):
+    panel.set(sample_size=16, batch_size=4)
+    until(lambda: "sequence_length=8" in panel._view._advice.text.value)
+    assert panel.run().outcome == "unsupported"
+    panel.set(sample_size=None)
+    assert panel.run().peak_allocated_bytes == 4
+
+
+def test_a_recorded_size_plays_back_under_the_name_on_screen(panel):
+    options = {**OPTIONS, "sequence_length": 16}
+    other = memlab.panel(workloads.get("gpt-small", **options), device=LABEL)
+    try:
+        other.set(sample_size=OPTIONS["sequence_length"], batch_size=4)
+        found = other.run()
+        assert (found.workload_name, found.peak_allocated_bytes) == (other.workload.name, 4)
+        assert other._page.outlook().run is not None
+    finally:
+        other.close()

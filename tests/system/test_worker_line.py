@@ -20,7 +20,7 @@ from memlab import StepConfig, Workload, measure
 from memlab.arguments.units import MIB
 from memlab.devices.processes import resident_bytes
 from memlab.running import Progress
-from memlab.worker import isolation
+from memlab.worker import isolation, serving
 from memlab.worker.process import WorkerProcess
 from memlab.worker.wire import HEADER, MAGIC, Channel
 from tests.models import blocks, linear
@@ -54,6 +54,7 @@ def worker_socket():
     return sockets[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "action",
     [os.fork, os.forkpty, fork_in_c, fork_in_a_library, answer_twice],
@@ -76,6 +77,7 @@ def close_all():
     os.closerange(3, 4096)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("action", "said"),
     [
@@ -92,6 +94,7 @@ def test_whatever_a_model_does_to_the_line_is_an_outcome(action, said):
     assert (result.outcome, said in result.message) == ("crashed", True), result.message
 
 
+@pytest.mark.slow
 def test_a_header_without_a_body_ends_with_the_time_limit():
     result = doing(write_to_the_socket(HEADER.pack(MAGIC, 1, 10**6)), timeout_seconds=5)
     assert result.outcome == "timed_out"
@@ -169,6 +172,7 @@ def test_what_cannot_be_read_is_a_crash_with_a_sentence(line, content):
     assert ended.value.outcome == "crashed"
 
 
+@pytest.mark.slow
 def test_a_large_workload_can_be_stopped_while_it_is_sent():
     held = torch.zeros(2**26)  # 256 MiB
     workload = Workload(
@@ -217,3 +221,16 @@ def wait_until(state):
     while not (found := state()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
+
+
+def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first():
+    ours, theirs = (Channel(end, blocks=True) for end in socket.socketpair())
+    try:
+        assert not serving._is_followed("predict", theirs)
+        ours.send(1, b"the next job")
+        assert serving._is_followed("predict", theirs)
+        assert serving._is_followed("plan", theirs)
+        assert not serving._is_followed("measure", theirs)
+    finally:
+        ours.close()
+        theirs.close()

@@ -1,19 +1,20 @@
 """What one job does to the worker never reaches the next."""
 
+import copy
+import dataclasses
 import os
 import sys
 import time
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure, predict
-from memlab.sending.sources import is_library
+from memlab import StepConfig, measure, predict
+from memlab.arguments.libraries import is_library
 from memlab.worker import isolation
 from tests.models import blocks, linear
-
-BATCH = (torch.randn(4, 3), torch.randn(4, 3))
 
 
 def building(action):
@@ -21,14 +22,9 @@ def building(action):
 
     def build():
         action()
-        return nn.Linear(3, 3)
+        return linear().build_model()
 
-    return Workload(
-        name="attack",
-        build_model=build,
-        make_batch=lambda n: torch.ones(n, 3),
-        compute_loss=lambda model, batch: model(batch).mean(),
-    )
+    return dataclasses.replace(linear(), name="attack", build_model=build)
 
 
 def replace_a_layer():
@@ -80,7 +76,16 @@ def empty_the_modules():
     sys.modules.clear()
 
 
+def show_warnings_its_own_way():
+    warnings.showwarning = lambda *_: None
+
+
+def show_warnings_as_a_library_does():
+    warnings.showwarning = copy.copy  # monai sets its own as it is imported
+
+
 ATTACKS = [
+    show_warnings_its_own_way,
     replace_a_layer,
     patch_a_method,
     patch_a_clock,
@@ -98,6 +103,7 @@ def worker_of(lane):
     return lane.worker.process.pid
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("action", ATTACKS, ids=lambda action: action.__name__)
 def test_a_changed_worker_serves_no_other_run(action):
     first = measure(building(action), StepConfig(), "cpu", repeats=1)
@@ -137,6 +143,14 @@ def test_runs_that_change_nothing_share_a_worker(config):
         assert worker_of(isolation.measuring) == worker, workload.name
 
 
+def test_a_library_that_shows_warnings_its_own_way_keeps_the_worker():
+    measure(building(show_warnings_as_a_library_does), StepConfig(), "cpu", repeats=1)
+    worker = worker_of(isolation.measuring)
+    assert measure(linear(), StepConfig(), "cpu", repeats=1).outcome == "ok"
+    assert worker_of(isolation.measuring) == worker
+
+
+@pytest.mark.slow
 def test_predictions_share_a_worker_until_one_changes_it():
     predict(linear(), StepConfig(), "cpu")
     worker = worker_of(isolation.predicting)
@@ -148,6 +162,7 @@ def test_predictions_share_a_worker_until_one_changes_it():
     assert worker_of(isolation.predicting) != worker
 
 
+@pytest.mark.slow
 def test_a_spare_worker_takes_the_place_of_a_changed_one():
     measure(linear(), StepConfig(), "cpu", repeats=1)
     while (spare := isolation.spare.worker) is None:

@@ -83,7 +83,14 @@ BUILT_ON_META = Technique(
     examples={"built on meta": {"init_on_meta": True}},
     source=source,
     notes=notes,
-    controls=(switch("init_on_meta", "build on meta", "built on meta", "not built on meta"),),
+    controls=(
+        switch(
+            "init_on_meta",
+            "build on the meta device",
+            "built on the meta device",
+            "built with its weights",
+        ),
+    ),
     says=says,
     savings=(
         Saving(

@@ -295,17 +295,17 @@ def _module_of(model: torch.nn.Module, error: Exception) -> str:
     return "the model"
 
 
-PICKED = {
-    BudgetSolver.DP: "exactly (dynamic programming)",
-    BudgetSolver.GREEDY: "one by one, most expensive first",
-    BudgetSolver.HIRSCHBERG: "exactly with less memory, but may exceed its budget",
-    BudgetSolver.ILP: "by integer programming (scipy)",
-}
-WEIGHED = {
-    BudgetEstimator.FLOPS: "floating-point operations",
-    BudgetEstimator.PROFILE: "time on this card",
-}
 PLANNED = {"budget_engine": BudgetEngine.COMPILE}
+SOLVERS = {
+    BudgetSolver.DP: "dynamic programming",
+    BudgetSolver.GREEDY: "greedy choice, the most expensive first",
+    BudgetSolver.HIRSCHBERG: "dynamic programming in little memory (may exceed the budget)",
+    BudgetSolver.ILP: "integer programming (scipy)",
+}
+ESTIMATORS = {
+    BudgetEstimator.FLOPS: "counted operations",
+    BudgetEstimator.PROFILE: "measured time on this device",
+}
 PLANNED_BY = {BudgetEngine.EAGER: "memlab", BudgetEngine.COMPILE: "torch.compile"}
 
 
@@ -324,8 +324,8 @@ def budget_says(asked: Setup) -> str:
     if not _is_planned(config):
         return ""
     return (
-        f"the saved tensors are chosen {PICKED[config.budget_solver]}, by the cost of operators "
-        f"in {WEIGHED[config.budget_estimator]}"
+        f"what is saved is chosen by {SOLVERS[config.budget_solver]}, from the "
+        f"{ESTIMATORS[config.budget_estimator]} of each operator"
     )
 
 
@@ -355,11 +355,22 @@ COMPILED_BUDGET = Technique(
     controls=(
         Control(
             field="budget_engine",
-            label="Budget by",
+            label="Budget planned by",
+            in_words=lambda engine: PLANNED_BY[engine],
             named=lambda engine: f"budget by {PLANNED_BY[engine]}",
         ),
-        Control(field="budget_solver", label="Picked by", only_with=PLANNED),
-        Control(field="budget_estimator", label="Weighed by", only_with=PLANNED),
+        Control(
+            field="budget_solver",
+            label="Solver",
+            in_words=lambda solver: SOLVERS[solver],
+            only_with=PLANNED,
+        ),
+        Control(
+            field="budget_estimator",
+            label="Cost of an operator",
+            in_words=lambda estimator: ESTIMATORS[estimator],
+            only_with=PLANNED,
+        ),
     ),
     says=budget_says,
     savings=(

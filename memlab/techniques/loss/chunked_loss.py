@@ -92,10 +92,10 @@ CHUNKED_LOSS = Technique(
     controls=(
         Control(
             field="loss_chunks",
-            label="Loss in",
-            named=lambda n: f"loss in {n} chunks" if n > 1 else "loss in one piece",
+            label="Loss computed",
+            named=lambda n: f"loss in {n} chunks" if n > 1 else "loss not in chunks",
             offered=(1, 2, 4, 8, 16, 32, 64),
-            in_words=lambda n: f"{n} chunks" if n > 1 else "one piece",
+            in_words=lambda n: f"in {n} chunks" if n > 1 else "all at once",
         ),
     ),
     says=says,

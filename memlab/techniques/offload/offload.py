@@ -161,7 +161,7 @@ ACTIVATIONS = Technique(
         offload_control("offload_activations"),
         Control(
             field="offload_fraction",
-            label="of them",
+            label="Share of activations",
             named=lambda share: f"{share:.0%} of the activations",
             offered=(1.0, 0.75, 0.5, 0.25),
             in_words=lambda share: f"{share:.0%}",
@@ -201,7 +201,7 @@ PARAMETERS = Technique(
         Saving(
             setting="`offload_parameters=True`",
             saves=(
-                "the weights, but for those of the module at work and of the next; small ones, "
+                "the weights, except those of the running module and of the next; small ones, "
                 "an RNN's, shared memory and the head of a loss in chunks stay"
             ),
             costs=(

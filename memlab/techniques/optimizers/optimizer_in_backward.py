@@ -159,7 +159,7 @@ IN_BACKWARD = Technique(
     controls=(
         switch(
             "optimizer_in_backward",
-            "in backward",
+            "update in backward",
             "optimizer in backward",
             "optimizer after backward",
         ),

@@ -261,13 +261,21 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     return names[config.optimizer], options
 
 
+TITLES = {
+    Optimizer.SGD: "SGD",
+    Optimizer.SGD_MOMENTUM: "SGD with momentum",
+    Optimizer.ADAM: "Adam",
+    Optimizer.ADAMW: "AdamW",
+    Optimizer.ADAFACTOR: "Adafactor",
+    Optimizer.ADAMW_8BIT: "AdamW, 8-bit state",
+}
 STATES = {
-    Optimizer.SGD: "no state",
-    Optimizer.SGD_MOMENTUM: "one state per weight, cosine schedule",
-    Optimizer.ADAM: "two states per weight",
-    Optimizer.ADAMW: "two states per weight",
-    Optimizer.ADAFACTOR: "one row and one column of state per matrix",
-    Optimizer.ADAMW_8BIT: "two states of one byte per weight (bitsandbytes)",
+    Optimizer.SGD: "keeps no state",
+    Optimizer.SGD_MOMENTUM: "keeps one number for each weight; cosine schedule",
+    Optimizer.ADAM: "keeps two numbers for each weight",
+    Optimizer.ADAMW: "keeps two numbers for each weight",
+    Optimizer.ADAFACTOR: "keeps one row and one column of numbers for each matrix",
+    Optimizer.ADAMW_8BIT: "keeps two numbers of one byte for each weight (bitsandbytes)",
 }
 TEMPORARIES = {
     OptimizerImplementation.DEFAULT: "",
@@ -287,7 +295,7 @@ OPTIMIZER = Technique(
     },
     refusals=refusals,
     source=source,
-    controls=(Control(field="optimizer", label="Optimizer"),),
+    controls=(Control(field="optimizer", label="Optimizer", in_words=lambda name: TITLES[name]),),
     says=lambda asked: STATES[asked.config.optimizer],
     savings=(
         Saving(
@@ -311,7 +319,7 @@ IMPLEMENTATION = Technique(
     controls=(
         Control(
             field="optimizer_implementation",
-            label="runs as",
+            label="Implementation",
             named=lambda v: f"{v} implementation",
         ),
     ),

@@ -105,10 +105,11 @@ def apply_plan(model: nn.Module, plan: Plan) -> None:
 
 def notes(asked: Setup) -> list[str]:
     """Return a note about what a plan does and whether it is within its budget."""
-    config, plan = asked.config, asked.plan
-    if plan is None:
-        return []
+    return [] if asked.plan is None else notes_of_plan(asked.config, asked.plan)
 
+
+def notes_of_plan(config: StepConfig, plan: Plan) -> list[str]:
+    """Return what a plan does for a config with a budget, and whether it is within that budget."""
     said = (
         f"{len(plan.regions)} modules are recomputed; by prediction {plan.share:.0%} of the plain "
         "step's activations are held."

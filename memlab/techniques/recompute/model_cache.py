@@ -32,7 +32,10 @@ MODEL_CACHE = Technique(
     source=source,
     controls=(
         switch(
-            "model_cache", "model's cache", "with the model's cache", "without the model's cache"
+            "model_cache",
+            "key and value cache",
+            "with the model's cache",
+            "without the model's cache",
         ),
     ),
     says=says,

@@ -35,6 +35,7 @@ from memlab.worker.unchanged.parts import Parts
 from memlab.worker.unchanged.usual_changes import (
     CHANGED_ONCE,
     IGNORED_NAMES,
+    PRINT_ONLY,
     is_cache,
     is_definition,
     is_of_library,
@@ -232,12 +233,13 @@ class Fingerprint:
             return True
         if place.package in self._own_packages:
             return place.kind == "module" and isinstance(new, types.ModuleType)
-        if _name(place, key).startswith(CHANGED_ONCE):
+        name = _name(place, key)
+        if name.startswith(CHANGED_ONCE) or (name in PRINT_ONLY and is_of_library(new)):
             return True
 
         is_entry = place.kind in ("dict", "list", "set")
         is_data = not (is_definition(old) or is_definition(new))
-        if (is_entry or is_data) and is_cache(_name(place, key)):
+        if (is_entry or is_data) and is_cache(name):
             return True
         if old is MISSING:
             return self._is_usual_addition(place, key, new)

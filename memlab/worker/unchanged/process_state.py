@@ -285,7 +285,7 @@ def _same(before: Any, after: Any) -> bool:
 
 
 def kept_tensor_bytes() -> int:
-    """Return the bytes of the tensors that were made since `gc.freeze` and still exist."""
+    """Return the bytes of the tensors that exist and are not frozen (`gc.freeze`)."""
     storages = {}
     for found in gc.get_objects():
         if type(found) in (torch.Tensor, torch.nn.Parameter) and found.device.type != "meta":

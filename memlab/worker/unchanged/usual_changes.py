@@ -4,7 +4,7 @@ import sys
 import types
 from typing import Any
 
-from memlab.sending.sources import is_library
+from memlab.arguments.libraries import is_library
 from memlab.torch_private import process as torch_process
 
 # attributes that Python itself sets when a module or a class is used
@@ -33,6 +33,8 @@ CACHES = (
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
     "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
 )  # fmt: skip
+# hooks that only print; a library replaces them as it is imported (monai does)
+PRINT_ONLY = frozenset({"warnings.showwarning"})
 SET_BY_JOBS = frozenset({"sys.path"})
 # places that their first use changes permanently; no bytes and no bits of a step depend on them
 CHANGED_ONCE = (

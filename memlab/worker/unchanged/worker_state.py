@@ -14,9 +14,10 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from memlab.arguments.libraries import is_library
 from memlab.arguments.units import MIB
 from memlab.sending.own_values import OwnValues
-from memlab.sending.sources import Sources, is_library
+from memlab.sending.sources import Sources
 from memlab.worker.unchanged.fingerprint import Fingerprint
 from memlab.worker.unchanged.process_state import (
     OF_IMPORTS,

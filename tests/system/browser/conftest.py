@@ -12,6 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from memlab._panel.history import FILE_NAME
 from tests import ROOT
 from tests.system.browser import lab_browser, panel_page
 
@@ -30,6 +31,11 @@ workload = memlab.Workload(
 )
 """
 
+NOT_OURS = (
+    "Could not restore the debugger state",  # JupyterLab, where a kernel is restarted
+    "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
+)
+
 QUICK = "panel.ipynb"
 """Its kernel and worker go on from test to test; each test begins by running all cells."""
 
@@ -47,6 +53,27 @@ record = memlab.recordings()[0]
 run = record.runs[0]
 workload = memlab.workloads.get(run.workload, **run.options)
 panel = memlab.panel(workload, device=record.label)
+"""
+
+
+FAILING = """
+import torch
+from torch import nn
+import memlab
+
+
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(9, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+batch = (torch.zeros(4, 8), torch.zeros(4, 2))
+workload = memlab.Workload.from_module(Wrong(), batch, nn.functional.mse_loss)
+memlab.panel(workload, device="cpu")
 """
 
 
@@ -88,9 +115,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def lab(browser: Any, folder: pathlib.Path) -> Iterator[str]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Memlab's cache for all kernels of that JupyterLab."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def lab(browser: Any, folder: pathlib.Path, cache: pathlib.Path) -> Iterator[str]:
     """The address of a JupyterLab over that folder."""
-    with lab_browser.jupyter_lab(folder) as url:
+    with lab_browser.jupyter_lab(folder, cache) as url:
         yield url
 
 
@@ -99,6 +132,7 @@ def _write_notebooks(folder: pathlib.Path) -> None:
     nbformat.write(nbformat.read(QUICKSTART, as_version=4), folder / "quickstart.ipynb")
     _write(folder / QUICK, TINY, SHOW)
     _write(folder / "recorded.ipynb", RECORDED, "panel")
+    _write(folder / "failing.ipynb", FAILING)
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
 
@@ -111,10 +145,15 @@ def _write(path: pathlib.Path, *sources: str) -> None:
 
 @pytest.fixture
 def page(
-    lab: str, folder: pathlib.Path, browser: Any, request: pytest.FixtureRequest
+    lab: str,
+    folder: pathlib.Path,
+    cache: pathlib.Path,
+    browser: Any,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Any]:
     """A page that may talk to the server alone; `blocked` and `errors` must stay empty."""
     _write_notebooks(folder)  # as they are without outputs, whatever the last test saved
+    (cache / FILE_NAME).unlink(missing_ok=True)  # and panels without a past
     context = browser.new_context(
         viewport={"width": 1300, "height": 1500}, reduced_motion="reduce", color_scheme="light"
     )
@@ -124,6 +163,7 @@ def page(
     made.blocked, made.errors = [], []
     lab_browser.loopback_only(context, lab, made.blocked)
     made.on("pageerror", lambda error: made.errors.append(str(error)))
+    made.on("console", lambda said: made.errors.extend([said.text] * _is_ours(said)))
     yield made
     SHOTS.mkdir(parents=True, exist_ok=True)
     report = getattr(request.node, "report_of_call", None)
@@ -137,6 +177,11 @@ def page(
     lab_browser.shut_down_sessions(lab, but=QUICK if passed else None)
     assert made.blocked == [], "a request left the machine"
     assert made.errors == [], "an error on the page"
+
+
+def _is_ours(said: Any) -> bool:
+    """Whether a message of the console is an error that the panel can help."""
+    return said.type == "error" and not said.text.startswith(NOT_OURS)
 
 
 @pytest.fixture

@@ -62,8 +62,13 @@ ALL_RUN = """() => { const w = window.jupyterapp.shell.currentWidget;
 
 
 @contextlib.contextmanager
-def jupyter_lab(root: pathlib.Path, start_seconds: float = PATIENCE_SECONDS) -> Iterator[str]:
-    """Serve `root` with settings and data of its own on a free loopback port; yield the address."""
+def jupyter_lab(
+    root: pathlib.Path, cache: pathlib.Path, start_seconds: float = PATIENCE_SECONDS
+) -> Iterator[str]:
+    """Serve `root` with settings and data of its own on a free loopback port; yield the address.
+
+    `cache` is memlab's cache, where the panels of this server keep their past.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -73,7 +78,7 @@ def jupyter_lab(root: pathlib.Path, start_seconds: float = PATIENCE_SECONDS) -> 
         with (private / "lab.log").open("w+") as log:
             process = subprocess.Popen(
                 _command(root, port),
-                env=_environment(private),
+                env=_environment(private, cache),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -100,7 +105,7 @@ def _command(root: pathlib.Path, port: int) -> list[str]:
     ]
 
 
-def _environment(private: pathlib.Path) -> dict[str, str]:
+def _environment(private: pathlib.Path, cache: pathlib.Path) -> dict[str, str]:
     settings = private / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(
@@ -109,6 +114,7 @@ def _environment(private: pathlib.Path) -> dict[str, str]:
     package = str(ROOT)
     environment = {
         **os.environ,
+        "MEMLAB_CACHE": str(cache),
         "JUPYTER_CONFIG_DIR": f"{private}/config",
         "JUPYTER_DATA_DIR": f"{private}/data",
         "JUPYTER_RUNTIME_DIR": f"{private}/runtime",

@@ -30,7 +30,7 @@ def num_rows(panel):
 
 
 def first_row(panel):
-    """Return the cells of the newest run by their headings.
+    """Return the cells of the newest run by their headings; nothing while there is no run.
 
     They are read in one go: the table is drawn anew whenever something arrives, and what is read
     cell by cell can be of two tables.
@@ -43,7 +43,7 @@ def first_row(panel):
           return table ? [texts(table.querySelector('thead'), 'th'),
                           texts(table.querySelector('tbody tr'), 'td')] : [[], []]; }"""
     )
-    return dict(zip(heads, cells, strict=True))
+    return dict(zip(heads, cells, strict=True)) if cells else {}
 
 
 def shown_json(panel):

@@ -1,5 +1,7 @@
 """A recorded device as a person meets it: its runs are played back, and called recorded."""
 
+import pytest
+
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
 from tests.system.browser.panel_page import (
@@ -12,12 +14,13 @@ from tests.system.browser.panel_page import (
 )
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_played_back_and_named_so(page, lab):
     panel = open_panel(page, lab, "recorded.ipynb")
     chosen = panel.get_by_label("On", exact=True)
     assert chosen.locator("option:checked").inner_text().endswith("recorded")
     wait_for(lambda: costs(panel).startswith("predicted for"))
-    wait_for(lambda: "recorded elsewhere" in panel.locator("[role=status]").inner_text())
+    wait_for(lambda: "is another machine" in panel.locator("[role=status]").inner_text())
     advice = panel.locator(".memlab-advice")
     panel.get_by_label("Batch size", exact=True).fill("7")
     wait_for(lambda: "not recorded; the nearest recorded run is batch_size=" in advice.inner_text())

@@ -58,6 +58,7 @@ def test_checks_are_counted_by_precision_and_verdict():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_saved_bytes_of_a_linear_are_its_loss_alone():
     """Its input is the batch; of the squares autograd keeps what they were made of."""
     on_cpu, on_card = (

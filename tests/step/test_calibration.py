@@ -101,6 +101,7 @@ def differences(run):
 ZOO = [("gpt-small", 2), ("resnet-digits", 8), ("lstm-text", 4), ("vit-digits", 4)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize(("name", "batch_size"), ZOO)
 def test_operators_of_a_real_step_cost_the_same_alone(name, batch_size, precision):

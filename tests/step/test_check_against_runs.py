@@ -14,8 +14,8 @@ from memlab import StepConfig, Workload
 from memlab.costs import cost_store
 from memlab.costs.cost_store import Store, cost_from_row
 from memlab.costs.measured_runs import MeasuredRun, read_run, write_run
-from memlab.predicting import held_against as holding
-from memlab.predicting.held_against import Attempt, held_against
+from memlab.predicting import check_against_runs as checking
+from memlab.predicting.check_against_runs import Attempt, check_against_runs
 from memlab.sending.same_step import recall
 
 PEAK = 1000
@@ -33,7 +33,7 @@ def run_of(least, *, quiet=True, **changes):
 @pytest.fixture
 def predict(monkeypatch, tmp_path):
     """Predict from kept costs, and from new ones where those are doubted."""
-    monkeypatch.setattr(holding, "Store", lambda: Store(tmp_path))
+    monkeypatch.setattr(checking, "Store", lambda: Store(tmp_path))
 
     def predict(run, kept, new=None, *, noise=0.0, note=None, is_whole=True):
         dates = []
@@ -53,7 +53,7 @@ def predict(monkeypatch, tmp_path):
 
         if run is not None:
             write_run(Store(tmp_path), run)
-        facts = held_against((run, note), attempt).facts
+        facts = check_against_runs((run, note), attempt).facts
         first, *notes = facts["notes"]
         assert first == "the first"
         assert facts["uncertainty"]["peak_allocated_bytes"] == 0.01
@@ -177,7 +177,9 @@ def test_costs_that_are_far_too_slow_are_mended_by_a_measured_run(monkeypatch, t
 
 
 @pytest.mark.slow
-def test_a_model_whose_file_was_edited_is_held_against_no_run_of_the_old_one(monkeypatch, tmp_path):
+def test_a_model_whose_file_was_edited_is_compared_with_no_run_of_the_old_one(
+    monkeypatch, tmp_path
+):
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "edited_later.py"
     text = "import torch\n\ndef build():\n    return torch.nn.Linear(8, 8)  # {}\n"

@@ -1,4 +1,4 @@
-"""A prediction for this CPU, held against what was measured of the very same step.
+"""A prediction for this CPU, compared with what was measured of the very same step.
 
 Load only ever slows a step down. So where the fastest measured step took less than the prediction
 allows, the times that memlab keeps of operators are too long, and those that were found before that
@@ -56,7 +56,7 @@ class Attempt:
         return width
 
 
-def held_against(measured: Measured, attempt: Callable[[float | None], Attempt]) -> Attempt:
+def check_against_runs(measured: Measured, attempt: Callable[[float | None], Attempt]) -> Attempt:
     """Return a prediction that a measured run of the step does not speak against.
 
     Args:

@@ -1,0 +1,92 @@
+"""What a reader of the notebooks sees: code that is no part of the story is folded."""
+
+import ast
+import json
+
+import pytest
+
+from tests import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SHOWS_SOMETHING = {"print", "display"}
+
+
+def cells_of(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def source_of(cell):
+    return "".join(cell["source"])
+
+
+def is_folded(cell):
+    return cell["metadata"].get("jupyter", {}).get("source_hidden") is True
+
+
+def is_parameters(cell):
+    return "parameters" in cell["metadata"].get("tags", [])
+
+
+def calls(cell):
+    """Return the functions that a code cell calls, as they are written."""
+    nodes = ast.walk(ast.parse(source_of(cell)))
+    return {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+
+
+def is_plumbing(cell):
+    """Whether a cell takes parameters, asserts, writes JSON or changes where modules are found."""
+    has_assert = any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(source_of(cell))))
+    ends = ("json.dumps", "write_text", "sys.path.insert")
+    return is_parameters(cell) or has_assert or any(c.endswith(ends) for c in calls(cell))
+
+
+def shows_something(cell):
+    """Whether a code cell leaves an output: it prints, or ends in a value."""
+    last = ast.parse(source_of(cell)).body[-1]
+    prints = any(name.rpartition(".")[2] in SHOWS_SOMETHING for name in calls(cell))
+    ends_in_value = isinstance(last, ast.Expr) and not source_of(cell).rstrip().endswith(";")
+    return prints or ends_in_value
+
+
+def code_cells(path):
+    return [cell for cell in cells_of(path) if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_plumbing_is_folded_and_says_what_it_is(path):
+    plumbing = [cell for cell in code_cells(path) if is_plumbing(cell)]
+    assert sum(map(is_parameters, plumbing)) == 1
+    for cell in plumbing:
+        assert is_folded(cell), source_of(cell)
+    # the first line is all that JupyterLab shows of a folded cell
+    for cell in filter(is_folded, code_cells(path)):
+        assert source_of(cell).startswith("# "), source_of(cell)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_last_cell_asserts_the_claim_writes_json_and_shows_nothing(path):
+    last = cells_of(path)[-1]
+    assert last["cell_type"] == "code"
+    assert is_folded(last)
+    assert "assert " in source_of(last)
+    assert "out_json" in source_of(last)
+    assert not shows_something(last)
+    assert not any("assert " in source_of(cell) for cell in code_cells(path)[:-1])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_nothing_but_prose_is_visible_after_a_panel(path):
+    code = code_cells(path)
+    panels = [n for n, cell in enumerate(code) if "memlab.panel" in calls(cell)]
+    if path.stem == "00_quickstart":
+        assert panels
+    for cell in code[max(panels, default=len(code)) + 1 :]:
+        assert is_folded(cell)
+        assert not shows_something(cell)
+
+
+def test_the_quickstart_shows_its_panel_with_the_last_line_of_one_cell():
+    code = code_cells(ROOT / "notebooks" / "00_quickstart.ipynb")
+    shown = [cell for cell in code if source_of(cell).splitlines()[-1] == "panel"]
+    assert len(shown) == 1
+    assert "memlab.panel" in calls(shown[0])

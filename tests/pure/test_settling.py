@@ -1,0 +1,53 @@
+"""A press waits for what was changed before it: once, not for ever, and not after the panel."""
+
+import threading
+import time
+
+import pytest
+
+from memlab._panel import settling
+from memlab._panel.settling import Settling
+
+MOMENT_SECONDS = 0.2
+
+
+@pytest.fixture
+def settling_soon(monkeypatch):
+    monkeypatch.setattr(settling, "SETTLED_SECONDS", MOMENT_SECONDS)
+    made = Settling()
+    yield made
+    made.close()
+
+
+def test_without_a_change_nothing_waits(settling_soon):
+    called = []
+    settling_soon.call(lambda: called.append(threading.current_thread()))
+    assert called == [threading.current_thread()]
+
+
+def test_presses_after_a_change_are_one_call_that_later_changes_do_not_put_off(settling_soon):
+    called, done = [], threading.Event()
+
+    def call():
+        called.append(time.monotonic())
+        done.set()
+
+    settling_soon.note()
+    start = time.monotonic()
+    settling_soon.call(call)
+    settling_soon.call(call)
+    while not done.wait(MOMENT_SECONDS / 10):
+        settling_soon.note()
+    assert len(called) == 1
+    assert called[0] - start >= MOMENT_SECONDS / 2
+
+
+def test_nothing_is_called_once_it_is_closed(settling_soon):
+    called = []
+    settling_soon.note()
+    settling_soon.call(lambda: called.append("waited"))
+    settling_soon.close()
+    settling_soon.note()
+    settling_soon.call(lambda: called.append("pressed later"))
+    time.sleep(2 * MOMENT_SECONDS)
+    assert called == []

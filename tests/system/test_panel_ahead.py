@@ -1,0 +1,224 @@
+"""Predictions made ahead: one after another while nothing is asked for, and then nothing more."""
+
+import threading
+import time
+
+import pytest
+
+import memlab
+from memlab import Outcome, StepConfig
+from memlab._panel import answers, forecasts
+from memlab._panel.forecasts import Forecasts
+from memlab._panel.questions import How
+from memlab.predicting.predict import Prediction
+from memlab.running import Progress
+from memlab.worker import isolation
+from tests.forecast_parts import predicted, question, worker
+from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Forecasts of the tiny workload, and what arrived."""
+    monkeypatch.setattr(forecasts, "SETTLE_SECONDS", 0.01)
+    arrived = []
+    found = Forecasts({"tiny": make_workload()}, arrived.append, lambda text: None)
+    yield found, arrived
+    found.close()
+
+
+def answered(found, *sizes):
+    for size in sizes:
+        found.ask(question(size))
+        assert found.wait(PATIENCE_SECONDS)
+
+
+def batches(configs):
+    return [config.batch_size for config in configs]
+
+
+def test_neighbours_are_predicted_in_order_once_nothing_is_asked_for_and_then_it_is_quiet(
+    made, monkeypatch
+):
+    found, arrived = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    answered(found, 8)
+    ahead = [question(size) for size in (4, 8, 16)]
+    found.ahead(ahead)
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 4, 16]
+    assert [one.question.config.batch_size for one in arrived] == [8, 4, 16]
+    assert found.look(question(16)).exact
+
+    found.ahead(ahead)
+    assert found.wait(PATIENCE_SECONDS)
+    assert len(calls) == 3, "all of them are known"
+
+
+def test_a_question_comes_before_neighbours_which_are_dropped(made, monkeypatch):
+    found, _ = made
+    go = threading.Event()
+    go.set()
+
+    def slow(config, cancel):
+        go.wait(PATIENCE_SECONDS)
+        return predicted(config=config)
+
+    calls = worker(monkeypatch, slow)
+    answered(found, 8)
+    go.clear()
+    found.ahead([question(size) for size in (4, 16)])
+    until(lambda: batches(calls) == [8, 4])
+    assert found.ask(question(32))
+    go.set()
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 4, 32], "16 is no neighbour of what is on screen now"
+
+
+def test_a_neighbour_that_takes_long_is_stopped_for_a_question(made, monkeypatch):
+    found, arrived = made
+    monkeypatch.setattr(forecasts, "AHEAD_PATIENCE_SECONDS", 0.05)
+
+    def endless(config, cancel):
+        while config.batch_size == 4 and not cancel.is_set():
+            time.sleep(0.01)
+        stopped = Outcome.CANCELLED if cancel.is_set() else Outcome.OK
+        return predicted(config=config, outcome=stopped)
+
+    calls = worker(monkeypatch, endless)
+    answered(found, 8)
+    found.ahead([question(4)])
+    until(lambda: batches(calls) == [8, 4])
+    found.ask(question(2))
+    assert found.wait(PATIENCE_SECONDS)
+    assert [one.question.config.batch_size for one in arrived] == [8, 2]
+
+
+def test_a_question_that_is_being_predicted_ahead_is_not_stopped(made, monkeypatch):
+    found, _ = made
+    monkeypatch.setattr(forecasts, "AHEAD_PATIENCE_SECONDS", 0.0)
+    go, stopped = threading.Event(), []
+
+    def slow(config, cancel):
+        if config.batch_size == 4:
+            go.wait(PATIENCE_SECONDS)
+        stopped.append(cancel.is_set())
+        return predicted(config=config)
+
+    calls = worker(monkeypatch, slow)
+    answered(found, 8)
+    found.ahead([question(4)])
+    until(lambda: batches(calls) == [8, 4])
+    assert found.ask(question(4))
+    go.set()
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 4]
+    assert stopped == [False, False]
+
+
+def test_none_is_predicted_ahead_while_a_measurement_runs_or_once_closed(made, monkeypatch):
+    found, _ = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    answered(found, 8)
+    found.hold(True)
+    found.ahead([question(4)])
+    time.sleep(0.1)
+    assert batches(calls) == [8]
+    found.hold(False)
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 4]
+
+    found.close()
+    found.ahead([question(16)])
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 4]
+
+
+def test_none_is_predicted_ahead_while_a_cell_measures(made, monkeypatch):
+    found, _ = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    answered(found, 8)
+    with isolation.measuring.turn(lambda progress: None, threading.Event()):
+        found.ahead([question(4)])
+        time.sleep(0.1)
+        assert batches(calls) == [8]
+        answered(found, 16)
+        found.ahead([question(4)])
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8, 16, 4]
+
+
+def test_a_model_whose_predictions_take_long_has_none_made_ahead(made, monkeypatch):
+    found, _ = made
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    monkeypatch.setattr(forecasts, "LONGEST_AHEAD_SECONDS", 0.0)
+    answered(found, 8)
+    found.ahead([question(4)])
+    assert found.wait(PATIENCE_SECONDS)
+    assert batches(calls) == [8]
+
+
+def test_only_so_many_are_predicted_ahead_and_kept(made, monkeypatch):
+    found, _ = made
+    monkeypatch.setattr(answers, "MOST_KEPT", 20)
+    calls = worker(monkeypatch, lambda config, cancel: predicted(config=config))
+    answered(found, 8)
+    found.ahead([question(size) for size in range(100, 200)])
+    assert found.wait(PATIENCE_SECONDS)
+    assert len(calls) == 1 + forecasts.MOST_AHEAD
+
+    for size in range(20, 40):
+        assert found.look(question(8)) is not None, "what is looked at is kept"
+        answered(found, size)
+    assert len(found._answers) == 20
+    assert found.look(question(100)) is None
+
+
+def test_nothing_is_said_of_what_is_predicted_ahead(monkeypatch):
+    said = []
+
+    def stand_in(workload, config, device, *, on_progress, cancel):
+        on_progress(Progress(text="recording", fraction=0.1))
+        return Prediction(result=predicted(config=config), forecast=None)
+
+    monkeypatch.setattr(forecasts, "predict_with_forecast", stand_in)
+    found = Forecasts({"tiny": make_workload()}, lambda estimate: None, said.append)
+    try:
+        answered(found, 8)
+        found.ahead([question(4)])
+        assert found.wait(PATIENCE_SECONDS)
+        assert said == ["recording"]
+    finally:
+        found.close()
+
+
+@pytest.mark.slow
+def test_a_panel_at_rest_has_predicted_its_neighbours_and_a_move_to_one_is_exact_at_once():
+    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
+    try:
+        near = question(8, device="h200", steps=2)
+        until(lambda: panel._page.forecasts.known(near) is not None)
+        assert panel._page.forecasts.wait(PATIENCE_SECONDS)
+        panel.set(accumulation_steps=2)
+        estimate = panel._page.forecasts.look(near)
+        assert (estimate.exact, estimate.how) == (True, How.PREDICTED)
+    finally:
+        panel.close()
+
+
+def test_another_number_of_micro_batches_is_estimated_at_once_and_says_so():
+    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
+    try:
+        forecasts_ = panel._page.forecasts
+        until(lambda: forecasts_.known(question(8, device="h200")) is not None)
+        forecasts_.hold(True)  # so that the worker answers nothing more
+        panel.set(batch_size=64, accumulation_steps=8)
+        assert panel._page._draw.wait(PATIENCE_SECONDS)
+        assert panel.prediction.config == StepConfig(batch_size=64, accumulation_steps=8)
+        assert panel._page._estimate.how is How.ESTIMATED
+        assert "estimate for h200: " in panel._view._costs.value
+        assert "the exact prediction follows" in panel._view._costs.value
+        forecasts_.hold(False)
+        until(lambda: "predicted for h200" in panel._view._costs.value)
+    finally:
+        panel.close()
