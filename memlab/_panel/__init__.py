@@ -1,12 +1,12 @@
 """The widgets of `memlab.panel`; nothing else in memlab imports ipywidgets.
 
 - `app.py`: `Panel`, which people hold. `view.py` arranges the widgets, `page.py` shows what is new.
-- `controls.py` are the controls, `size_row.py` the slider of the sample size (another workload, no
-  setting), `texts.py` the lines beside them, `state.py` the settings as plain
-  values. `verdicts.py` judges: fits, gradients, outcome.
+- `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
+  values, `asked.py` all that is on screen. `verdicts.py` judges: fits, gradients, outcome.
+  `size_row.py` is the slider of the sample size, which makes another workload: `made_sizes.py`.
 - `forecasts.py` predicts while sliders move, and ahead while they rest: `neighbours.py` says what,
-  `answers.py` keeps it. `job.py` and `runs.py` measure and keep the runs; `keeping.py` turns a
-  prediction into a run.
+  `answers.py` keeps it. `runner.py` starts a run, `job.py` measures, `runs.py` keeps it;
+  `keeping.py` turns a prediction into a run.
 - `outlook.py`, `advice.py`, `status.py`, `pictures.py`: what is said and drawn of them.
   `readout.py` is what pictures say where a person points, `comparisons.py` what the charts of
   several runs compare, `guide.py` the help.

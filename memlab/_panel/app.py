@@ -5,29 +5,23 @@ callback waits for a measurement, and an exception in one becomes a sentence on 
 """
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab._panel import cells, choices, snapshot, state, verdicts
+from memlab._panel import cells, choices, snapshot, state
 from memlab._panel.asked import Asked
 from memlab._panel.history import History
-from memlab._panel.job import PanelJob
-from memlab._panel.outlook import with_numbers
 from memlab._panel.page import Page
-from memlab._panel.questions import Question
-from memlab._panel.runs import Run, RunLog, count_runs
+from memlab._panel.runner import Runner
+from memlab._panel.runs import RunLog, count_runs
 from memlab._panel.settling import Settling
 from memlab._panel.view import View
 from memlab.api import to_frame
 from memlab.arguments.checks import anything, checked
 from memlab.config import StepConfig
-from memlab.devices.here import resolve_device
-from memlab.errors import ConfigError, DeviceError, MemlabError
-from memlab.records.recorded import is_recorded
+from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
-from memlab.verifying.report import VerifyReport
 from memlab.worker.isolation import prewarm
 from memlab.workload import Workload
 
@@ -111,8 +105,9 @@ class Panel:
             stop=self._stop_clicked,
         )
 
-        self._asked = Asked(self._view, workloads, self)
+        self._asked = Asked(self._view, workloads, self, self._changed)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
+        self._runner = Runner(self._view, self._asked, self._log, self._page)
         prewarm()
         self._come_back(
             workload=workload, device=asked_device, memory_limit=memory_limit, config=config
@@ -225,23 +220,7 @@ class Panel:
                 step itself is an `outcome` of the result.
         """
         self.set(**fields)
-        job = self._begin(by_cell=True)
-        if job is None:
-            raise ConfigError("a run of this panel is going on; press Stop, or wait for its end")
-
-        try:
-            run = self._measure(job)
-        except MemlabError as error:
-            self._page.show_error(error)
-            raise
-        except KeyboardInterrupt:
-            self._page.say("interrupted", verdicts.OPEN)
-            self._view.show_progress(0.0)
-            raise
-        finally:
-            self._end(job)
-
-        return run.result
+        return self._runner.run()
 
     def keep(self, **fields: Any) -> StepResult:
         """Set controls, put the prediction of what is on screen on the table, and return it.
@@ -302,8 +281,6 @@ class Panel:
             self._saved_shown = shown
             self._saved.update(self._still(), raw=True)
 
-    # a run
-
     def _changed(self) -> None:
         if (settings := self._asked.settings) != self._settings:
             self._settings = settings
@@ -311,89 +288,7 @@ class Panel:
         self._page.refresh()
 
     def _run_clicked(self) -> None:
-        self._settling.call(self._run_or_keep)
-
-    def _run_or_keep(self) -> None:
-        with self._page.guarded():
-            if self._page.closed:
-                return
-            if not self._asked.can_run:
-                self._page.keep()
-                return
-
-            job = self._begin()
-            if job is not None:
-                threading.Thread(target=self._work, args=(job,), daemon=True).start()
+        self._settling.call(self._runner.start)
 
     def _stop_clicked(self) -> None:
-        with self._page.guarded(), self._page.lock:
-            if self._page.job:
-                self._page.job.cancel.set()
-                self._page.say("stopping", lasts=True)
-
-    def _work(self, job: PanelJob) -> None:
-        try:
-            with self._page.guarded():
-                self._measure(job)
-        finally:
-            self._end(job)
-
-    def _begin(self, *, by_cell: bool = False) -> PanelJob | None:
-        """Return the job of what is on screen, or None while another one runs.
-
-        Raises:
-            MemlabError: the settings on screen are not allowed, or the device is not here.
-        """
-        page, device = self._page, self._asked.device
-        if not self._asked.can_run:
-            name = choices.name_of(device)
-            raise DeviceError(f"{name} is not in this machine; panel.keep() keeps its prediction")
-
-        with page.lock:
-            if page.job is not None:
-                return None
-
-            page.job = PanelJob(
-                workload=self.workload,
-                config=self.config,
-                device=device if is_recorded(device) else str(resolve_device(device)),
-                memory_limit=self._asked.typed_limit,
-                limit_bytes=self._asked.limit,
-                check_gradients=self._view.check.value,
-                by_cell=by_cell,
-            )
-            page.forecasts.hold(True)
-            page.show_ready(True)
-            self._view.show_progress(0.0)
-            return page.job
-
-    def _measure(self, job: PanelJob) -> Run:
-        run: list[Run] = []
-
-        def measured(result: StepResult) -> None:
-            question = Question(result.workload_name, result.config, result.device)
-            estimate = self._page.forecasts.look(question, result.memory_limit_bytes)
-            with self._page.lock:
-                # only an exact one: the others are asked for, and taken when they arrive
-                exact = estimate.result if estimate and estimate.exact else None
-                prediction = with_numbers(exact)
-                run.append(self._log.add(result, prediction, job.limit_bytes))
-
-            self._page.forecasts.doubt(result)
-            self._page.show_runs()
-
-        def checked(report: VerifyReport) -> None:
-            with self._page.lock:
-                self._log.change(run[0].number, report=report)
-            self._page.show_runs()
-
-        job.run(self._page.tell, measured, checked)
-        return run[0]
-
-    def _end(self, job: PanelJob) -> None:
-        with self._page.lock:
-            if self._page.job is job:
-                self._page.job = None
-        self._page.forecasts.hold(False)
-        self._page.refresh()
-        prewarm()  # if this run stopped its worker, the next one does not wait for another
+        self._runner.stop()

@@ -1,11 +1,11 @@
 """The workload, config, device and limit on screen, and what is wrong with them."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from memlab._panel import as_code, cells, choices, state
+from memlab._panel.made_sizes import MadeSizes
 from memlab._panel.neighbours import FARTHEST
 from memlab._panel.questions import Question
 from memlab._panel.view import View
@@ -14,7 +14,7 @@ from memlab.arguments.units import parse_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError, WorkloadError
 from memlab.records.recorded import is_recorded, nearest, sizes
-from memlab.workload import Workload
+from memlab.workload import SampleSize, Workload
 
 
 class Asked:
@@ -24,13 +24,19 @@ class Asked:
         view: whose controls.
         workloads: by name; those in other sizes that are asked for are added.
         panel: whose controls they are; code calls it by its name in the notebook.
+        arrived: called in a thread when the workload on screen, which is being made, is there.
     """
 
-    def __init__(self, view: View, workloads: dict[str, Workload], panel: object) -> None:
+    def __init__(
+        self,
+        view: View,
+        workloads: dict[str, Workload],
+        panel: object,
+        arrived: Callable[[], None],
+    ) -> None:
         self._view, self._workloads, self._panel = view, workloads, panel
         self._offered: str | None = None  # the workload whose sizes the slider offers
-        self._resized: dict[tuple[str, object], Workload | str] = {}  # or why there is none
-        self._making = threading.Lock()  # so that no size is made twice, by two threads
+        self._sizes = MadeSizes(workloads, arrived)
         self._followed: str | None = None  # the device to which the typed limit belongs
         self._typed_limits: dict[str, str] = {}  # by device, as they were when it was left
 
@@ -41,57 +47,69 @@ class Asked:
 
     @property
     def workload(self) -> Workload:
-        """The workload on screen, in the sample size on screen.
+        """The workload on screen, in the sample size on screen; waits until that is made.
 
         Raises:
             WorkloadError: it cannot have this size.
         """
-        given = self.given
-        is_offered = given.sample_size is not None and given.name == self._offered
-        return self._in_size(given, self._view.size.value) if is_offered else given
+        return self._sizes.get(self.given, self._size)
 
-    def _in_size(self, given: Workload, size: Any) -> Workload:
-        """Return a workload in another size, and add it to the others by its name."""
-        if given.sample_size is not None and size == given.sample_size.value:
-            return given
+    @property
+    def _shown(self) -> Workload | None:
+        """The same without waiting: None while it is being made.
 
-        with self._making:
-            found = self._resized.get((given.name, size))
-            if found is None:
-                try:
-                    found = given.resized(size)
-                    self._workloads[found.name] = found
-                except MemlabError as error:
-                    found = str(error)
-                self._resized[given.name, size] = found
+        Raises:
+            WorkloadError: it cannot have this size.
+        """
+        return self._sizes.look(self.given, self._size)
 
-        if isinstance(found, str):
-            raise WorkloadError(found)
-        return found
+    @property
+    def _size(self) -> Any:
+        """The sample size on screen; None for that of the workload itself."""
+        is_offered = self.given.sample_size is not None and self.given.name == self._offered
+        return self._view.size.value if is_offered else None
+
+    @property
+    def sample_size(self) -> SampleSize | None:
+        """The sample size of the workload on screen; None if it has none, or has yet to be made.
+
+        Raises:
+            WorkloadError: it cannot have the size on screen.
+        """
+        shown = self._shown
+        return shown.sample_size if shown else None
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether the workload on screen is being made in the size on screen."""
+        with contextlib.suppress(WorkloadError):
+            return self._shown is None
+        return False
 
     @property
     def name(self) -> str:
-        """The name of the workload on screen; without its size if it cannot have that."""
-        return (self.given if self.size_problem else self.workload).name
+        """The name of the workload on screen; without its size if it does not have that."""
+        with contextlib.suppress(WorkloadError):
+            return (self._shown or self.given).name
+        return self.given.name
 
     @property
     def names_by_size(self) -> list[str]:
         """The names of the workload in the sizes next to the one on screen, and in that, ascending.
 
-        There are none if it has one size only, or cannot have the one on screen.
+        Those that are not made yet are left out, and `arrived` tells of them. There are none if the
+        workload has one size only, or cannot have the one on screen.
         """
         given, here = self.given, None
         with contextlib.suppress(WorkloadError):
-            here = self.workload.sample_size
+            here = self.sample_size
         if given.sample_size is None or here is None:
             return []
 
         sizes = sorted({*given.sample_size.offered, here.value})
-        middle, names = sizes.index(here.value), []
-        for size in sizes[max(middle - FARTHEST, 0) : middle + FARTHEST + 1]:
-            with contextlib.suppress(WorkloadError):
-                names.append(self._in_size(given, size).name)
-        return names
+        middle = sizes.index(here.value)
+        near = sizes[max(middle - FARTHEST, 0) : middle + FARTHEST + 1]
+        return [workload.name for workload in self._sizes.made(given, near)]
 
     @property
     def config(self) -> StepConfig:
@@ -144,12 +162,15 @@ class Asked:
 
     @property
     def question(self) -> Question | None:
-        """The step to predict; None while its settings or its device are not allowed."""
-        if self.device_problem or self.size_problem:
+        """The step to predict; None while its settings or its device are not allowed.
+
+        It is None too while its workload is being made.
+        """
+        if self.device_problem or self.size_problem or self.is_being_made:
             return None
         if state.problems(self._view.controls.settings()):
             return None
-        return Question(self.workload.name, self.config, choices.name_of(self.device))
+        return Question(self.name, self.config, choices.name_of(self.device))
 
     @property
     def typed_limit(self) -> int | None:
@@ -185,7 +206,7 @@ class Asked:
     @property
     def size_problem(self) -> str | None:
         """Why the workload cannot have the sample size on screen; None if it can."""
-        return _problem(lambda: self.workload)
+        return _problem(lambda: self._shown)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -259,7 +280,8 @@ class Asked:
         """
         if (size := fields.get("sample_size")) is not None:
             size = count(1)("sample_size", size)
-            self._in_size(self._workloads[fields.get("workload", self.given.name)], size)
+            given = self._workloads[fields.get("workload", self.given.name)]
+            self._sizes.get(given, size)
 
     def set(self, fields: Mapping[str, Any]) -> None:
         """Set workload, sample_size, device, memory_limit or check_gradients as checked.
@@ -280,6 +302,10 @@ class Asked:
         if self.given.name != self._offered:
             self._view.offer_sizes(self.given.sample_size)
             self._offered = self.given.name
+
+    def close(self) -> None:
+        """End the thread that makes workloads in other sizes."""
+        self._sizes.close()
 
     def follow_device(self) -> None:
         """Show the limit that was typed for a newly chosen device, and else no typed limit.

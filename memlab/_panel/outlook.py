@@ -23,6 +23,7 @@ from memlab.records.recorded import SAID
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 
 WRONG = "a setting is not valid"
+MAKING = "making the workload"
 PREDICTING, STARTING = "predicting", "starting the worker"
 FOLLOWS = "; the exact prediction follows"
 NO_PREDICTION = "There is no prediction for this setting; the reason is above."
@@ -36,10 +37,11 @@ class Outlook:
         run: the latest measurement of it.
         estimate: what is predicted for it.
         last: the last run or kept prediction of any setting that was not stopped.
-        question: the setting; None while it is not valid.
+        question: the setting; None while it is not valid, or its workload is being made.
         doing: what the worker is doing to predict it; "" if nothing.
         plain: the prediction for the same setting without recomputing; None if it is not known
             or nothing is recomputed.
+        is_being_made: whether the workload is being made in the sample size on screen.
     """
 
     run: Run | None
@@ -48,6 +50,7 @@ class Outlook:
     question: Question | None
     doing: str = ""
     plain: StepResult | None = None
+    is_being_made: bool = False
 
     @property
     def predicted(self) -> StepResult | None:
@@ -99,6 +102,8 @@ class Outlook:
             return verdicts.fit_verdict(self.run.result, limit_bytes)
         if self.predicted is not None:
             return verdicts.fit_verdict(self.predicted, limit_bytes)
+        if self.is_being_made:
+            return Verdict(OPEN, MAKING)
         if self.question is not None and self.is_pending:
             return Verdict(OPEN, PREDICTING)
         fit = verdicts.fit_verdict(self.last.result if self.last else None, limit_bytes)
@@ -109,7 +114,7 @@ class Outlook:
         if self.run is not None or self.predicted is not None:
             return ""
         if self.question is None:
-            return WRONG
+            return MAKING if self.is_being_made else WRONG
         if self.is_pending:
             return PREDICTING
 
@@ -171,7 +176,7 @@ class Outlook:
             return said + _recomputing(self.predicted, self.plain) + follows
 
         if self.question is None:
-            return ""
+            return MAKING if self.is_being_made else ""
         if self.estimate is None:
             once = " (takes some seconds, once)" if self.doing == STARTING else ""
             return f"{PREDICTING}: {self.doing}{once}" if self.doing else PREDICTING
@@ -201,6 +206,8 @@ def outlook(
     estimate: Estimate | None,
     doing: str,
     plain: StepResult | None = None,
+    *,
+    is_being_made: bool = False,
 ) -> Outlook:
     """Return what is known about the question.
 
@@ -210,6 +217,7 @@ def outlook(
         estimate: of this question or an older one.
         doing: what the worker is doing.
         plain: the prediction for the same without recomputing, if that is known.
+        is_being_made: whether the workload on screen is being made, so that there is no question.
     """
     runs = [run for run in log.runs if run.result.outcome is not Outcome.CANCELLED]
     same = [
@@ -227,6 +235,7 @@ def outlook(
         question=question,
         doing=doing,
         plain=plain,
+        is_being_made=is_being_made,
     )
 
 

@@ -16,7 +16,7 @@ from memlab._panel.forecasts import Forecasts
 from memlab._panel.job import Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
 from memlab._panel.neighbours import neighbours
-from memlab._panel.outlook import Outlook, outlook, with_numbers
+from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
 from memlab._panel.questions import Estimate, Question
 from memlab._panel.runs import RunLog
 from memlab._panel.status import Status
@@ -86,6 +86,7 @@ class Page:
         self.forecasts.close()
         self._draw.close()
         self._elsewhere.close()
+        self._asked.close()
         self._view.close()
 
     # settings
@@ -114,6 +115,7 @@ class Page:
         wrong = state.problems(settings)
         header_wrong = self._asked.device_problem or self._asked.limit_problem
         is_right = not (wrong or header_wrong or self._asked.size_problem)
+        is_ready = is_right and not self._asked.is_being_made
         own_loss = choices.zoo_options(self._asked.given) is None
         self._view.controls.name_formats(self._formats(alike))
         self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
@@ -124,14 +126,16 @@ class Page:
         self._view.show_about(self._about(name, facts, header_wrong))
         self.show_ready(is_right)
         if self._view.is_code_open:
-            self._view.show_code(as_code.as_html(self._asked.code()) if is_right else "")
+            self._view.show_code(as_code.as_html(self._asked.code()) if is_ready else "")
         self._show_status()
 
     def _explain_size(self, config: StepConfig | None) -> None:
         own, problem = self._asked.given.sample_size, self._asked.size_problem
         if own is not None and problem:
             self._view.size.explanation.show(texts.wrong_size_line(problem, own))
-        elif own is not None and (size := self._asked.workload.sample_size):
+        elif own is not None and self._asked.is_being_made:
+            self._view.size.explanation.show(Line(f"{MAKING} in this size"))
+        elif own is not None and (size := self._asked.sample_size):
             self._view.size.explanation.show(texts.size_line(size, config))
 
     def _about(self, name: str, facts: WorkloadFacts | str | None, wrong: str | None) -> Line:
@@ -286,7 +290,14 @@ class Page:
         question = self._asked.question
         plain = question.plain if question else None
         known = self.forecasts.known(plain) if plain else None
-        return outlook(self._log, question, self._estimate, self._doing, with_numbers(known))
+        return outlook(
+            self._log,
+            question,
+            self._estimate,
+            self._doing,
+            with_numbers(known),
+            is_being_made=self._asked.is_being_made,
+        )
 
     def _show_outlook(self) -> None:
         now, limit = self.outlook(), self._asked.limit

@@ -101,6 +101,39 @@ def test_the_slider_goes_from_one_offered_size_to_the_next_and_the_box_takes_any
     assert row.slider.value == 3
 
 
+def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
+    may = threading.Event()
+
+    def slow(length):
+        if length == 16:
+            may.wait(PATIENCE_SECONDS)
+        made = fit_to(length)
+        size = dataclasses.replace(made.sample_size, make_workload=slow)
+        return dataclasses.replace(made, sample_size=size)
+
+    panel = memlab.panel(slow(8), device="cpu", config=StepConfig(batch_size=2))
+    try:
+        panel._view.size.slider.value = 2
+        assert "making the workload in this size" in said(panel)
+        assert "making the workload" in panel._view._note.value
+        assert not panel._view._run_button.disabled
+        assert panel._asked.question is None
+        panel._view.controls.set({"batch_size": 4})
+        panel._view._run_button.click()  # which waits in a thread
+        assert panel._page.job is None
+
+        may.set()
+        until(lambda: panel.result is not None)
+        assert (panel.result.workload_name, panel.result.config.batch_size) == (
+            "fit, length 16",
+            4,
+        )
+        assert "4 samples of 16 numbers" in said(panel)
+    finally:
+        may.set()
+        panel.close()
+
+
 def test_another_workload_shows_its_own_size_or_no_slider(panel):
     row = panel._view.size
     assert (row.box.description, row.row.layout.display) == ("Length", "")
@@ -141,9 +174,10 @@ def test_a_size_that_cannot_be_is_refused_and_changes_nothing(panel, fields, sen
 def test_a_typed_size_that_cannot_be_is_explained_beside_it_with_a_remedy(panel):
     for typed, sentence in (("65", "length=65 is above 64"), ("a", "length='a' is not a whole")):
         panel._view.size.box.value = typed
-        assert sentence.replace("'", "&#x27;") in said(panel)
+        escaped = sentence.replace("'", "&#x27;")
+        until(lambda escaped=escaped: escaped in said(panel))
         assert panel._view._run_button.disabled
-        assert "a setting is not valid" in panel._view._note.value
+        until(lambda: "a setting is not valid" in panel._view._note.value)
         with pytest.raises(MemlabError, match=sentence):
             panel.run()
         panel._view.size.explanation.button.click()
