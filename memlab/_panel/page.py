@@ -340,9 +340,7 @@ class Page:
             estimate = self.forecasts.look(question, limit) if question else None
             if question != self._looked:
                 self._before = self._looked
-            if question:
-                self._ask_for(question, estimate)
-
+            is_asked = question is not None and self._ask_for(question, estimate)
             with self.lock:
                 self._estimate, self._looked = estimate, question
                 self._show_outlook()
@@ -360,6 +358,8 @@ class Page:
             )
             self._view.pictures.draw(scene)
             self._drawn()
+            if question and estimate and not is_asked:
+                self._predict_ahead(question, estimate)
             self._elsewhere.refresh()
 
     def _of_runs(self) -> list[Question]:
@@ -381,14 +381,18 @@ class Page:
                         self._view.table.show()
         return waiting
 
-    def _ask_for(self, question: Question, estimate: Estimate | None) -> None:
-        """Have predicted what is on screen, then what it is compared with, then its neighbours."""
-        if estimate is None or not estimate.exact:
-            self.forecasts.ask(question)
-            return
-        if question.plain and self.forecasts.ask(question.plain):
-            return  # the saving of recomputation is relative to it
+    def _ask_for(self, question: Question, estimate: Estimate | None) -> bool:
+        """Have predicted what is on screen, then what it is compared with.
 
+        Returns whether an answer will arrive.
+        """
+        if estimate is None or not estimate.exact:
+            return self.forecasts.ask(question)
+        # the saving of recomputation is relative to the plain step
+        return question.plain is not None and self.forecasts.ask(question.plain)
+
+    def _predict_ahead(self, question: Question, estimate: Estimate) -> None:
+        """Have the neighbours of what is on screen predicted."""
         offered = [value for _, value in self._view.controls.precision.options]
         sizes = self._asked.names_by_size
         beside = neighbours(question, offered, self._before, sizes) if estimate.is_ok else []

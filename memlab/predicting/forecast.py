@@ -139,15 +139,16 @@ class Forecast:
 
         `Timeline.operator` counts them: instant `i` comes after `ran[operator[i] - 1]`.
         """
-        recording = self.program.recording
-        paths = {index: path for path, index in recording.modules.items()}
+        ran = self.program.ran
+        paths = {index: path for path, index in self.program.recording.modules.items()}
         slices = self.program.operator_slices()
         parts = self.program.parts(len(micro_batch_sizes))
         recorded = [slices[part.recorded] for part in parts if part.interval.step == STEP]
+        modules = ran.module.tolist()
         return [
-            (paths.get(operator.module, ""), operator.name)
+            (paths.get(modules[number], ""), ran.names[number])
             for begin, end in recorded
-            for operator in recording.operators[begin:end]
+            for number in range(begin, end)
         ]
 
     def step_seconds(self, micro_batch_sizes: Sequence[int]) -> float | None:

@@ -162,10 +162,10 @@ def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:
 def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Forecast:
     own = sizes_of(program.recording, program.layout, kernels.effects)
     seconds = seconds_of_intervals(program.recording, kernels)
-    light = program.without_signatures()
-    has_cache = target.kind == "cuda"
-    settings = AllocatorSettings(expandable_segments=config.expandable_segments)
-    return forecast_of(light, own, seconds, settings=settings if has_cache else None)
+    settings = None
+    if target.kind == "cuda":
+        settings = AllocatorSettings(expandable_segments=config.expandable_segments)
+    return forecast_of(program.without_objects(), own, seconds, settings=settings)
 
 
 def _facts(

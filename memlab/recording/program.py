@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.recording.assembly import Layout, layout_of
-from memlab.recording.recording import Recording
+from memlab.recording.recording import Ran, Recording
 from memlab.trace import Interval, Phase, Trace
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Program:
 
     Attributes:
         recording: of the run.
+        ran: its operators.
         layout: its rows.
         partners: for each interval of step 1 the interval of step 0 that does the same.
         sizes: micro-batch sizes of step 1.
@@ -68,6 +69,7 @@ class Program:
     """
 
     recording: Recording
+    ran: Ran
     layout: Layout
     partners: dict[int, int]
     sizes: tuple[int, ...]
@@ -88,14 +90,9 @@ class Program:
         """Return the recorded steps that run operators of these micro-batches."""
         return {1, 0} if self.other_size in micro_batch_sizes else {1}
 
-    def without_signatures(self) -> Program:
-        """Return the program without data that only kernels need, a tenth of the size to send."""
-        recording = self.recording
-        operators = [
-            replace(operator, signature=None, outputs=(), reads=(), writes=())
-            for operator in recording.operators
-        ]
-        return replace(self, recording=replace(recording, operators=operators, calls=[]))
+    def without_objects(self) -> Program:
+        """Return the program for sending, without what only kernels and plans need."""
+        return replace(self, recording=self.recording.without_objects())
 
     def parts(self, num_micro_batches: int) -> list[Part]:
         """Return the intervals of a run with this many micro-batches, in order."""
@@ -247,10 +244,8 @@ class Program:
 
     def names_of(self, parts: Sequence[Part]) -> list[str]:
         """Return the names of the operators of these intervals, in order."""
-        operators, slices = self.recording.operators, self.operator_slices()
-        return [
-            operator.name for part in parts for operator in operators[slice(*slices[part.recorded])]
-        ]
+        names, slices = self.ran.names, self.operator_slices()
+        return [name for part in parts for name in names[slice(*slices[part.recorded])]]
 
     def operator_counts(
         self, order: npt.NDArray[np.int64], part_of: npt.NDArray[np.int64], parts: Sequence[Part]
@@ -265,8 +260,7 @@ class Program:
 
     def operator_slices(self) -> list[tuple[int, int]]:
         """Return where each recorded interval's operators begin and end."""
-        interval = np.array([o.interval for o in self.recording.operators])
-        return _slices(interval, len(self.recording.intervals))
+        return _slices(self.ran.interval, len(self.recording.intervals))
 
     def _births(self) -> list[npt.NDArray[np.int64]]:
         """Return the blocks that each recorded interval allocates, in order."""
@@ -284,6 +278,7 @@ def program_of(recording: Recording, sizes: tuple[int, ...], other_size: int) ->
     partners = _partners(recording.intervals)
     program = Program(
         recording=recording,
+        ran=recording.ran(),
         layout=layout,
         partners=partners,
         sizes=sizes,
