@@ -13,6 +13,7 @@ from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
 from memlab._panel.elsewhere import Elsewhere
 from memlab._panel.forecasts import Forecasts
+from memlab._panel.idle_garbage import IdleGarbage
 from memlab._panel.job import Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
 from memlab._panel.neighbours import neighbours
@@ -72,6 +73,7 @@ class Page:
         self._keeper = Keeper(self.forecasts.look, self._add_kept)
         self._find_facts = Latest(self._inspect)
         self._draw = Latest(self._draw_pictures)
+        self._garbage = IdleGarbage()
         self._elsewhere = Elsewhere(view.cards, asked, self.forecasts, self.guarded)
 
     def close(self) -> None:
@@ -86,6 +88,7 @@ class Page:
         self.forecasts.close()
         self._draw.close()
         self._elsewhere.close()
+        self._garbage.close()
         self._asked.close()
         self._view.close()
 
@@ -358,6 +361,7 @@ class Page:
             )
             self._view.pictures.draw(scene)
             self._drawn()
+            self._garbage.note(self._view.pictures.num_drawn)
             if question and estimate and not is_asked:
                 self._predict_ahead(question, estimate)
             self._elsewhere.refresh()

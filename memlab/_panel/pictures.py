@@ -134,6 +134,7 @@ class Pictures:
         boxes: for each picture of `SIZES`, its widget.
         part: the buttons that choose the part of the step that the timeline shows.
         details: what holds the peak, as a map and in words; drawn while it is displayed.
+        num_drawn: pictures so far.
     """
 
     def __init__(self) -> None:
@@ -144,6 +145,7 @@ class Pictures:
         self.details = widgets.Box([self.boxes["peak_map"], self._explanation])
         self.details.add_class("memlab-details")
         self._drawn: dict[str, Any] = {}
+        self.num_drawn = 0
         self._name = f"memlab-{id(self)}"
         # the timeline, the bar and the next limit ask for the same result
         self._lowering = functools.lru_cache(2)(lowering)
@@ -283,6 +285,7 @@ class Pictures:
         figure = draw(SIZES[name])
         self.boxes[name].value = _framed(name, plots.to_svg(figure, label=label) + over(figure))
         self._drawn[name] = key
+        self.num_drawn += 1
 
     def _wait_for_peak(self, text: str) -> None:
         self._wait("peak", text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memlab.arguments.checks import checked
 from memlab.arguments.html_tables import columns_table
 from memlab.arguments.units import format_bytes
-from memlab.explaining.holdings import Group, group
+from memlab.explaining.holdings import WORKSPACE, Group, group, name_of_buffers
 from memlab.explaining.remedies import LEAST_SHARE, Remedy, remedies
 from memlab.result import StepResult, format_percent
 from memlab.trace import Category
@@ -36,6 +36,7 @@ class Row:
         nbytes: that they hold together.
         fraction: of the peak.
         freed_by: the settings that would free some of them.
+        is_workspace: whether a library such as cuBLAS holds them; they count as buffers.
     """
 
     category: Category
@@ -46,6 +47,7 @@ class Row:
     nbytes: int
     fraction: float
     freed_by: tuple[str, ...]
+    is_workspace: bool = False
 
     def __str__(self) -> str:
         """Return one line, such as "12.0 MiB  9 %  activations of h.*.mlp.act (12 modules)"."""
@@ -91,7 +93,7 @@ class Explanation:
         """Return a page of plain text: the peak, what holds it, what would lower it."""
         lines = [self.title, self.message]
         if self.by_category:
-            lines.append(", ".join(_shares(self.by_category)))
+            lines.append(", ".join(self._shares()))
         if shown := self._shown():
             table = [(*_cells(row), self._numbers(row)) for row in shown]
             lines += ["", "held by (in brackets what would free it)", *_aligned(table)]
@@ -110,7 +112,7 @@ class Explanation:
         import html  # not before a table is shown
 
         head = f"<p><b>{html.escape(self.title)}</b><br>{html.escape(self.message)}</p>"
-        shares = f"<p>{', '.join(_shares(self.by_category))}</p>" if self.by_category else ""
+        shares = f"<p>{', '.join(self._shares())}</p>" if self.by_category else ""
         shown = self._shown()
         rest = "".join(f"<p>{html.escape(line)}</p>" for line in self._rest(shown))
         held = columns_table(("bytes", "share", "category", "held by", "operator", "freed by"),
@@ -121,6 +123,18 @@ class Explanation:
              for number, r in enumerate(self.remedies, start=1)],
         )  # fmt: skip
         return f"{head}{shares}{held}{rest}{lowered}"
+
+    def _shares(self) -> list[str]:
+        """Return every category that holds anything, its bytes and its share, largest first."""
+        kinds = {row.is_workspace for row in self.rows if row.category is Category.BUFFERS}
+        total = sum(self.by_category.values())
+        ranked = sorted(self.by_category.items(), key=lambda item: -item[1])
+        return [
+            f"{name_of_buffers(kinds) if name == Category.BUFFERS else name.replace('_', ' ')} "
+            f"{format_bytes(size)} ({_share(size / total)})"
+            for name, size in ranked
+            if size
+        ]
 
     def _shown(self) -> list[Row]:
         saved = [row for row in self.saved[:MOST_SAVED] if row.fraction >= LEAST_SHARE]
@@ -166,12 +180,13 @@ def explain(result: StepResult) -> Explanation:
     if peak is None or by_category is None:
         return Explanation(title=title, message=_nothing(result), peak_bytes=peak, by_category={})
     offered = remedies(result)
+    groups = group(result.peak_holdings, is_cuda=result.peak_reserved_bytes is not None)
     return Explanation(
         title=title,
         message=_peak(result, peak),
         peak_bytes=peak,
         by_category=dict(by_category),
-        rows=tuple(_row(held, peak, offered) for held in group(result.peak_holdings)),
+        rows=tuple(_row(held, peak, offered) for held in groups),
         remedies=offered,
     )
 
@@ -207,6 +222,7 @@ def _row(held: Group, peak: int, offered: Iterable[Remedy]) -> Row:
         freed_by=tuple(
             r.name for r in offered if r.frees(held.category, held.pattern, held.operator)
         ),
+        is_workspace=held.is_workspace,
     )
 
 
@@ -214,7 +230,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     where = row.where or "module not known"
     if row.num_modules > 1:
         where += f" ({row.num_modules} {_kind(row)})"
-    category = str(row.category).replace("_", " ")
+    category = WORKSPACE if row.is_workspace else str(row.category).replace("_", " ")
     return (format_bytes(row.nbytes), _share(row.fraction), category, where, row.operator)
 
 
@@ -231,17 +247,6 @@ def _freed(remedy: Remedy) -> str:
 
 def _share(fraction: float) -> str:
     return "<0.1 %" if fraction < 0.001 else format_percent(fraction)
-
-
-def _shares(by_category: Mapping[str, int]) -> list[str]:
-    """Return every category that holds anything with its bytes and share, the largest first."""
-    total = sum(by_category.values())
-    ranked = sorted(by_category.items(), key=lambda item: -item[1])
-    return [
-        f"{name.replace('_', ' ')} {format_bytes(size)} ({_share(size / total)})"
-        for name, size in ranked
-        if size
-    ]
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:

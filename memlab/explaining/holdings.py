@@ -9,9 +9,36 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from memlab.trace import Category, Holding
+from memlab.trace import Category, Holding, Phase
 
 BY_PARAMETER = (Category.PARAMETERS, Category.OPTIMIZER_STATE)  # any operator may have made them
+WORKSPACE = "library workspace"
+BOTH = "buffers, workspace"
+CUBLAS = tuple(
+    f"aten::{name}" for name in ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv", "vdot")
+)
+
+
+def is_workspace(held: Holding, *, is_cuda: bool) -> bool:
+    """Return whether a holding is memory of a library and no buffer of the model.
+
+    cuBLAS keeps a workspace for each thread that has multiplied matrices (32 MiB on an H200). It
+    outlives a step as the buffers of a model do, and so counts as one of them.
+    """
+    is_buffer = held.category is Category.BUFFERS and held.phase is not Phase.BUILD
+    return is_cuda and is_buffer and held.operator in CUBLAS
+
+
+def name_of_buffers(kinds: set[bool], buffers: str = "buffers") -> str:
+    """Return what the category of buffers is called.
+
+    Args:
+        kinds: of each holding in it, whether it is the workspace of a library.
+        buffers: the name of the category where none is.
+    """
+    if True not in kinds:
+        return buffers
+    return BOTH if False in kinds else WORKSPACE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +52,7 @@ class Group:
         operator: that allocated them; empty for parameters and optimizer state.
         num_blocks: of memory, in all of them.
         nbytes: in all of them.
+        is_workspace: whether a library holds them, and not the model.
     """
 
     category: Category
@@ -33,6 +61,7 @@ class Group:
     operator: str
     num_blocks: int
     nbytes: int
+    is_workspace: bool
 
     @property
     def where(self) -> str:
@@ -40,14 +69,16 @@ class Group:
         return self.pattern if len(self.modules) > 1 else self.modules[0]
 
 
-def group(holdings: Iterable[Holding]) -> tuple[Group, ...]:
+def group(holdings: Iterable[Holding], *, is_cuda: bool = False) -> tuple[Group, ...]:
     """Return the holdings by category, place in the repeated block and operator, largest first."""
     held = sorted(holdings, key=lambda holding: -holding.nbytes)
     pattern_of = patterns(held)
-    found: dict[tuple[Category, str, str], list[Holding]] = defaultdict(list)
+    found: dict[tuple[Category, str, str, bool], list[Holding]] = defaultdict(list)
     for holding in held:
         operator = "" if holding.category in BY_PARAMETER else holding.operator
-        found[holding.category, pattern_of(holding.module), operator].append(holding)
+        of_library = is_workspace(holding, is_cuda=is_cuda)
+        key = holding.category, pattern_of(holding.module), operator, of_library
+        found[key].append(holding)
     groups = [
         Group(
             category=category,
@@ -56,8 +87,9 @@ def group(holdings: Iterable[Holding]) -> tuple[Group, ...]:
             operator=operator,
             num_blocks=sum(holding.num_blocks for holding in members),
             nbytes=sum(holding.nbytes for holding in members),
+            is_workspace=of_library,
         )
-        for (category, pattern, operator), members in found.items()
+        for (category, pattern, operator, of_library), members in found.items()
     ]
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
 

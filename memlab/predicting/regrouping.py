@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
+from memlab.predicting.estimates import estimated
 from memlab.predicting.interpolation import interpolated
 from memlab.result import StepResult
 from memlab.techniques import every
@@ -77,21 +77,14 @@ def regrouped(base: Prediction, config: StepConfig) -> StepResult:
     if told.step_seconds is not None and each is not None:
         seconds = told.step_seconds + (count - recorded) * each
 
-    return dataclasses.replace(
+    return estimated(
         told,
-        message=f"estimated peak {format_bytes(peak)} allocated, from a step with {recorded} "
-        f"micro-batches",
-        config=config,
-        timeline=timeline,
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=None if reserved is None else reserved + more,
-        peak_by_category=timeline.peak_by_category,
-        peak_place=None,
-        peak_holdings=(),
-        first_step_peak_bytes=None,
-        step_seconds=seconds,
-        samples_per_second=config.batch_size / seconds if seconds else None,
+        config,
+        timeline,
+        reserved_bytes=None if reserved is None else reserved + more,
+        seconds=seconds,
         uncertainty=_wider(told.uncertainty or {}, has_additions=recorded > 1),
+        of_what=f"a step with {recorded} micro-batches",
     )
 
 

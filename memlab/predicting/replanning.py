@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.arguments.units import MIB, format_bytes
+from memlab.arguments.units import MIB
 from memlab.config import StepConfig
+from memlab.predicting.estimates import estimated
 from memlab.recording.program import MOST_RECORDED
 from memlab.result import StepResult
 from memlab.techniques import every
@@ -80,26 +81,16 @@ def replanned(
     counted = min(planned.accumulation_steps, MOST_RECORDED)
     seconds = _with_time(result, before, after, scale * config.accumulation_steps / counted)
 
-    return dataclasses.replace(
+    found = estimated(
         result,
-        message=f"estimated peak {format_bytes(peak)} allocated, from memory_budget="
-        f"{result.config.memory_budget:g}",
-        config=config,
-        timeline=timeline,
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved,
-        peak_by_category=timeline.peak_by_category,
-        peak_place=None,
-        peak_holdings=(),
-        first_step_peak_bytes=None,
-        step_seconds=seconds,
-        samples_per_second=config.batch_size / seconds if seconds else None,
+        config,
+        timeline,
+        reserved_bytes=reserved,
+        seconds=seconds,
         uncertainty=_wider(result, reserved),
-        notes=_notes(result, config, before, after),
-        memory_limit_bytes=None,
-        fits=None,
-        close_to_limit=None,
+        of_what=f"memory_budget={result.config.memory_budget:g}",
     )
+    return dataclasses.replace(found, notes=_notes(result, config, before, after))
 
 
 def _with_time(result: StepResult, before: Plan, after: Plan, repeats: float) -> float | None:

@@ -7,9 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from memlab import explain
 from memlab._panel.readout import lowering, moments, parts_of_peak, readout
 from memlab.costs import cuda_kernels
-from memlab.figures.category_names import CUBLAS, category_names
+from memlab.explaining.holdings import CUBLAS
+from memlab.figures.category_names import category_names
 from memlab.figures.parts import PARTS, part_of
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
@@ -151,6 +153,10 @@ def test_the_workspace_of_cublas_is_not_called_buffers(operators, name):
     )
     (moment,) = moments([reading], {}, names)
     assert f"</i>{name} <b>" in moment.content
+    explained = explain(result)
+    assert name in str(explained).splitlines()[2]
+    rows = [(row.operator, row.is_workspace) for row in explained.rows]
+    assert rows == [(operator, operator == "aten::addmm") for operator in operators]
     assert category_names(make_held(*kept))[Category.BUFFERS] == "buffers"
     assert set(CUBLAS) == cuda_kernels.CUBLAS
 
