@@ -13,7 +13,7 @@ from collections.abc import Callable
 from memlab._panel.job import Latest
 
 REST_SECONDS = 0.4  # after the last picture
-MOST_PICTURES = 2  # without looking; Python itself looks after about eight
+MOST_PICTURES = 6  # without looking; Python itself looks after about twenty
 
 
 class IdleGarbage:
