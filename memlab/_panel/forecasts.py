@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memlab._panel.answers import Answers, is_within
+from memlab._panel.estimating import Estimator
 from memlab._panel.questions import Estimate, Question
 from memlab.api import predict_with_forecast
 from memlab.errors import MemlabError
@@ -58,6 +59,7 @@ class Forecasts:
     ) -> None:
         self._workloads, self._arrived, self._tell = workloads, arrived, tell
         self._answers = Answers(self._chain_of)
+        self._estimator = Estimator(self._answers)
         self._last: Estimate | None = None  # the last one that did not come from the worker
         self._condition = threading.Condition()
         self._wanted: Question | None = None
@@ -94,7 +96,7 @@ class Forecasts:
             last = self._last
             if last is not None and last.question == question and self._answers.is_open(question):
                 return last
-            return self._answers.best(question)
+            return self._estimator.best(question)
 
     def _chain_of(self, question: Question) -> "Chain | None":
         workload = self._workloads[question.workload_name]
@@ -109,8 +111,8 @@ class Forecasts:
     def exact(self, question: Question) -> StepResult | None:
         """Return the result to which the worker could add nothing; None while there is none."""
         with self._condition:
-            is_exact = self._answers.is_exact(question)
-            found = self._answers.best(question) if is_exact else None
+            is_exact = self._estimator.is_exact(question)
+            found = self._estimator.best(question) if is_exact else None
         return None if found is None else found.result
 
     def known_of(self, question: Question) -> list[StepResult]:
@@ -156,7 +158,7 @@ class Forecasts:
         """
         with self._condition:
             if not self._closed:
-                self._later = [asked for asked in questions if not self._answers.is_exact(asked)]
+                self._later = [asked for asked in questions if not self._estimator.is_exact(asked)]
                 self._wake()
 
     def ahead(self, questions: Sequence[Question]) -> None:
@@ -171,7 +173,7 @@ class Forecasts:
 
             found = [question for question in questions if self._is_worth(question)]
             self._wanted = None
-            self._neighbours = sorted(found, key=self._answers.can_tell)[:MOST_AHEAD]
+            self._neighbours = sorted(found, key=self._estimator.can_tell)[:MOST_AHEAD]
             self._wake()
 
     def hold(self, held: bool) -> None:
@@ -207,7 +209,7 @@ class Forecasts:
     def _is_worth(self, question: Question) -> bool:
         """Return whether the worker would find something new of a neighbour, and that soon."""
         seconds = self._seconds.get(self._about(question), math.inf)
-        is_new = question != self._asked and not self._answers.is_exact(question)
+        is_new = question != self._asked and not self._estimator.is_exact(question)
         return seconds <= LONGEST_AHEAD_SECONDS and is_new
 
     def _about(self, question: Question) -> tuple[str, str]:

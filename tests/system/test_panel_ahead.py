@@ -170,7 +170,7 @@ def test_only_so_many_are_predicted_ahead_and_kept(made, monkeypatch):
     for size in range(20, 40):
         assert found.look(question(8)) is not None, "what is looked at is kept"
         answered(found, size)
-    assert len(found._answers) == 20
+    assert len(found._answers.kept) == 20
     assert found.look(question(100)) is None
 
 
