@@ -4,8 +4,9 @@
 - `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
   values, `asked.py` all that is on screen. `verdicts.py` judges: fits, gradients, outcome.
   `size_row.py` is the slider of the sample size, which makes another workload: `made_sizes.py`.
-- `forecasts.py` predicts while sliders move, and ahead while they rest: `neighbours.py` says what,
-  `answers.py` keeps it, `estimating.py` says what it means for other settings.
+- `forecasts.py` predicts while sliders move, and ahead while they rest: `requests.py` asks for it,
+  `neighbours.py` says what may come next. `answers.py` keeps the answers, `estimating.py` says what
+  they mean for other settings.
 - `runner.py` starts a run, `job.py` measures, `runs.py` keeps it; `keeping.py` turns a prediction
   into a run. `idle_garbage.py` has Python look for garbage while nothing moves.
 - `outlook.py`, `advice.py`, `status.py`, `pictures.py`: what is said and drawn of them.

@@ -16,9 +16,9 @@ from memlab._panel.forecasts import Forecasts
 from memlab._panel.idle_garbage import IdleGarbage
 from memlab._panel.job import Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
-from memlab._panel.neighbours import neighbours
 from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
 from memlab._panel.questions import Estimate, Question
+from memlab._panel.requests import Requests
 from memlab._panel.runs import RunLog
 from memlab._panel.status import Status
 from memlab._panel.texts import Line
@@ -75,6 +75,7 @@ class Page:
         self._draw = Latest(self._draw_pictures)
         self._garbage = IdleGarbage()
         self._elsewhere = Elsewhere(view.cards, asked, self.forecasts, self.guarded)
+        self._requests = Requests(self.forecasts, view, asked, log, self._keeper, self._elsewhere)
 
     def close(self) -> None:
         """Stop a run that is in progress, and remove every widget from the page and from memory."""
@@ -343,7 +344,7 @@ class Page:
             estimate = self.forecasts.look(question, limit) if question else None
             if question != self._looked:
                 self._before = self._looked
-            is_asked = question is not None and self._ask_for(question, estimate)
+            is_asked = question is not None and self._requests.on_screen(question, estimate)
             with self.lock:
                 self._estimate, self._looked = estimate, question
                 self._show_outlook()
@@ -356,48 +357,10 @@ class Page:
 
             # before the pictures, since somebody may wait for it
             self._keeper.settle()
-            self.forecasts.ask_later(
-                [*self._keeper.questions, *self._of_runs(), *self._elsewhere.questions]
-            )
+            self._requests.later()
             self._view.pictures.draw(scene)
             self._drawn()
             self._garbage.note(self._view.pictures.num_drawn)
             if question and estimate and not is_asked:
-                self._predict_ahead(question, estimate)
+                self._requests.ahead(question, estimate, self._before)
             self._elsewhere.refresh()
-
-    def _of_runs(self) -> list[Question]:
-        """Return the settings of runs that wait for an exact prediction, and give it to the others.
-
-        It may have come with that of another setting.
-        """
-        waiting = []
-        for run in self._log.own:
-            if run.prediction is None and run.result.source is Source.MEASURED:
-                asked = run.result
-                question = Question(asked.workload_name, asked.config, asked.device)
-                found = self.forecasts.exact(question)
-                if found is None:
-                    waiting.append(question)
-                elif found.outcome is Outcome.OK:
-                    with self.lock:
-                        self._log.change(run.number, prediction=found)
-                        self._view.table.show()
-        return waiting
-
-    def _ask_for(self, question: Question, estimate: Estimate | None) -> bool:
-        """Have predicted what is on screen, then what it is compared with.
-
-        Returns whether an answer will arrive.
-        """
-        if estimate is None or not estimate.exact:
-            return self.forecasts.ask(question)
-        # the saving of recomputation is relative to the plain step
-        return question.plain is not None and self.forecasts.ask(question.plain)
-
-    def _predict_ahead(self, question: Question, estimate: Estimate) -> None:
-        """Have the neighbours of what is on screen predicted."""
-        offered = [value for _, value in self._view.controls.precision.options]
-        sizes = self._asked.names_by_size
-        beside = neighbours(question, offered, self._before, sizes) if estimate.is_ok else []
-        self.forecasts.ahead(beside)

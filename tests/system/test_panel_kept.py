@@ -6,7 +6,7 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig
-from memlab._panel import forecasts, page, settling
+from memlab._panel import forecasts, requests, settling
 from memlab.devices import cards
 from memlab.predicting.predict import Prediction
 from tests.forecast_parts import MIB, predicted
@@ -39,7 +39,9 @@ class Worker:
 def worker(monkeypatch):
     made = Worker()
     monkeypatch.setattr(forecasts, "predict_with_forecast", made)
-    monkeypatch.setattr(page, "neighbours", lambda *_: [])  # what is predicted ahead of the hand
+    monkeypatch.setattr(
+        requests, "neighbours", lambda *_: []
+    )  # what is predicted ahead of the hand
     yield made
     made.go.set()
 
