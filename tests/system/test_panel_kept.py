@@ -41,7 +41,7 @@ def worker(monkeypatch):
     monkeypatch.setattr(forecasts, "predict_with_forecast", made)
     monkeypatch.setattr(
         requests, "neighbours", lambda *_: []
-    )  # what is predicted ahead of the hand
+    )  # none ahead of the hand
     yield made
     made.go.set()
 
