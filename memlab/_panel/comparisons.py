@@ -64,8 +64,8 @@ def missing_words(found: Grid) -> str:
     names = [CONTROLS[field].label.lower() for field in found.missing]
     others = " and ".join(f"another {name}" for name in names)
     return (
-        "The heat map shows the peak over two settings, once two values of each were run. "
-        f"Missing is {others}, with all else as in {found.runs[-1].label}."
+        "A heat map of the peak over two settings is drawn here once each of them has been run with "
+        f"two values. Still to run: {others}, with everything else as in {found.runs[-1].label}."
     )
 
 

@@ -39,9 +39,7 @@ class Worker:
 def worker(monkeypatch):
     made = Worker()
     monkeypatch.setattr(forecasts, "predict_with_forecast", made)
-    monkeypatch.setattr(
-        requests, "neighbours", lambda *_: []
-    )  # none ahead of the hand
+    monkeypatch.setattr(requests, "neighbours", lambda *_: [])  # none ahead of the hand
     yield made
     made.go.set()
 
