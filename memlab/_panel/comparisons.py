@@ -64,8 +64,8 @@ def missing_words(found: Grid) -> str:
     names = [CONTROLS[field].label.lower() for field in found.missing]
     others = " and ".join(f"another {name}" for name in names)
     return (
-        "A heat map of the peak over two settings is drawn here once each of them has been run with "
-        f"two values. Still to run: {others}, with everything else as in {found.runs[-1].label}."
+        "A heat map of the peak over two settings is drawn here once each has been run with two "
+        f"values. Still to run: {others}, with everything else as in {found.runs[-1].label}."
     )
 
 

@@ -62,9 +62,11 @@ def test_two_values_of_both_settings_go_before_a_long_row():
 @pytest.mark.parametrize(
     ("settings", "missing"),
     [
-        ([config()], "Still to run: another batch size and another accumulation, with everything else "
-                     "as in run 1."),
-        ([config(8), config(16)], "Still to run: another accumulation, with everything else as in run 2."),
+        ([config()],
+         "Still to run: another batch size and another accumulation, with everything else as in "
+         "run 1."),
+        ([config(8), config(16)],
+         "Still to run: another accumulation, with everything else as in run 2."),
         ([config(8), config(8, precision="bf16")],
          "Still to run: another batch size, with everything else as in run 2."),
     ],
