@@ -50,7 +50,11 @@ def make_result(*, timeline=None, seconds=(0.2, 0.1, 0.3), **changes):
 
 
 def texts_of(figure):
-    return [t.get_text() for axes in figure.axes for t in axes.texts]
+    return [text.get_text() for text in all_texts(figure)]
+
+
+def all_texts(figure):
+    return [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
 
 
 def out_of_memory(**changes):

@@ -20,8 +20,8 @@ from memlab.figures.look import (
     GRID,
     LIMIT,
     POINTS,
+    Canvas,
     Size,
-    canvas,
     data_axes,
     inches,
     name_ticks,
@@ -83,7 +83,7 @@ def heat_map(
         _hatch_cell(axes, row, column, LIMIT)
     hatched = ", hatch: over limit" if len(over) else ""
     write_title(figure, f"peak allocated ({origin(results)}){hatched}")
-    overlay = canvas(figure)
+    overlay = Canvas(figure)
     write(overlay, 6, size[1] * POINTS - 22, f"{_axis_name(rows)}, down")
     write(overlay, size[0] * POINTS - 8, 7, f"{_axis_name(columns)}, across", ha="right")
     return figure

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends import backend_svg
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Affine2D
 
 from memlab.arguments.checks import checked, count, number, of_type
 from memlab.arguments.quoting import printable
@@ -79,14 +81,29 @@ def new_figure(size: Size) -> Figure:
     return figure
 
 
-def canvas(figure: Figure) -> Axes:
-    """Return bare axes over the whole figure whose data units are points, origin lower left."""
-    width, height = figure.get_size_inches() * POINTS
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), label="canvas", zorder=5)
-    axes.set(xlim=(0, width), ylim=(0, height))
-    axes.set_axis_off()
-    _remember_place(axes)
-    return axes
+class Canvas:
+    """Draws on a whole figure in points, origin lower left, above its axes.
+
+    Axes over the whole figure would do the same, and take a fifth of the time of a picture.
+
+    Attributes:
+        width: of the figure in points.
+        height: of the figure in points.
+    """
+
+    def __init__(self, figure: Figure) -> None:
+        self._figure = figure
+        self.width, self.height = (float(side) for side in figure.get_size_inches() * POINTS)
+        self._from_points = Affine2D().scale(1 / POINTS) + figure.dpi_scale_trans
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> Text:
+        """Write a text, as `Axes.text` does."""
+        return self._figure.text(x, y, text, transform=self._from_points, **style)
+
+    def add_artist(self, artist: Artist) -> None:
+        """Draw an artist, as `Axes.add_artist` does."""
+        artist.set_transform(self._from_points)
+        self._figure.add_artist(artist)
 
 
 def data_axes(figure: Figure, label: str, *, margins: tuple[float, float, float, float]) -> Axes:
@@ -118,7 +135,7 @@ def _remember_place(axes: Axes) -> None:
     axes.patch.get_transform = lambda: transform  # type: ignore[method-assign]
 
 
-def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
+def write(axes: Axes | Canvas, x: float, y: float, text: str, **style: Any) -> Text:
     """Write plain text (a "$" is a dollar) in the figures' ink and font."""
     defaults = {"color": INK, "fontfamily": FONT, "fontsize": FONT_SIZE, "va": "center"}
     lines = "\n".join(map(printable, text.split("\n")))
@@ -156,7 +173,12 @@ def box_points(axes: Axes) -> tuple[float, float, float, float]:
 
 
 def axes_box(figure: Figure) -> tuple[float, float, float, float]:
-    """Return left, top, width and height of a figure's first axes, as fractions of the figure."""
+    """Return left, top, width and height of a figure's first axes, as fractions of the figure.
+
+    They are those of the whole figure if it has no axes.
+    """
+    if not figure.axes:
+        return 0.0, 0.0, 1.0, 1.0
     box = figure.axes[0].get_position()
     return box.x0, 1 - box.y1, box.width, box.height
 
@@ -196,9 +218,8 @@ def second_axis(axes: Axes, slowest: float) -> str:
 
 def write_title(figure: Figure, text: str) -> None:
     """Write what the numbers are above the axes, at the left."""
-    width, height = figure.get_size_inches()
-    overlay = canvas(figure)
-    write(overlay, 6, height * POINTS - 8, shorten(text, width * POINTS - 10))
+    overlay = Canvas(figure)
+    write(overlay, 6, overlay.height - 8, shorten(text, overlay.width - 10))
 
 
 def inches(name: str, value: Any) -> Size:
@@ -220,7 +241,7 @@ def placeholder(text: str, *, size: Size) -> Figure:
     per_line = max(10, int((width - 40) / (0.55 * FONT_SIZE)))
     lines = textwrap.wrap(text, per_line, placeholder=" …",
                           max_lines=max(1, int((height - 16) / (1.4 * FONT_SIZE))))  # fmt: skip
-    write(canvas(figure), width / 2, height / 2, "\n".join(lines), ha="center", linespacing=1.4)
+    write(Canvas(figure), width / 2, height / 2, "\n".join(lines), ha="center", linespacing=1.4)
     return figure
 
 

@@ -17,10 +17,10 @@ from memlab.errors import ConfigError
 from memlab.figures.look import (
     LIMIT,
     POINTS,
+    Canvas,
     Size,
     box_points,
     byte_axis,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -116,7 +116,7 @@ def memory_against_time(
     write_title(figure, f"peak {byte_unit} allocated ({origin(every)})")
     missing = f"; {len(runs) - len(dots)} without a time" if len(dots) < len(runs) else ""
     text = f"time per step, {second_unit}{missing}"
-    write(canvas(figure), size[0] * POINTS - 8, 7, text, ha="right")
+    write(Canvas(figure), size[0] * POINTS - 8, 7, text, ha="right")
     return figure
 
 

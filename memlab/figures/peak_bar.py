@@ -17,9 +17,9 @@ from memlab.figures.look import (
     LIMIT,
     POINTS,
     STACK,
+    Canvas,
     Size,
     box_points,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -69,7 +69,7 @@ def peak_bar(
     if held > peak:
         axes.barh(0.5, held - peak, left=peak, height=1, color=GRID, label="reserved alone")
         unnamed[held - peak, GRID] = f"reserved, not allocated {format_bytes(held - peak)}"
-    overlay, width, top = canvas(figure), size[0] * POINTS, size[1] * POINTS - 8
+    overlay, width, top = Canvas(figure), size[0] * POINTS, size[1] * POINTS - 8
     reserved = f", {format_bytes(held)} reserved" if counted.kind == "reserved" else ""
     text = f"peak {format_bytes(peak)} allocated{reserved} ({origin([result])})"
     write(overlay, 6, top, text)
@@ -81,7 +81,7 @@ def peak_bar(
 
 
 def _draw_limit_on_bar(
-    axes: Axes, overlay: Axes, peak: int, limit: int, room: float, *, fits: bool
+    axes: Axes, overlay: Canvas, peak: int, limit: int, room: float, *, fits: bool
 ) -> None:
     over = peak > limit
     style: dict[str, Any] = {"label": "free", "facecolor": INK, "alpha": 0.14}
@@ -101,16 +101,16 @@ def _draw_limit_on_bar(
         texts = (f"fits the limit of {format_bytes(limit)} with less cache", "fits with less cache",
                  "")  # fmt: skip
     text = next(text for text in texts if text_width(text) < room or not text)
-    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    width, height = overlay.width, overlay.height
     color = LIMIT if over and not fits else INK
     write(overlay, width - 6, height - 8, text, ha="right", color=color)
 
 
-def _draw_unnamed(overlay: Axes, parts: Sequence[tuple[str, str]]) -> None:
+def _draw_unnamed(overlay: Canvas, parts: Sequence[tuple[str, str]]) -> None:
     """Name under the bar what was too narrow to be named in it, the largest first, as fits."""
     x = 6.0
     for color, text in parts:
-        if x + 14 + text_width(text) > overlay.get_xlim()[1]:
+        if x + 14 + text_width(text) > overlay.width:
             break
         overlay.add_artist(Rectangle((x, 4), 8, 8, facecolor=color, linewidth=0))
         write(overlay, x + 12, 7.5, text)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -22,8 +21,8 @@ from memlab.figures.look import (
     CATEGORY_COLORS,
     LIMIT,
     STACK,
+    Canvas,
     Size,
-    canvas,
     inches,
     new_figure,
     origin,
@@ -88,8 +87,8 @@ def peak_map(
         return placeholder(result.message, size=size)
 
     figure = new_figure(size)
-    overlay = canvas(figure)
-    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    overlay = Canvas(figure)
+    width, height = overlay.width, overlay.height
     _write_title(overlay, result, peak, limit_bytes or result.memory_limit_bytes)
     sizes = {c: by_category.get(c, 0) for c in STACK if by_category.get(c, 0)}
     ranked = sorted(sizes, key=lambda category: -sizes[category])
@@ -222,7 +221,7 @@ def _short(path: str) -> str:
 
 
 def _draw_category(
-    overlay: Axes,
+    overlay: Canvas,
     named: tuple[str, str],
     box: Box,
     tiles: Sequence[tuple[str, int]],
@@ -270,7 +269,7 @@ def _headings(name: str, nbytes: int, peak: int, room: tuple[float, float]) -> l
     return []
 
 
-def _draw_tile(overlay: Axes, name: str, nbytes: int, box: Box, color: str, peak: int) -> None:
+def _draw_tile(overlay: Canvas, name: str, nbytes: int, box: Box, color: str, peak: int) -> None:
     left, bottom, width, height = _inset(box, 0.6)
     overlay.add_artist(Rectangle((left, bottom), width, height, facecolor=color, linewidth=0,
                                  label=name))  # fmt: skip
@@ -317,8 +316,8 @@ def _inset(box: Box, gap: float) -> Box:
     return left + gap / 2, bottom + gap / 2, max(width - gap, 0.0), max(height - gap, 0.0)
 
 
-def _write_title(overlay: Axes, result: StepResult, peak: int, limit: int | None) -> None:
-    right, top = overlay.get_xlim()[1] - 6, overlay.get_ylim()[1] - 9
+def _write_title(overlay: Canvas, result: StepResult, peak: int, limit: int | None) -> None:
+    right, top = overlay.width - 6, overlay.height - 9
     ended = ", out of memory" if result.outcome is Outcome.OUT_OF_MEMORY else ""
     text = f"peak {format_bytes(peak)} allocated{ended} ({origin([result])})"
     room = right - 6
@@ -346,12 +345,12 @@ def _places(result: StepResult) -> list[str]:
     return [str(place) for place in places]
 
 
-def _draw_unnamed(overlay: Axes, categories: Sequence[tuple[str, str, int]]) -> None:
+def _draw_unnamed(overlay: Canvas, categories: Sequence[tuple[str, str, int]]) -> None:
     """Name under the map what was too small to be named in it, the largest first, as fits."""
     x = 6.0
     for color, name, nbytes in categories:
         text = f"{name} {format_bytes(nbytes)}"
-        if x + 14 + text_width(text) > overlay.get_xlim()[1]:
+        if x + 14 + text_width(text) > overlay.width:
             break
 
         swatch = Rectangle((x, 5), 8, 8, facecolor=color, linewidth=0)

@@ -28,10 +28,10 @@ from memlab.figures.look import (
     LINE,
     POINTS,
     STACK,
+    Canvas,
     Size,
     box_points,
     byte_axis,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -119,7 +119,7 @@ def timeline(
     for line, style in lines:
         _draw_total(axes, line, style)
 
-    overlay = canvas(figure)
+    overlay = Canvas(figure)
     sources = [result] if measured is None else [result, measured]
     write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)}){where}")
     _mark_phases(axes, overlay, result.timeline)
@@ -237,7 +237,7 @@ def _stretches(timeline: Timeline) -> list[_Stretch]:
     ]
 
 
-def _mark_phases(axes: Axes, overlay: Axes, timeline: Timeline) -> None:
+def _mark_phases(axes: Axes, overlay: Canvas, timeline: Timeline) -> None:
     """Mark phases by a strip of tones under the axis, named where the name fits."""
     left, bottom, width, _ = box_points(axes)
     axes.set_xticks([])
@@ -273,7 +273,7 @@ def _phase_names(stretches: Sequence[_Stretch], width: float) -> dict[Phase, str
 
 
 def _mark_micro_batches(
-    axes: Axes, overlay: Axes, spans: dict[int, tuple[float, float]], *, below: float
+    axes: Axes, overlay: Canvas, spans: dict[int, tuple[float, float]], *, below: float
 ) -> None:
     left, bottom, width, _ = box_points(axes)
     room = min(end - start for start, end in spans.values()) * width
@@ -293,7 +293,7 @@ def _mark_micro_batches(
               f"{count} micro-batches, each forward (light) and backward", ha="center")  # fmt: skip
 
 
-def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
+def _mark_peak(axes: Axes, overlay: Canvas, result: StepResult) -> None:
     """Mark the peak and say above the picture how high it is and where it happens."""
     assert result.timeline is not None
     peak = result.timeline.peak_index
@@ -301,7 +301,7 @@ def _mark_peak(axes: Axes, overlay: Axes, result: StepResult) -> None:
     left, bottom, width, height = box_points(axes)
     _line(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
     _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
-    right = overlay.get_xlim()[1] - 6
+    right = overlay.width - 6
     text = f"peak {format_bytes(y)}"
 
     if result.peak_place is not None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -14,6 +13,7 @@ from memlab.figures.look import (
     CATEGORY_COLORS,
     INK,
     STACK,
+    Canvas,
     shorten,
     text_width,
     write,
@@ -57,9 +57,9 @@ def key_rows(
     return rows
 
 
-def draw_key(overlay: Axes, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
+def draw_key(overlay: Canvas, rows: Sequence[tuple[str, str, str]], *, beside: bool) -> None:
     """Draw the key beside the picture with a heading, or under it in two columns."""
-    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    width, height = overlay.width, overlay.height
     column = 158.0 if beside else (width - 24) / 2
     per_column = len(rows) if beside else math.ceil(len(rows) / 2)
     top = height - 56 if beside else per_column * 13 - 5

@@ -10,15 +10,12 @@ from memlab import StepConfig
 from memlab.comparing.ladder import RUNGS
 from memlab.errors import MemlabError
 from memlab.result import Outcome
+from tests.figure_parts import texts_of
 from tests.models import blocks, linear
 
 
 def wide():
     return blocks(width=64, depth=3)
-
-
-def texts(figure):
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
 def test_each_rung_stands_on_those_before_it_at_the_same_batch():
@@ -94,8 +91,8 @@ def test_the_waterfall_says_what_each_rung_changed_and_spared():
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["plain", "optimizer=sgd", "precision=bf16"]
     times = results[0].peak_reserved_bytes / results[2].peak_reserved_bytes
-    assert any(f"{times:.1f}x less" in text for text in texts(figure))
-    assert any("reserved (predicted" in text for text in texts(figure)), texts(figure)
+    assert any(f"{times:.1f}x less" in text for text in texts_of(figure))
+    assert any("reserved (predicted" in text for text in texts_of(figure)), texts_of(figure)
     bars = {round(bar.get_width()) for bar in figure.axes[0].patches}
     assert {result.peak_reserved_bytes for result in results} <= bars
 
@@ -106,11 +103,11 @@ def test_the_waterfall_stands_with_a_refused_rung_with_reports_and_with_nothing(
     )
     reports = [memlab.verify(linear(), r.config, "cpu", isolate=False) for r in (plain, after)]
     figure = memlab.plots.waterfall([plain, after], reports=reports)
-    assert sum("gradient error" in text for text in texts(figure)) == 2
-    said = texts(memlab.plots.waterfall(results))
+    assert sum("gradient error" in text for text in texts_of(figure)) == 2
+    said = texts_of(memlab.plots.waterfall(results))
     assert "unsupported" in said
     assert any("allocated (measured" in text for text in said), said
-    assert "No rung yet." in texts(memlab.plots.waterfall([]))
+    assert "No rung yet." in texts_of(memlab.plots.waterfall([]))
 
 
 def test_training_is_judged_by_the_spread_of_the_seeds(monkeypatch):

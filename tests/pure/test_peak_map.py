@@ -13,6 +13,7 @@ from memlab.figures.peak_map import squarified
 from memlab.trace import CATEGORIES, Category
 from tests.figure_parts import (
     MIB,
+    all_texts,
     held,
     make_held,
     make_result,
@@ -25,7 +26,7 @@ from tests.figure_parts import (
 def rectangles(figure):
     """Return the areas of a peak map by label, but for the swatches of its key."""
     found = {}
-    for patch in figure.axes[0].patches:
+    for patch in figure.artists:
         if isinstance(patch, Rectangle) and not patch.get_label().startswith("_"):
             found.setdefault(patch.get_label(), []).append(patch.get_bbox())
     return found
@@ -96,8 +97,7 @@ def test_labels_of_a_peak_map_stay_in_the_picture_and_apart(result, size):
     width, height = size[0] * figure.dpi, size[1] * figure.dpi
     boxes = [
         (text.get_text(), text.get_window_extent(renderer))
-        for axes in figure.axes
-        for text in axes.texts
+        for text in all_texts(figure)
         if text.get_text()
     ]
     assert boxes
@@ -117,8 +117,8 @@ def test_labels_of_a_peak_map_stay_on_their_tiles():
     figure = plots.peak_map(transformer(), size=(5.0, 3.2))
     renderer = FigureCanvasAgg(figure).get_renderer()
     tiles = [b for boxes in rectangles(figure).values() for b in boxes]
-    to_pixels = figure.axes[0].transData
-    for text in figure.axes[0].texts:
+    to_pixels = figure.artists[0].get_data_transform()
+    for text in figure.texts:
         x, y = text.get_position()
         on = [b for b in tiles if b.x0 <= x <= b.x1 and b.y0 <= y <= b.y1]
         if on:

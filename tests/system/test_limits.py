@@ -11,6 +11,7 @@ from memlab.comparing import pairs
 from memlab.errors import ConfigError
 from memlab.predicting.interpolation import interpolated
 from memlab.result import CountedPeak, Source
+from tests.figure_parts import texts_of
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
 
@@ -210,7 +211,7 @@ def test_explain_speaks_of_reserved_bytes_on_a_card():
 
 def test_pictures_compare_reserved_bytes_with_a_limit():
     def said(figure):
-        return " ".join(t.get_text() for axes in figure.axes for t in axes.texts)
+        return " ".join(texts_of(figure))
 
     over = on_a_card().against_limit(120 * MIB)
     within = on_a_card().against_limit(120 * MIB, lambda limit: True)
