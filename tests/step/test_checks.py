@@ -53,7 +53,7 @@ def test_no_bad_value_of_any_argument_gives_a_raw_error(target):
 
 
 def test_drawn_calls_repeat_with_their_seed_and_none_is_raw():
-    one, other = (bad_calls.calls(60, seed=3) for _ in range(2))
+    one, other = (bad_calls.calls(30, seed=3) for _ in range(2))
     drawn = [(each["function"], each["passed"], each["ended"]) for each in one]
     assert drawn == [(each["function"], each["passed"], each["ended"]) for each in other]
     assert {ended for _, _, ended in drawn} <= {"refused", "worked"}

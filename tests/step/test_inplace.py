@@ -207,6 +207,7 @@ def test_verify_and_predict_know_it(fields):
     assert memlab.predict(made, config, device="h200").outcome is Outcome.OK
 
 
+@pytest.mark.slow
 def test_a_peak_in_forward_falls_by_one_activation():
     """One wide ReLU, and a small rest: the peak is when its input and its output are held."""
     made = workload(

@@ -36,6 +36,7 @@ def test_a_prediction_by_recorded_costs_is_the_one_that_was_calibrated(fields):
     assert there.device == "x"
 
 
+@pytest.mark.slow
 def test_recorded_costs_are_used_and_nothing_is_run_for_what_is_missing():
     config, cpu = StepConfig(batch_size=4), resolve("cpu")
     known = RUN("operators", arguments(config, cpu)).costs

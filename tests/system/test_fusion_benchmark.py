@@ -33,6 +33,7 @@ def test_the_ways_compute_the_same_and_inductor_makes_one_kernel():
     torch.testing.assert_close(compiled(*inputs), expected)
 
 
+@pytest.mark.slow
 def test_fusing_moves_a_fraction_of_the_bytes():
     found = {row["run by"]: row for row in fusion.rows(1000, 1)}
     eager = found["eager, one by one"]

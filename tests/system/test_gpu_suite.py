@@ -224,6 +224,7 @@ sys.exit(suite.main(["--out", sys.argv[1], "--device", "cpu", "--small", "--minu
     assert "summary" in read_lines(only(tmp_path)).content[-1]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_prepared_is_recorded_and_the_next_case_follows(monkeypatch, tmp_path):
     def missing(self, case):
         if case.config.batch_size == 3:

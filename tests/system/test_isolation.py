@@ -269,6 +269,7 @@ def test_what_on_progress_raises_is_the_callers(isolate):
     assert_worker_is_back()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_idle_is_replaced():
     assert_worker_is_back()
     os.kill(isolation.measuring.worker.process.pid, 9)

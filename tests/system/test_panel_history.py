@@ -216,6 +216,7 @@ def test_of_a_name_that_is_typed_only_the_last_is_written(tmp_path, monkeypatch)
     ]
 
 
+@pytest.mark.slow
 def test_what_waits_is_written_when_the_kernel_ends(tmp_path):
     code = "from memlab._panel.history import History; History('a').note_settings({'x': 1})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
