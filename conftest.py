@@ -14,7 +14,8 @@ from tests import ROOT
 TESTS = ROOT / "tests"
 MATRIX = TESTS / "matrix"
 # files that take minutes begin first, or one of them would still run when nothing else is left
-FIRST = (TESTS / "system" / "browser", TESTS / "system", MATRIX, TESTS / "step", TESTS)
+SYSTEM = TESTS / "system"
+FIRST = (SYSTEM / "test_notebooks.py", SYSTEM / "browser", SYSTEM, MATRIX, TESTS / "step", TESTS)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="run this share of tests/matrix and of tests marked `matrix` or `slow`",
+        help="run this share of tests/matrix and of tests marked `matrix` or `slow`, no `long` one",
     )
     group.addoption("--seed", default="", help="any text, such as a commit; draws the sample")
 
@@ -50,7 +51,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     share, seed = config.getoption("sample"), config.getoption("seed")
     if share >= 1.0:
         return None
-    what = "tests/matrix and of tests marked matrix or slow"
+    what = "tests/matrix and of tests marked matrix or slow, none marked long"
     return f"sample: {share:.0%} of {what}; again by --seed={seed!r}"
 
 
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
 
     share, seed = config.getoption("sample"), config.getoption("seed")
-    left_out = [item for item in items if _is_sampled(item) and draw(seed, item.nodeid) >= share]
+    left_out = [item for item in items if _share(item, share) <= draw(seed, item.nodeid)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         names = {item.nodeid for item in left_out}
@@ -76,13 +77,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
-    folders = item.path.parents
-    return next((turn for turn, folder in enumerate(FIRST) if folder in folders), len(FIRST))
+    places = {item.path, *item.path.parents}
+    return next((turn for turn, place in enumerate(FIRST) if place in places), len(FIRST))
 
 
-def _is_sampled(item: pytest.Item) -> bool:
+def _share(item: pytest.Item, share: float) -> float:
+    """Return the probability that a test is drawn; 1 is always."""
+    if share < 1.0 and item.get_closest_marker("long"):
+        return 0.0
     marked = any(item.get_closest_marker(name) for name in ("matrix", "slow"))
-    return marked or MATRIX in item.path.parents
+    return share if marked or MATRIX in item.path.parents else 1.0
 
 
 def draw(seed: str, name: str) -> float:

@@ -15,7 +15,9 @@ def test_a_seed_draws_the_same_again_and_another_seed_others():
     assert 200 < len(first) < 300
 
 
-def test_only_the_matrix_and_tests_marked_so_or_slow_are_left_out():
+def modified(share):
+    """Return which of some tests run at a share, in their order, and how many are left out."""
+
     def item(folder, *markers):
         return SimpleNamespace(
             path=ROOT / "tests" / folder / "test_any.py",
@@ -31,12 +33,24 @@ def test_only_the_matrix_and_tests_marked_so_or_slow_are_left_out():
         item("matrix"),
         item("system"),
         item("system", "slow"),
+        item("system", "long"),
     ]
     deselected = []
     config = SimpleNamespace(
-        getoption={"sample": 0.0, "seed": ""}.get,
+        getoption={"sample": share, "seed": ""}.get,
         hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)),
     )
     conftest.pytest_collection_modifyitems(config, items)
-    assert [item.nodeid for item in items] == ["system ()", "pure ()"]  # the longest first
-    assert len(deselected) == 4
+    return [item.nodeid for item in items], len(deselected)
+
+
+def test_only_the_matrix_and_tests_marked_so_or_slow_or_long_are_left_out():
+    assert modified(0.0) == (["system ()", "pure ()"], 5)  # the longest first
+    names, num_left_out = modified(1.0)
+    assert (len(names), num_left_out) == (7, 0)
+
+
+def test_a_long_test_is_left_out_of_every_sample():
+    names, _ = modified(0.999999)
+    assert "system ('slow',)" in names
+    assert "system ('long',)" not in names

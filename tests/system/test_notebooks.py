@@ -106,7 +106,7 @@ def test_every_notebook_runs_on_a_cpu(notebook, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("notebook", filter(has_short_form, NOTEBOOKS), ids=lambda path: path.stem)
 def test_its_long_form_runs_too(notebook, tmp_path):
     done = run(notebook, "--out", tmp_path, "--device", "cpu")
