@@ -15,6 +15,7 @@ import pytest
 from memlab._panel.history import FILE_NAME
 from tests import ROOT
 from tests.system.browser import lab_browser, panel_page
+from tests.system.browser.pages import IS_TRACED, Pages
 
 SHOTS = ROOT / "build" / "ui"
 QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
@@ -31,17 +32,10 @@ workload = memlab.Workload(
 )
 """
 
-NOT_OURS = (
-    "Could not restore the debugger state",  # JupyterLab, where a kernel is restarted
-    "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
-)
-
 QUICK = "panel.ipynb"
-"""Its kernel and worker go on from test to test; each test begins by running all cells."""
+"""Its page, kernel and worker go on from test to test; each test begins by running all cells."""
 
 SHOW = """
-if "panel" in globals():  # the test before left one
-    panel.close()
 panel = memlab.panel(workload, device="cpu")
 panel
 """
@@ -128,12 +122,25 @@ def lab(browser: Any, folder: pathlib.Path, cache: pathlib.Path) -> Iterator[str
 
 
 def _write_notebooks(folder: pathlib.Path) -> None:
-    """Write the quickstart, a notebook with a panel that is quick, and one with two panels."""
-    nbformat.write(nbformat.read(QUICKSTART, as_version=4), folder / "quickstart.ipynb")
+    """Write the quickstart, its beginning and its panel, and the small ones above."""
+    notebook = nbformat.read(QUICKSTART, as_version=4)
+    parameters = notebook.cells[1]
+    assert "quick: bool = False" in parameters.source
+    parameters.source = parameters.source.replace("quick: bool = False", "quick: bool = True")
+    nbformat.write(notebook, folder / "quickstart.ipynb")
+    notebook.cells = [cell for cell in notebook.cells if _is_for_the_panel(cell)]
+    nbformat.write(notebook, folder / "short.ipynb")
     _write(folder / QUICK, TINY, SHOW)
     _write(folder / "recorded.ipynb", RECORDED, "panel")
     _write(folder / "failing.ipynb", FAILING)
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
+
+
+def _is_for_the_panel(cell: nbformat.NotebookNode) -> bool:
+    """Whether a cell of the quickstart is text, or code that its panel needs."""
+    return cell.cell_type == "markdown" or any(
+        text in cell.source for text in ("quick: bool", "workload = ", "memlab.panel(")
+    )
 
 
 def _write(path: pathlib.Path, *sources: str) -> None:
@@ -143,51 +150,56 @@ def _write(path: pathlib.Path, *sources: str) -> None:
     nbformat.write(v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
 
 
+@pytest.fixture(scope="session")
+def pages(browser: Any, lab: str) -> Iterator[Pages]:
+    """What opens the pages of the tests."""
+    made = Pages(browser, lab)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def page(
     lab: str,
     folder: pathlib.Path,
     cache: pathlib.Path,
-    browser: Any,
+    pages: Pages,
     request: pytest.FixtureRequest,
 ) -> Iterator[Any]:
-    """A page that may talk to the server alone; `blocked` and `errors` must stay empty."""
-    _write_notebooks(folder)  # as they are without outputs, whatever the last test saved
-    (cache / FILE_NAME).unlink(missing_ok=True)  # and panels without a past
-    context = browser.new_context(
-        viewport={"width": 1300, "height": 1500}, reduced_motion="reduce", color_scheme="light"
-    )
-    context.tracing.start(screenshots=True, snapshots=True)
-    made = context.new_page()
-    made.set_default_timeout(1000 * lab_browser.PATIENCE_SECONDS)
-    made.blocked, made.errors = [], []
-    lab_browser.loopback_only(context, lab, made.blocked)
-    made.on("pageerror", lambda error: made.errors.append(str(error)))
-    made.on("console", lambda said: made.errors.extend([said.text] * _is_ours(said)))
+    """A page that may talk to the server alone; `blocked` and `errors` must stay empty.
+
+    It is that of the test before if both are tests of the quick notebook and that one passed.
+    """
+    is_quick = "panel" in request.fixturenames
+    made = pages.take(again=is_quick)
+    if pages.is_new:
+        _write_notebooks(folder)  # as they are without outputs, whatever the last test saved
+        (cache / FILE_NAME).unlink(missing_ok=True)  # and panels without a past
     yield made
-    SHOTS.mkdir(parents=True, exist_ok=True)
     report = getattr(request.node, "report_of_call", None)
-    if report is not None and report.failed:
-        made.screenshot(path=SHOTS / f"failed-{request.node.name}.png")
-        context.tracing.stop(path=SHOTS / f"failed-{request.node.name}.zip")
-    else:
-        context.tracing.stop()
-    context.close()
     passed = report is not None and report.passed
+    if not passed:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        made.screenshot(path=SHOTS / f"failed-{request.node.name}.png")
+        if IS_TRACED:
+            made.context.tracing.stop(path=SHOTS / f"failed-{request.node.name}.zip")
+    is_dialog_open = is_quick and passed and made.locator(".jp-Dialog").count() > 0
+    if not (is_quick and passed) or is_dialog_open:
+        pages.close()
     lab_browser.shut_down_sessions(lab, but=QUICK if passed else None)
     assert made.blocked == [], "a request left the machine"
     assert made.errors == [], "an error on the page"
-
-
-def _is_ours(said: Any) -> bool:
-    """Whether a message of the console is an error that the panel can help."""
-    return said.type == "error" and not said.text.startswith(NOT_OURS)
+    assert not is_dialog_open, "a dialog was left open"
 
 
 @pytest.fixture
-def panel(page: Any, lab: str) -> Any:
-    """The panel of the quick notebook, all cells run."""
-    return panel_page.open_panel(page, lab, QUICK)
+def panel(page: Any, pages: Pages, lab: str, cache: pathlib.Path) -> Any:
+    """The panel of the quick notebook without a past, all cells run."""
+    if pages.is_new:
+        lab_browser.open_notebook(page, lab, QUICK)
+    panel_page.close_panel(page)  # of the test before, which may write what it still has to
+    (cache / FILE_NAME).unlink(missing_ok=True)
+    return panel_page.run_cells(page)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -5,10 +5,24 @@ import time
 
 from tests.system.browser import lab_browser as lab_ui
 
+POLL_SECONDS = 0.05
+"""Between two looks at a page. Each look keeps the page from its own work for a moment."""
+
 
 def open_panel(page, lab, name):
     lab_ui.open_notebook(page, lab, name)
-    lab_ui.lab_command(page, "application:toggle-left-area")
+    return run_cells(page)
+
+
+def close_panel(page):
+    """Close the panel that an earlier run of the quick notebook has left in its kernel."""
+    in_kernel(page, "'panel' in globals() and panel.close()")
+
+
+def run_cells(page):
+    """Run all cells beside no sidebar, as if for the first time, and return the last panel."""
+    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    lab_ui.lab_command(page, "notebook:clear-all-cell-outputs")
     lab_ui.run_all(page)
     panel = page.locator(".memlab-panel").last
     panel.wait_for()
@@ -75,7 +89,7 @@ def wait_for(condition):
     deadline = time.monotonic() + lab_ui.PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
 
 
 def in_kernel(page, expression):

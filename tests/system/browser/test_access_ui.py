@@ -6,7 +6,6 @@ import nbformat
 import pytest
 
 from tests.system.browser import lab_browser as lab_ui
-from tests.system.browser.conftest import QUICKSTART
 from tests.system.browser.panel_page import button, first_row, press_run, status, wait_for
 
 PREDICTED = ".memlab-picture-timeline svg"
@@ -96,7 +95,7 @@ def test_a_toggle_says_whether_it_is_pressed(page, panel):
     wait_for(lambda: code.get_attribute("aria-pressed") == "false")
     code.click()
     wait_for(lambda: code.get_attribute("aria-pressed") == "true")
-    assert "The same step in plain PyTorch" in panel.inner_text()
+    wait_for(lambda: "The same step in plain PyTorch" in panel.inner_text())
 
 
 def test_keys_on_a_control_do_nothing_to_the_cell(page, panel):
@@ -121,10 +120,10 @@ def focus_by_tab(page, name):
 
 
 @pytest.mark.slow
-def test_from_the_first_cell_to_a_pinned_comparison_by_keyboard_alone(page, lab):
-    lab_ui.open_notebook(page, lab, "quickstart.ipynb")
+def test_from_the_first_cell_to_a_pinned_comparison_by_keyboard_alone(page, lab, folder):
+    lab_ui.open_notebook(page, lab, "short.ipynb")
     page.keyboard.press("Escape")
-    sources = [cell.source for cell in nbformat.read(QUICKSTART, as_version=4).cells]
+    sources = [cell.source for cell in nbformat.read(folder / "short.ipynb", as_version=4).cells]
     for source in sources:
         page.keyboard.press("Shift+Enter")
         if "memlab.panel(" in source:

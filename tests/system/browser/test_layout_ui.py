@@ -31,7 +31,7 @@ def chosen(panel):
 def test_sliders_and_picture_share_a_laptops_screen_beside_the_sidebar(page, panel):
     lab_ui.lab_command(page, "application:toggle-left-area")
     page.set_viewport_size({"width": 1366, "height": 768})
-    panel.get_by_label("Workload").select_option("gpt-small")  # which has a sequence length
+    panel.get_by_label("Workload").select_option("lstm-text")  # which has a sequence length
     panel.get_by_label("Sequence length", exact=True).wait_for()
     wait_for(lambda: panel.locator(PREDICTED).count() == 1)
     panel.evaluate("panel => panel.scrollIntoView({block: 'start'})")

@@ -1,0 +1,86 @@
+"""The page of a browser test: a new one, or the one that the test before has left.
+
+Loading JupyterLab takes most of a test, so the page of the quick notebook is used again as long as
+its tests pass. What a test may leave on it is put right here: its size, its theme, the place of the
+mouse. Left out: the notebook, whose cells `panel_page.run_cells` runs again.
+"""
+
+import os
+from typing import Any
+
+from tests.system.browser import lab_browser
+
+VIEWPORT = {"width": 1300, "height": 1500}
+IS_TRACED = os.environ.get("MEMLAB_TRACE") == "1"
+"""A trace shows each step of a failed test in `playwright show-trace`, and costs a third more."""
+
+NOT_OURS = (
+    "Could not restore the debugger state",  # JupyterLab, where a kernel is restarted
+    "Error: widget model not found",  # ipywidgets, where a page opens while its panel is closed
+)
+
+
+class Pages:
+    """Holds the one page that is open.
+
+    Args:
+        browser: Playwright's Chromium.
+        lab: the address of the only server that a page may talk to.
+
+    Attributes:
+        is_new: whether nothing was opened yet on the page that was taken last.
+    """
+
+    def __init__(self, browser: Any, lab: str) -> None:
+        self._browser, self._lab = browser, lab
+        self._open: Any = None
+        self.is_new = True
+
+    def take(self, *, again: bool) -> Any:
+        """Return a page whose `blocked` and `errors` are empty.
+
+        Args:
+            again: whether it may be the one that is open, with the quick notebook on it.
+        """
+        if not again:
+            self.close()
+        self.is_new = self._open is None
+        if self.is_new:
+            self._open = self._new()
+        else:
+            self._put_right(self._open)
+        self._open.blocked.clear()
+        self._open.errors.clear()
+        return self._open
+
+    def close(self) -> None:
+        """Close the page, so that the next one is new."""
+        if self._open is not None:
+            self._open.context.close()
+            self._open = None
+
+    def _new(self) -> Any:
+        context = self._browser.new_context(
+            viewport=VIEWPORT, reduced_motion="reduce", color_scheme="light"
+        )
+        if IS_TRACED:
+            context.tracing.start(screenshots=True, snapshots=True)
+        page = context.new_page()
+        page.set_default_timeout(1000 * lab_browser.PATIENCE_SECONDS)
+        page.blocked, page.errors = [], []
+        lab_browser.loopback_only(context, self._lab, page.blocked)
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda said: page.errors.extend([said.text] * _is_ours(said)))
+        return page
+
+    @staticmethod
+    def _put_right(page: Any) -> None:
+        page.set_viewport_size(VIEWPORT)
+        page.mouse.move(0, 0)
+        if page.evaluate("() => document.body.dataset.jpThemeLight") == "false":
+            lab_browser.set_theme(page, dark=False)
+
+
+def _is_ours(said: Any) -> bool:
+    """Whether a message of the console is an error that the panel can help."""
+    return said.type == "error" and not said.text.startswith(NOT_OURS)
