@@ -178,18 +178,27 @@ def page(
     yield made
     report = getattr(request.node, "report_of_call", None)
     passed = report is not None and report.passed
-    if not passed:
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        made.screenshot(path=SHOTS / f"failed-{request.node.name}.png")
-        if IS_TRACED:
-            made.context.tracing.stop(path=SHOTS / f"failed-{request.node.name}.zip")
-    is_dialog_open = is_quick and passed and made.locator(".jp-Dialog").count() > 0
-    if not (is_quick and passed) or is_dialog_open:
-        pages.close()
-    lab_browser.shut_down_sessions(lab, but=QUICK if passed else None)
+    is_kept = is_dialog_open = False
+    try:
+        if passed:
+            is_dialog_open = is_quick and made.locator(".jp-Dialog").count() > 0
+            is_kept = is_quick and not is_dialog_open
+        else:
+            _show_failure(made, f"failed-{request.node.name}")
+    finally:
+        if not is_kept:
+            pages.close()
+        lab_browser.shut_down_sessions(lab, but=QUICK if passed else None)
     assert made.blocked == [], "a request left the machine"
     assert made.errors == [], "an error on the page"
     assert not is_dialog_open, "a dialog was left open"
+
+
+def _show_failure(page: Any, name: str) -> None:
+    """Keep what a page looks like, and its trace if there is one."""
+    page.screenshot(path=SHOTS / f"{name}.png")
+    if IS_TRACED:
+        page.context.tracing.stop(path=SHOTS / f"{name}.zip")
 
 
 @pytest.fixture
