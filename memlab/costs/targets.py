@@ -20,6 +20,7 @@ from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes
 from memlab.operators.cost import KnownCosts, OperatorCost
 from memlab.operators.signatures import Signature
+from memlab.recording import cuda_functions
 from memlab.recording.assembly import Effect
 from memlab.recording.program import Program
 from memlab.recording.recording import Operator, Recording
@@ -121,7 +122,8 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
         times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
         seconds = np.array(times)
 
-    return Kernels(effects=cuda_kernels.effects(recording, card), seconds=seconds)
+    effects = cuda_kernels.effects(recording, card)
+    return Kernels(effects=effects, seconds=seconds, notes=cuda_functions.notes())
 
 
 def _time_on(

@@ -9,7 +9,8 @@
   `fake_kernels.py`, `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`,
   `sparse.py`, `built.py`, `scripted.py`.
 - Values that a step reads: `values.py` (known), `draws.py` (random), `unknown.py` (unknown).
-- `stand_in.py` and its two files are a device that dispatches like CUDA, without a card.
+- `stand_in.py` and its two files are a device that dispatches like CUDA, without a card;
+  `cuda_functions.py` says which functions CUDA does not take apart.
 - `assembly.py` combines a recording with the memory of its kernels into a trace; `program.py` gives
   this trace for any batch size.
 

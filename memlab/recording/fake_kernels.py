@@ -14,6 +14,7 @@ import torch
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import without_python
 from memlab.torch_private.fakes import FakeTensor, missing_kernels_run_by
+from memlab.torch_private.python_device import registered_name
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # bytes; the tensor memory accelerator of newer cards requires it of strides
@@ -67,7 +68,18 @@ def _check_strides(matrix: torch.Tensor) -> None:
         raise RuntimeError(f"strides should be multiple of {ALIGNMENT} bytes")
 
 
-OWN: dict[Any, Callable[..., Any]] = {}
+def _log_sigmoid_forward(x: torch.Tensor) -> Any:
+    """Return the output and what backward needs beside it: on CUDA nothing.
+
+    PyTorch's fake kernel knows CUDA by its name, which the device that stands in for it lacks.
+    Source: `log_sigmoid_forward_cuda` in ATen/native/cuda/Activation.cpp.
+    """
+    if x.device.type != registered_name():
+        return aten.log_sigmoid_forward.default(x)
+    return torch.empty_like(x), x.new_empty(0)
+
+
+OWN: dict[Any, Callable[..., Any]] = {aten.log_sigmoid_forward.default: _log_sigmoid_forward}
 if hasattr(aten, "_grouped_mm"):
     OWN[aten._grouped_mm.default] = _grouped_mm
 

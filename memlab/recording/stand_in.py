@@ -3,7 +3,8 @@
 Fake `cuda` tensors abort a process that has no GPU. So fake tensors are on PyTorch's device for
 backends written in Python instead. There dropout uses the fused kernel with a bool mask, and
 optimizers use their foreach implementation, as on CUDA. PyTorch chooses some kernels by the name of
-the device; these are registered here: autocast's lists, the kernel of scaled dot-product attention,
+the device; these are registered here: functions that CUDA does not take apart
+(`cuda_functions.py`), autocast's lists, the kernels of scaled dot-product attention and of softmax,
 and cuDNN's RNN. Registering affects the whole process and cannot be undone, so a process that
 measures on a card must not do it.
 
@@ -15,12 +16,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from memlab.recording import stand_in_autocast, stand_in_kernels
+from memlab.recording import cuda_functions, stand_in_autocast, stand_in_kernels
 from memlab.torch_private import python_device
 from memlab.torch_private.operators import has_kernel_for
 
@@ -98,13 +99,23 @@ def _errors_of_backward() -> Iterator[None]:
         _taken.clear()  # it holds the frames of a whole run
 
 
+def _without_values(*_: Any, **__: Any) -> None:
+    """Stand for a kernel of CUDA: fake tensors get their shapes from PyTorch's fake kernels."""
+    raise NotImplementedError("the device that stands in for CUDA has no values to compute with")
+
+
 @functools.cache
 def device() -> torch.device:
     """Return the device that stands in for CUDA, registered at the first call."""
     registered = (_Module(), python_device.Hook(), _Guard())
     python_device.register(NAME, *registered)
     library = torch.library.Library("aten", "IMPL")
+    for name in cuda_functions.fused():
+        library.impl(name, _without_values, "PrivateUse1")
     library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
+
+    for name in ("softmax", "log_softmax"):
+        library.impl(f"{name}.int", stand_in_kernels.softmax(name), "AutogradPrivateUse1")
 
     for name in stand_in_kernels.MODES:
         kernel = stand_in_kernels.recurrent(name)
@@ -128,6 +139,12 @@ def device() -> torch.device:
 _KEPT: list[Any] = []
 
 
+def _kind(own: Callable[[Any], str], tensor: Any) -> str:
+    """Return "cuda" for tensors of this device, by which fake kernels choose sizes and strides."""
+    kind = own(tensor)
+    return "cuda" if kind == NAME else kind
+
+
 @contextlib.contextmanager
 def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]:
     """Yield the device, and make torch behave as on CUDA while a run is recorded on it.
@@ -137,7 +154,10 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     """
     formats = stand_in_kernels.cudnn_memory_format()
 
-    with python_device.moved_by_operators():
+    # a thread of autograd for this device would free the last gradients at a time of its own
+    in_one_thread = torch.autograd.set_multithreading_enabled(False)
+    as_on_cuda = python_device.fake_kernels_told(_kind)
+    with in_one_thread, as_on_cuda, python_device.moved_by_operators():
         kernels = stand_in_kernels.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             yield device()

@@ -42,11 +42,14 @@ upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear
 _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
 FP32_BY_DTYPE = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum sum.dim_IntList
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """
+# overloads of `norm`, and those that take a format for their output
+NORMS = {"Scalar": "ScalarOpt_dtype", "ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -63,6 +66,8 @@ def register() -> tuple[torch.library.Library, ...]:
             operator = getattr(getattr(aten, packet, None), overload or "default", None)
             if operator is not None:  # an older torch lacks some of them
                 library.impl(name, wrap(operator), KEY)
+    for name, overload in NORMS.items():
+        library.impl(f"norm.{name}", _norm(getattr(aten.norm, overload)), KEY)
     return fallthrough, library
 
 
@@ -140,6 +145,15 @@ def _widest(operator: Any) -> Kernel:
 
 def _lower_dtype() -> torch.dtype:
     return torch.get_autocast_dtype(registered_name())
+
+
+def _norm(with_dtype: Any) -> Kernel:
+    def kernel(x: torch.Tensor, *args: Any) -> Any:
+        is_wide = x.dtype is torch.float64 or not x.is_floating_point()
+        with without_autocast():
+            return with_dtype(x, *args, dtype=x.dtype if is_wide else torch.float32)
+
+    return kernel
 
 
 def _by_dtype(operator: Any) -> Kernel:

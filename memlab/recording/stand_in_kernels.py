@@ -1,8 +1,8 @@
 """Choose the kernel that CUDA would choose, on the device that stands in for it.
 
-There is such a choice for attention, RNNs and convolutions. Left out: cuDNN attention (chosen on
-Hopper in newer versions), and the flat buffer for the weights of a cuDNN RNN. Here each weight has
-a block of its own, which differs by rounding only.
+There is such a choice for attention, softmax, RNNs and convolutions. Left out: cuDNN attention
+(chosen on Hopper in newer versions), and the flat buffer for the weights of a cuDNN RNN. Here each
+weight has a block of its own, which differs by rounding only.
 """
 
 from __future__ import annotations
@@ -107,6 +107,22 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
     if length % 16:
         mask = torch.nn.functional.pad(mask, (0, -length % 16))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def softmax(name: str) -> Callable[..., torch.Tensor]:
+    """Return `softmax` or `log_softmax`: CUDA's kernel reads fp16 and writes fp32 by itself.
+
+    Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp.
+    """
+    whole = getattr(aten, f"_{name}")
+
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        is_widened = x.dtype is torch.float16 and dtype is torch.float32
+        given = x if dtype is None or is_widened else x.to(dtype)
+        out: torch.Tensor = whole(given, dim, is_widened)
+        return out
+
+    return kernel
 
 
 MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t

@@ -22,7 +22,7 @@ import torch
 
 from memlab.torch_private.dispatch import without_python
 from memlab.torch_private.fakes import FakeTensor, unset_fake_temporarily
-from memlab.torch_private.operators import schema_of
+from memlab.torch_private.operators import OpOverload, runs_for, schema_of
 from memlab.torch_private.tensors import storage_key
 
 MOST_ELEMENTS = 2**16
@@ -133,7 +133,8 @@ class Values:
 
         real_args = self._real(args)
         real_kwargs = None if real_args is None else self._real(list(kwargs.values()))
-        if real_args is None or real_kwargs is None or _is_random(func):
+        is_computed = not _is_random(func) and _runs_on_cpu(func)
+        if real_args is None or real_kwargs is None or not is_computed:
             if schema_of(func).is_mutable:
                 self.forget_written(func, args, kwargs)
             return None
@@ -294,3 +295,9 @@ def _dim_of(func: Any, args: Sequence[Any]) -> int:
 @functools.cache
 def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@functools.cache
+def _runs_on_cpu(func: Any) -> bool:
+    """Return whether there is a kernel to compute values with; some are for CUDA alone."""
+    return not isinstance(func, OpOverload) or runs_for(func.name(), "CPU")

@@ -12,7 +12,7 @@ from torch._ops import _OpNamespace as OpNamespace
 
 __all__ = [
     "MODULE_OF_OPERATORS", "OpNamespace", "OpOverload", "OpOverloadPacket", "has_kernel_for",
-    "is_registered", "names_of_all_operators", "schema_of",
+    "is_registered", "names_of_all_operators", "runs_for", "schema_of",
 ]  # fmt: skip
 
 # the arguments and results of an overload, and which of them it writes or returns a view of
@@ -24,6 +24,9 @@ MODULE_OF_OPERATORS = OpOverload.__module__
 # by an operator's full name: whether it is registered, and has a kernel of its own for a key
 is_registered = torch._C._dispatch_has_kernel
 has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
+
+# the same, where a kernel that PyTorch takes from elsewhere (composite ones) counts too
+runs_for = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 
 # the full names of all operators
 names_of_all_operators = torch._C._dispatch_get_all_op_names

@@ -1,11 +1,13 @@
 """The device for backends written in Python, and what must be replaced while it is used."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch.utils import backend_registration
 
 # what autograd and the allocator call for such a device; these do nothing
@@ -50,3 +52,19 @@ def convolutions_stored_as(
         yield
     finally:
         torch._C._conv_determine_backend_memory_format = own
+
+
+@contextlib.contextmanager
+def fake_kernels_told(kind_of: Callable[[Callable[[Any], str], Any], str]) -> Iterator[None]:
+    """Replace what fake kernels written in Python take for the type of a tensor's device.
+
+    Args:
+        kind_of: called with PyTorch's own function and a tensor.
+    """
+    module: Any = _meta_registrations
+    own = module.device_hint
+    module.device_hint = functools.partial(kind_of, own)
+    try:
+        yield
+    finally:
+        module.device_hint = own

@@ -87,6 +87,7 @@ def _() -> None:
 @case(
     "torch._C._dispatch_has_kernel",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
     "torch._C._dispatch_get_all_op_names",
     to="find operators that are made of others, or have no kernel on a device",
 )
@@ -96,4 +97,8 @@ def _() -> None:
     assert has("aten::mm", "CPU")
     assert not has("aten::mm", "CompositeImplicitAutograd")
     assert has("aten::linear", "CompositeImplicitAutograd")
+    assert not has("aten::linear", "CPU")
+    runs = at("torch._C._dispatch_has_computed_kernel_for_dispatch_key")
+    assert runs("aten::linear", "CPU")
+    assert not runs("aten::cudnn_convolution", "CPU")
     assert "aten::mm" in at("torch._C._dispatch_get_all_op_names")()

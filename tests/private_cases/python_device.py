@@ -72,6 +72,24 @@ def _() -> None:
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
+@case(
+    "torch._meta_registrations",
+    to="give outputs the sizes and strides that they have on CUDA",
+)
+def _() -> None:
+    asked: list[torch.Tensor] = []
+
+    def cuda(tensor: torch.Tensor) -> str:
+        asked.append(tensor)
+        return "cuda"
+
+    with pytest.MonkeyPatch.context() as patch, fakes():
+        x = torch.ones(2, 3, 8, 8).to(memory_format=torch.channels_last)
+        patch.setattr(at("torch._meta_registrations"), "device_hint", cuda)
+        assert nn.functional.pad(x, (1, 1, 1, 1), mode="reflect").is_contiguous()
+    assert asked
+
+
 there("torch._C._cuda_clearCublasWorkspaces", to="give back workspaces of cuBLAS")
 
 
