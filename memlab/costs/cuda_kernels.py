@@ -2,7 +2,9 @@
 
 Fake tensors show the outputs of an operator. The rules here give what its kernel requests from the
 caching allocator in addition, in torch 2.11 to 2.15: workspaces of cuBLAS, of cuDNN's convolutions
-(`cudnn_workspace`), buffers of cuDNN's RNN, contiguous copies, partial sums.
+(`cudnn_workspace`), buffers of cuDNN's RNN, contiguous copies, partial sums. Some operators are
+written in terms of others (`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the
+intermediate tensors of the losses among them are counted here too.
 
 To add a rule, write a function that takes an operator and returns its `Effect`, and add it to
 `RULES` at the end of this file.
@@ -76,10 +78,35 @@ def _convolution(operator: Operator, card: Card | None) -> Effect | None:
 
 
 def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
-    """Count copies of non-contiguous inputs (`expect_contiguous` in layer_norm_kernel.cu)."""
+    """Count copies of non-contiguous inputs (`expect_contiguous` in layer_norm_kernel.cu).
+
+    The kernels of RMS norm are in the same file.
+    """
     count = 2 if operator.name.endswith("backward") else 1  # gradient and input, or the input
     size = sum(_copied_bytes(spec) for spec in _arguments(operator)[:count])
     return Effect(workspace_bytes=size) if size else None
+
+
+def _bce_with_logits(operator: Operator, _: Card | None) -> Effect | None:
+    """Count log(sigmoid(x)), the losses before they are summed, and the weights of positives.
+
+    Source: `binary_cross_entropy_with_logits` in ATen/native/Loss.cpp.
+    """
+    assert operator.signature is not None
+    args = operator.signature[1]  # input, target, weight, weight of positives, reduction
+    is_weighted = len(args) > 3 and isinstance(args[3], TensorSpec)
+    is_reduced = not operator.outputs[0].shape
+    size = _numel(args[0]) * operator.outputs[0].dtype.itemsize
+    return Effect(workspace_bytes=size * (1 + is_weighted + is_reduced))
+
+
+def _logsumexp(operator: Operator, _: Card | None) -> Effect | None:
+    """Count the exponentials, and the maxima that are subtracted before.
+
+    Source: `logsumexp_out_impl` in ATen/native/ReduceOps.cpp.
+    """
+    sizes = _numel(_arguments(operator)[0]), _numel(operator.outputs[0])
+    return Effect(workspace_bytes=sum(sizes) * operator.outputs[0].dtype.itemsize)
 
 
 def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
@@ -159,6 +186,10 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "aten::convolution_backward": _convolution,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm,
+    "aten::_fused_rms_norm": _layer_norm,
+    "aten::_fused_rms_norm_backward": _layer_norm,
+    "aten::binary_cross_entropy_with_logits": _bce_with_logits,
+    "aten::logsumexp": _logsumexp,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_cudnn_rnn": _recurrent,
     "bitsandbytes::gemm_4bit": _four_bit_product,

@@ -169,3 +169,51 @@ def test_an_lstm_keeps_gates_cells_and_their_tanh() -> None:
     assert effect.output_bytes == (
         10 * 4 * 16 * 4, 2 * 4 * 16 * 4, 2 * 4 * 16 * 4, 10 * 4 * 2 * 16 * 6 * 4, 0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_a_loss_made_of_operators_holds_what_they_return(reduction: str, is_weighted: bool) -> None:
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        weight = torch.ones(256, device=device) if is_weighted else None
+        loss = nn.BCEWithLogitsLoss(reduction=reduction, pos_weight=weight)
+        target = torch.empty(1024, 256, device=device)
+
+        class Model(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return loss(x, target)
+
+        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
+
+    [effect] = effects_of(step(make), "aten::binary_cross_entropy_with_logits", H100)
+    assert effect is not None
+    count = 1 + is_weighted + (reduction == "mean")
+    assert effect.workspace_bytes == count * 1024 * 256 * 4
+
+
+def test_logsumexp_holds_the_exponentials() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.logsumexp(-1)
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
+
+    [effect] = effects_of(step(make), "aten::logsumexp", H100)
+    assert effect == Effect(workspace_bytes=(1024 * 256 + 1024) * 4)
+
+
+def test_rms_norm_copies_what_is_not_contiguous() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.rms_norm(x.transpose(0, 1), (1024,))
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        return Model(), torch.empty(1024, 256, device=device, requires_grad=True)
+
+    recording = step(make)
+    size = 1024 * 256 * 4
+    assert effects_of(recording, "aten::_fused_rms_norm", H100) == [Effect(workspace_bytes=size)]
+    [backward] = effects_of(recording, "aten::_fused_rms_norm_backward", H100)
+    assert backward is not None
+    assert backward.workspace_bytes >= size
