@@ -3,7 +3,7 @@
 The lists say which operators run in the lower format and which in fp32. A cache casts each weight
 only once until autocast ends. Source: AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32,
 AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE and AT_FORALL_PROMOTE of
-ATen/autocast_mode.h (torch 2.13). Left out: `binary_cross_entropy`, which raises on CUDA.
+ATen/autocast_mode.h (torch 2.11 to 2.14). Left out: `binary_cross_entropy`, which raises on CUDA.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from memlab.torch_private.dispatch import without_key
-from memlab.torch_private.operators import schema_of
+from memlab.torch_private.operators import has_kernel_for, schema_of
 from memlab.torch_private.python_device import registered_name
 from memlab.torch_private.tensors import is_view
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 KEY = "AutocastPrivateUse1"
+CUDA_KEY = "AutocastCUDA"  # builds without CUDA have its kernels of autocast too
 
 LOWER = """
 _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
@@ -40,6 +41,7 @@ multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsu
 upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
 upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
 _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+linalg_matrix_sqrth
 """
 FP32_BY_DTYPE = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
@@ -64,7 +66,8 @@ def register() -> tuple[torch.library.Library, ...]:
         for name in names.split():
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(aten, packet, None), overload or "default", None)
-            if operator is not None:  # an older torch lacks some of them
+            # an older torch lacks some of them, or casts them on other devices only
+            if operator is not None and has_kernel_for(f"aten::{name}", CUDA_KEY):
                 library.impl(name, wrap(operator), KEY)
     for name, overload in NORMS.items():
         library.impl(f"norm.{name}", _norm(getattr(aten.norm, overload)), KEY)

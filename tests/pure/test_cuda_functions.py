@@ -95,11 +95,13 @@ def test_autocast_knows_the_functions_that_it_knows_on_cuda() -> None:
     stand_in.device()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
+    # older versions have overloads for named dimensions, which nobody uses
+    names = [name for name in names if "imname" not in name and ".names_" not in name]
     cuda = {name for name in names if has(name, "AutocastCUDA")}
     ours = {name for name in names if has(name, "AutocastPrivateUse1")}
     ours -= {f"aten::{name}.{kind}" for name in MODES for kind in ("input", "data")}
     assert ours <= cuda
-    assert cuda - ours == {
+    assert cuda - ours - {"aten::_cudnn_rnn"} == {  # only a build with CUDA knows that one
         "aten::binary_cross_entropy",  # raises
         "aten::cudnn_convolution", "aten::cudnn_convolution_transpose",  # `convolution` is cast
     }  # fmt: skip
