@@ -89,7 +89,8 @@ CSS = """
 .memlab-panel .memlab-row .memlab-explanation { grid-column: 1 / 3; grid-row: 2;
   align-self: start; min-height: 34px; }
 .memlab-panel .memlab-row .memlab-remedy { grid-column: 3; grid-row: 2; align-self: start;
-  width: auto; margin: 0; padding: 0 4px; height: 24px; line-height: 24px; font-size: 12px; }
+  width: auto; max-width: 100%; margin: 0; padding: 4px; height: auto; min-height: 24px;
+  line-height: 16px; white-space: normal; font-size: 12px; }
 .memlab-panel .memlab-row .memlab-remedy[style*="hidden"] { display: none; }
 .memlab-panel .memlab-row:not(:has(.memlab-remedy:not([style*="hidden"]))) .memlab-explanation {
   grid-column: 1 / 4; }

@@ -53,6 +53,9 @@ def test_nothing_is_cut_at_any_width(page, panel, width):
     for name in ("Batch size", "Memory budget", "Accumulation"):
         box = panel.get_by_label(name, exact=True)
         assert box.evaluate("e => e.scrollWidth <= e.clientWidth"), name
+    panel.get_by_label("Accumulation", exact=True).fill("2000000")  # more than samples
+    button(panel, "set to 524288").wait_for()
+    wait_for(lambda: panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1"))
 
 
 def test_the_picture_says_what_is_held_where_a_person_points(page, panel):
