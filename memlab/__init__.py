@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
+    from memlab.snapshots.opening import open_snapshot
     from memlab.step import build_step
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
     "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
     "compare_recompute", "explain", "forget_costs", "ladder", "measure", "measure_loading",
-    "panel", "plots", "predict", "predict_batches", "recorded", "recordings",
+    "open_snapshot", "panel", "plots", "predict", "predict_batches", "recorded", "recordings",
     "replay_allocations", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 LATE = {
     "build_step": "step", "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
-    "ladder": "comparing.ladder", "panel": "_panel", "plots": "plots",
+    "ladder": "comparing.ladder", "open_snapshot": "snapshots.opening", "panel": "_panel",
+    "plots": "plots",
     "predict_batches": "comparing.batches", "replay_allocations": "allocator.hygiene",
 }  # fmt: skip
 """Public names whose modules `import memlab` does not wait for."""

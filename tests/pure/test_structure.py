@@ -30,7 +30,7 @@ FLOORS = [
     ["recording/", "costs/"],
     ["measuring/", "planning/", "predicting/", "verifying/"],
     ["sending/", "worker/", "records/"],
-    ["api", "loaders", "explaining/"],
+    ["api", "loaders", "explaining/", "snapshots/"],
     ["figures/", "plots"],
     ["comparing/", "_panel/"],
 ]

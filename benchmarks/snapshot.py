@@ -1,0 +1,205 @@
+"""How much memory and time does it take to open a snapshot of 1 GB?
+
+Each row is a file that is written here and a process of its own that opens it. The files hold what
+`torch.cuda.memory._dump_snapshot` writes of a long training, with a stack of 60 frames for each
+event, in three layouts: frames that events share (PyTorch 2.1 and later), frames of their own for
+each event (PyTorch 2.0), and no stacks at all (`context=None`), which has most events a byte.
+Counted is the whole process: its resident peak (VmHWM of Linux) and the wall time of
+`open_snapshot` and of drawing the timeline. Goals: 8 GiB and five minutes.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.meta_init import resident
+from memlab.arguments.units import GIB, MIB
+
+NUM_BYTES, NUM_BYTES_QUICK = 10**9, 2 * 10**7
+MOST_RESIDENT_BYTES, MOST_SECONDS = 8 * GIB, 300.0
+LAYOUTS = ("shared frames", "own frames", "no stacks")
+DEPTH, NUM_STACKS = 60, 2000
+BLOCKS_A_STEP = 500
+FIRST_ADDRESS, FIRST_TIME_US = 0x7F0000000000, 1_700_000_000_000_000
+CODE = "import json; from benchmarks import snapshot; print(json.dumps(snapshot.opened({!r})))"
+
+Frame = tuple[str, int, str]
+
+
+class Emitter:
+    """Writes the opcodes of protocol 4 as `pickle` does, without holding the objects."""
+
+    def __init__(self) -> None:
+        self.out = bytearray(b"\x80\x04")
+        self._memo: dict[Any, int] = {}
+        self._count = 0
+
+    def begin(self, opcode: bytes, name: Any = None) -> None:
+        """Begin a dict or a list of several items; a name lets later bytes refer to it."""
+        self.out += opcode
+        self._put(name)
+        self.out += b"("
+
+    def known(self, name: Any) -> bool:
+        """Refer to an earlier object, if there is one of this name."""
+        number = self._memo.get(name)
+        if number is None:
+            return False
+        self.out += b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+        return True
+
+    def text(self, text: str) -> None:
+        """Write a text, or refer to it."""
+        if not self.known(text):
+            raw = text.encode()
+            self.out += b"\x8c%c%b" % (len(raw), raw)
+            self._put(text)
+
+    def number(self, value: int) -> None:
+        """Write a whole number that is not below zero."""
+        if value < 256:
+            self.out += b"K%c" % value
+        elif value < 65536:
+            self.out += b"M" + value.to_bytes(2, "little")
+        elif value < 2**31:
+            self.out += b"J" + value.to_bytes(4, "little")
+        else:
+            raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
+            self.out += b"\x8a%c%b" % (len(raw), raw)
+
+    def _put(self, name: Any) -> None:
+        if name is not None:
+            self._memo[name] = self._count
+        self._count += 1
+        self.out += b"\x94"
+
+
+def stack(number: int) -> list[Frame]:
+    """Return the frames of one stack, the innermost first; stacks share their outer frames."""
+    layer = number % 50
+    inner = [(f"/site/model/part_{layer}.py", 10 + depth + number % 97, f"forward_{depth}")
+             for depth in range(DEPTH // 2)]  # fmt: skip
+    outer = [(f"/home/user/train_{depth}.py", 100 + depth, f"main_{depth}")
+             for depth in range(DEPTH - len(inner))]  # fmt: skip
+    return inner + outer
+
+
+def write(path: Path, layout: str, num_bytes: int) -> int:
+    """Write a snapshot of about so many bytes; return how many events it has.
+
+    Each step allocates blocks and frees all but one of them.
+    """
+    stacks = [stack(number) for number in range(NUM_STACKS)] if layout != "no stacks" else []
+    emitter, count, address = Emitter(), 0, FIRST_ADDRESS
+    emitter.begin(b"}")
+    emitter.text("segments")
+    emitter.begin(b"]")
+    emitter.out += b"e"
+    emitter.text("device_traces")
+    emitter.begin(b"]")
+    emitter.begin(b"]")
+    emitter.out += b"e"
+
+    with path.open("wb") as file:
+        while file.tell() + len(emitter.out) < num_bytes:
+            emitter.out += b"("
+            for i in range(BLOCKS_A_STEP):
+                for action in ("alloc", "free_requested", "free_completed")[: 3 if i else 1]:
+                    frames = stacks[(count + 7 * i) % NUM_STACKS] if stacks else []
+                    place = address + MIB * i, 2048 * (i + 1)
+                    _event(emitter, action, place, FIRST_TIME_US + count, frames, layout)
+                    count += 1
+            emitter.out += b"e"
+            address += MIB  # the first block of each step stays
+            file.write(emitter.out)
+            emitter.out.clear()
+        file.write(b"eu.")
+
+    return count
+
+
+def _event(
+    emitter: Emitter,
+    action: str,
+    place: tuple[int, int],
+    time_us: int,
+    frames: list[Frame],
+    layout: str,
+) -> None:
+    emitter.begin(b"}")
+    emitter.text("action")
+    emitter.text(action)
+    numbers = {"addr": place[0], "size": place[1], "stream": 0, "time_us": time_us}
+    for key, value in numbers.items():
+        emitter.text(key)
+        emitter.number(value)
+    if frames:
+        emitter.text("frames")
+        emitter.begin(b"]")
+        for frame in frames:
+            _frame(emitter, frame, layout)
+        emitter.out += b"e"
+    emitter.out += b"u"
+
+
+def _frame(emitter: Emitter, frame: Frame, layout: str) -> None:
+    if layout == "shared frames" and emitter.known(frame):
+        return
+    emitter.begin(b"}", frame)
+    for key, value in zip(("filename", "line", "name"), frame, strict=True):
+        emitter.text(key)
+        if isinstance(value, str):
+            emitter.text(value)
+        else:
+            emitter.number(value)
+    emitter.out += b"u"
+
+
+def opened(path: str) -> dict[str, Any]:
+    """Return what it takes to open a snapshot in this process, and to draw it."""
+    import memlab
+
+    start = time.perf_counter()
+    snapshot = memlab.open_snapshot(path)
+    seconds = time.perf_counter() - start
+    memlab.plots.to_png(memlab.plots.snapshot_timeline(snapshot))
+    return {
+        "events": snapshot.num_events,
+        "peak told, bytes": snapshot.peak_allocated_bytes,
+        "open, seconds": seconds,
+        "open and draw, seconds": time.perf_counter() - start,
+        "resident peak, bytes": resident("VmHWM"),
+    }
+
+
+def rows(num_bytes: int) -> list[dict[str, Any]]:
+    """Return one row for each layout, each from a fresh process."""
+    found = []
+    for layout in LAYOUTS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "snapshot.pickle")
+            count = write(path, layout, num_bytes)
+            size = path.stat().st_size
+            taken = json.loads(report.fresh_python(CODE.format(str(path))).stdout)
+        assert taken["events"] == count, "events were lost"
+        met = (
+            taken["resident peak, bytes"] <= MOST_RESIDENT_BYTES
+            and taken["open, seconds"] <= MOST_SECONDS
+        )
+        found.append({"layout": layout, "file, bytes": size, **taken, "goal": report.verdict(met)})
+    return found
+
+
+def main() -> None:
+    """Write and open a snapshot in every layout."""
+    given, before = report.options(__file__, __doc__), report.environment()
+    found = rows(NUM_BYTES_QUICK if given.quick else NUM_BYTES)
+    report.show("opening a snapshot; goals: 8 GiB and 300 s", found)
+    report.write(given, before, {"rows": found})
+
+
+if __name__ == "__main__":
+    main()
