@@ -1,4 +1,4 @@
-"""Pictures of results: `StepResult` in, `matplotlib.figure.Figure` out.
+"""Pictures of results: `StepResult` (or `Snapshot`) in, `matplotlib.figure.Figure` out.
 
 Figures belong to nobody but the caller: no pyplot, no global state, so they can be drawn in any
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
@@ -18,6 +18,10 @@ from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, t
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
+from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
+from memlab.figures.snapshot_growth import snapshot_growth
+from memlab.figures.snapshot_peak import snapshot_peak
+from memlab.figures.snapshot_timeline import snapshot_timeline
 from memlab.figures.step_times import step_times
 from memlab.figures.timeline import timeline
 
@@ -29,6 +33,10 @@ __all__ = [
     "peak_bar",
     "peak_map",
     "placeholder",
+    "snapshot_fragmentation",
+    "snapshot_growth",
+    "snapshot_peak",
+    "snapshot_timeline",
     "step_times",
     "timeline",
     "to_png",

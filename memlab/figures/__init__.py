@@ -3,7 +3,9 @@
 - Of one run: `timeline.py` (memory over one step), `peak_bar.py` and `peak_map.py` (its peak).
 - Of several runs: `step_times.py`, `memory_against_time.py`, `heat_map.py`; `runs.py` is what these
   share. `ladder.py`: techniques that are switched on one after the other.
-- `look.py`: colours, fonts, and figures as SVG or PNG.
+- Of a memory snapshot: `snapshot_timeline.py`, `snapshot_peak.py`, `snapshot_fragmentation.py`,
+  `snapshot_growth.py`.
+- `look.py`: colours, fonts, and figures as SVG or PNG. `areas.py`: what timelines draw with.
 
 Results come in, matplotlib figures go out. Start with `peak_bar.py`.
 """

@@ -100,10 +100,10 @@ def peak_map(
         held = [holding for holding in result.peak_holdings if holding.category is category]
         tiles = _tiles(held, pattern_of, peak)
         named = CATEGORY_COLORS[category], names[category]
-        if not _draw_category(overlay, named, box, tiles, sizes[category], peak):
+        if not draw_category(overlay, named, box, tiles, sizes[category], peak):
             unnamed.append((*named, sizes[category]))
 
-    _draw_unnamed(overlay, unnamed)
+    draw_unnamed(overlay, unnamed)
     return figure
 
 
@@ -220,7 +220,7 @@ def _short(path: str) -> str:
     return ".".join(parts[-2:] if not numbered else parts[numbered - 1 :])
 
 
-def _draw_category(
+def draw_category(
     overlay: Canvas,
     named: tuple[str, str],
     box: Box,
@@ -345,7 +345,7 @@ def _places(result: StepResult) -> list[str]:
     return [str(place) for place in places]
 
 
-def _draw_unnamed(overlay: Canvas, categories: Sequence[tuple[str, str, int]]) -> None:
+def draw_unnamed(overlay: Canvas, categories: Sequence[tuple[str, str, int]]) -> None:
     """Name under the map what was too small to be named in it, the largest first, as fits."""
     x = 6.0
     for color, name, nbytes in categories:

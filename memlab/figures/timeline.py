@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Rectangle
 
 from memlab.arguments.checks import checked
 from memlab.arguments.units import format_bytes
+from memlab.figures.areas import area, stairs, stroke, thin
 from memlab.figures.look import (
     CATEGORY_COLORS,
     CATEGORY_LABELS,
@@ -46,7 +46,6 @@ from memlab.figures.timeline_key import draw_key, key_rows
 from memlab.result import StepResult
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline
 
-COLUMNS = 720  # about one a point of the widest figure
 OPTIMIZER_SHARE = 0.2  # of the time axis, at most: a loop over parameters is long and flat
 PHASE_TONES = {Phase.DATA: 0.1, Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.8}
 
@@ -152,30 +151,9 @@ def positions(timeline: Timeline) -> npt.NDArray[np.float64]:
     return x
 
 
-def _thin(timeline: Timeline) -> npt.NDArray[np.intp]:
-    """Return the first highest instant of each of at most `COLUMNS` equal runs of instants."""
-    total = timeline.total_bytes
-    width = -(-len(total) // COLUMNS)
-    padded = np.full(-(-len(total) // width) * width, -1)
-    padded[: len(total)] = total
-    rows: npt.NDArray[np.intp]
-    rows = np.arange(0, len(padded), width) + padded.reshape(-1, width).argmax(axis=1)
-    return rows
-
-
-def _stairs(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the corners of a curve that holds each value until the next instant, and to 1."""
-    kept = np.flatnonzero(np.diff(y, prepend=y[0] - 1))
-    edges = np.append(x[kept], 1.0)
-    edges[0] = 0.0
-    return np.repeat(edges, 2)[1:-1], np.repeat(y[kept], 2)
-
-
 def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
     """Draw every category's upper edge as a polygon down to zero, the highest first."""
-    rows = _thin(timeline)
+    rows = thin(timeline.total_bytes)
     x = positions(timeline)[rows]
     columns = [CATEGORIES.index(category) for category in STACK]
     tops = timeline.bytes_by_category[rows][:, columns].cumsum(axis=1)
@@ -183,40 +161,21 @@ def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
     for k in reversed(range(len(STACK))):
         if timeline.bytes_by_category[:, columns[k]].any():
             color, name = CATEGORY_COLORS[STACK[k]], CATEGORY_LABELS[STACK[k]]
-            _area(axes, *_stairs(x, tops[:, k]), facecolor=color, label=name)
+            area(axes, *stairs(x, tops[:, k]), facecolor=color, label=name)
 
     if limit is not None and tops[:, -1].max() > limit:
-        xs, ys = _stairs(x, tops[:, -1])
-        _area(axes, xs, np.maximum(ys, limit), base=limit, facecolor="none", edgecolor=LIMIT,
+        xs, ys = stairs(x, tops[:, -1])
+        area(axes, xs, np.maximum(ys, limit), base=limit, facecolor="none", edgecolor=LIMIT,
               hatch="////", label="over the limit")  # fmt: skip
 
 
-def _area(
-    axes: Axes,
-    x: npt.NDArray[np.float64],
-    y: npt.NDArray[np.int64],
-    *,
-    base: int = 0,
-    **style: Any,
-) -> None:
-    """Fill from the curve down to `base`; `axes.fill` would spend 6 ms on limits we know."""
-    corners = np.column_stack((np.r_[0, x, 1], np.r_[base, y, base]))
-    patch = Polygon(corners, closed=True, linewidth=0, zorder=2, **style)
-    axes.add_artist(patch).set_clip_path(axes.patch)
-
-
 def _draw_total(axes: Axes, timeline: Timeline, style: str) -> None:
-    rows = _thin(timeline)
-    xs, ys = _stairs(positions(timeline)[rows], timeline.total_bytes[rows])
-    _line(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
+    rows = thin(timeline.total_bytes)
+    xs, ys = stairs(positions(timeline)[rows], timeline.total_bytes[rows])
+    stroke(axes, xs, ys, color=HALO, alpha=0.75, linewidth=2.8, zorder=4)
     dashes: Any = (0, (4, 2)) if style == "--" else "-"
     label = "compare" if style == "--" else "measured"
-    _line(axes, xs, ys, color=LINE, linewidth=1.2, linestyle=dashes, zorder=4, label=label)
-
-
-def _line(axes: Axes, x: Any, y: Any, **style: Any) -> None:
-    """Draw a line; `axes.plot` would spend 2 ms on limits that are set already."""
-    axes.add_artist(Line2D(x, y, **style))
+    stroke(axes, xs, ys, color=LINE, linewidth=1.2, linestyle=dashes, zorder=4, label=label)
 
 
 def _stretches(timeline: Timeline) -> list[_Stretch]:
@@ -282,7 +241,7 @@ def _mark_micro_batches(
     every = max(1, math.ceil(text_width(f"{count} ") / max(room, 1)))
 
     for batch, (start, end) in spans.items():
-        _line(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
+        stroke(axes, [end, end], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
         if batch % every == 0:
             text = f"micro-batch {batch + 1}" if named else str(batch + 1)
             write(overlay, left + (start + end) / 2 * width, bottom - below, text, ha="center")
@@ -299,8 +258,10 @@ def _mark_peak(axes: Axes, overlay: Canvas, result: StepResult) -> None:
     peak = result.timeline.peak_index
     x, y = float(positions(result.timeline)[peak]), int(result.timeline.total_bytes[peak])
     left, bottom, width, height = box_points(axes)
-    _line(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
-    _line(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak")
+    stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
+    stroke(
+        axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5, label="peak"
+    )
     right = overlay.width - 6
     text = f"peak {format_bytes(y)}"
 
@@ -323,7 +284,7 @@ def _mark_limit(axes: Axes, limit: int, what: str, *, shown: bool) -> None:
               ha="right")  # fmt: skip
         return
 
-    _line(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
+    stroke(axes, [0, 1], [limit, limit], color=LIMIT, linestyle=(0, (5, 3)), linewidth=1.2,
           zorder=4, label="limit")  # fmt: skip
     # over the optimizer phase, where the least is live; the ground holds on what lies over it
     ground = {"facecolor": HALO, "alpha": 0.75, "linewidth": 0, "pad": 1.5}

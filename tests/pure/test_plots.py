@@ -20,6 +20,7 @@ from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.figures import look, runs
 from memlab.figures import timeline as timeline_figure
+from memlab.figures.areas import COLUMNS, thin
 from memlab.result import Outcome, Source
 from memlab.trace import CATEGORIES, Category
 from tests.figure_parts import (
@@ -64,9 +65,9 @@ def test_stack_holds_each_value_until_the_next_instant():
 def test_thinning_keeps_the_global_peak_and_stays_in_order(num_instants, seed):
     activations = np.random.default_rng(seed).integers(0, 2**40, num_instants)
     timeline = make_timeline(activations)
-    rows = timeline_figure._thin(timeline)
+    rows = thin(timeline.total_bytes)
     assert timeline.peak_index in rows
-    assert len(rows) <= timeline_figure.COLUMNS
+    assert len(rows) <= COLUMNS
     assert (np.diff(rows) > 0).all()
 
 
