@@ -8,6 +8,7 @@ all checks ends before a worker runs it, but for the last few, which are measure
 real.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import inspect
@@ -15,6 +16,8 @@ import itertools
 import json
 import math
 import random
+import shutil
+import tempfile
 import time
 import traceback
 import warnings
@@ -30,7 +33,7 @@ import torch
 from torch import nn
 
 import memlab
-from benchmarks import report
+from benchmarks import report, snapshot
 from memlab import (  # fmt: skip
     LoadingConfig,
     MemlabError,
@@ -191,6 +194,10 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     result = next(run.result for run in record.runs if run.result.timeline is not None)
     figure = plots.placeholder("nothing", size=(1.0, 1.0))
     named = {"results": [result], "labels": ["one"]}
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    snapshot.write(folder / "snapshot.pickle", "shared frames", 10**5)
+    opened = {"snapshot": memlab.open_snapshot(folder / "snapshot.pickle")}
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     loading = {"outcome": Outcome.OK, "message": "", "device": "cpu", "config": config,
                "loading": LoadingConfig(), "workload_name": "x"}  # fmt: skip
@@ -209,6 +216,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "compare_recompute": {"workload": workload, "device": "t4"},
         "predict_batches": step | {"batch_sizes": [2, 4], "device": "t4"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
+        "open_snapshot": {"path": folder / "snapshot.pickle"},
+        "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
+        "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes,

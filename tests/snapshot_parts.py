@@ -159,6 +159,21 @@ def training(num_steps=5, *, leaks=False, card=None):
     return card
 
 
+def fragmented(request=12 * MIB, free=2 * MIB):
+    """Return 40 MiB in two segments, 20 MiB of them free in holes of 10, 6 and 4 MiB."""
+    card = Card()
+    card.segment(0, 20 * MIB)
+    card.segment(100 * MIB, 20 * MIB)
+    card.alloc(0, 10 * MIB)
+    card.alloc(10 * MIB, 10 * MIB)
+    card.alloc(100 * MIB, 6 * MIB)
+    card.alloc(106 * MIB, 10 * MIB)
+    card.free(10 * MIB, SCRIPT)
+    card.free(100 * MIB, SCRIPT)
+    card.out_of_memory(request, free)
+    return card
+
+
 def dump(path, snapshot, protocol=4):
     """Write a snapshot as PyTorch does."""
     path.write_bytes(pickle.dumps(snapshot, protocol=protocol))

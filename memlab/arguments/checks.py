@@ -41,6 +41,7 @@ REMEDIES = {
     "StepConfig": "pass StepConfig(batch_size=8)",
     "LoadingConfig": "pass LoadingConfig()",
     "StepResult": "pass what memlab.measure or memlab.predict returned",
+    "Snapshot": "pass what memlab.open_snapshot returned",
     "VerifyReport": "pass what memlab.verify returned",
     "Figure": "pass what a function of memlab.plots returned",
     "Event": "pass a threading.Event()",

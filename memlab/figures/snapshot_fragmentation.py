@@ -27,6 +27,7 @@ from memlab.snapshots.snapshot import Snapshot
 from memlab.trace import Category
 
 MOST_BARS = 24  # segments, the largest; more do not fit the height
+FEWEST_BARS = 5  # that the height is divided by
 USED = CATEGORY_COLORS[Category.PARAMETERS]
 
 
@@ -50,7 +51,7 @@ def snapshot_fragmentation(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Fi
     axes = data_axes(figure, "segments", margins=(6, 20, 6, 34))
     longest = max(shown[0].nbytes, request or 0)
     first = 1 if request is not None else 0
-    axes.set(xlim=(0, longest), ylim=(len(shown) + first - 0.5, -0.5), yticks=[])
+    axes.set(xlim=(0, longest), ylim=(max(len(shown) + first, FEWEST_BARS) - 0.5, -0.5), yticks=[])
     unit = byte_axis(axes, "x", longest)
     if request is not None:
         axes.barh(0, request, height=0.8, facecolor="none", edgecolor=LIMIT, hatch="////",

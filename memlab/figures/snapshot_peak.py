@@ -26,6 +26,7 @@ from memlab.figures.peak_map import (
     squarified,
 )
 from memlab.figures.snapshot_timeline import COLORS, LABELS
+from memlab.snapshots.holders import BELOW
 from memlab.snapshots.snapshot import Snapshot
 
 
@@ -65,7 +66,8 @@ def _tiles(snapshot: Snapshot, category: str, nbytes: int) -> list[tuple[str, in
     places: dict[str, int] = {}
     for held in snapshot.peak_holdings:
         if held.category == category:
-            places[held.place] = places.get(held.place, 0) + held.nbytes
+            own = held.place.split(BELOW)[0]
+            places[own] = places.get(own, 0) + held.nbytes
     least = LEAST_TILE * snapshot.peak_allocated_bytes
     large = [item for item in places.items() if item[1] >= least]
     large = sorted(large, key=lambda item: -item[1])[:MOST_TILES]

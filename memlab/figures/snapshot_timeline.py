@@ -138,7 +138,7 @@ def _mark_peak(axes: Axes, overlay: Axes, snapshot: Snapshot) -> None:
     right = overlay.get_xlim()[1] - 6
     text = f"peak {format_bytes(y)}"
     if snapshot.peak_holdings:
-        text += f", most of it by {snapshot.peak_holdings[0].place}"
+        text += f", the largest part by {snapshot.peak_holdings[0].place}"
     text = shorten(text, right - left)
     start = max(left, min(left + x * width - 4, right - text_width(text)))
     write(overlay, start, bottom + height + 8, text)

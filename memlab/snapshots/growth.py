@@ -28,12 +28,12 @@ class Leak:
     """Memory of one stack that grows from step to step and never shrinks.
 
     Attributes:
-        stack: that allocates it, the innermost frame first; empty if it was not recorded.
+        stack: that allocates it, the innermost frame first; None if it was not recorded.
         bytes_at_step_ends: its live bytes at the end of each step after the first.
         num_blocks: blocks that the growth consists of.
     """
 
-    stack: Stack
+    stack: Stack | None
     bytes_at_step_ends: tuple[int, ...]
     num_blocks: int
 

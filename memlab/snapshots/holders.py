@@ -14,6 +14,7 @@ from memlab.snapshots.columns import (
 from memlab.snapshots.lifetimes import BlockLives
 from memlab.snapshots.phases import COLUMNS
 
+BELOW = " > "  # between a person's line and the line of a library that it called
 # Folders of libraries: the first frame outside of them is a person's own line.
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3")
 
@@ -24,13 +25,14 @@ class StackHolding:
 
     Attributes:
         category: one of the categories of a timeline, or "unknown".
-        stack: the frames, the innermost first; empty if none was recorded.
+        stack: the frames, the innermost first; empty if there are none, as on the threads of
+            autograd. None if no stack was recorded.
         num_blocks: number of blocks.
         nbytes: their bytes together.
     """
 
     category: str
-    stack: Stack
+    stack: Stack | None
     num_blocks: int
     nbytes: int
 
@@ -40,19 +42,21 @@ class StackHolding:
         return place_of(self.stack)
 
 
-def place_of(stack: Stack) -> str:
+def place_of(stack: Stack | None) -> str:
     """Return the innermost line outside of libraries and the function that allocated under it.
 
     >>> place_of((Frame("/site-packages/torch/nn/functional.py", 9, "gelu"),
     ...           Frame("/home/me/model.py", 42, "forward")))
     'model.py:42 forward > functional.py:9 gelu'
     """
-    if not stack:
+    if stack is None:
         return "stack not recorded"
+    if not stack:
+        return "no Python frame"
     python = [frame for frame in stack if _is_python(frame)] or list(stack)
     own = next((frame for frame in python if not _is_library(frame)), python[-1])
     inner = python[0]
-    return str(own) if own == inner else f"{own} > {inner}"
+    return str(own) if own == inner else f"{own}{BELOW}{inner}"
 
 
 def holders(
@@ -78,9 +82,9 @@ def holders(
     return tuple(sorted(made, key=lambda holding: -holding.nbytes))
 
 
-def stack_of(stacks: Sequence[Stack], number: int) -> Stack:
-    """Return the stack of this number; empty if none was recorded."""
-    return () if number == NOT_RECORDED else stacks[number]
+def stack_of(stacks: Sequence[Stack], number: int) -> Stack | None:
+    """Return the stack of this number; None if none was recorded."""
+    return None if number == NOT_RECORDED else stacks[number]
 
 
 def _is_library(frame: Frame) -> bool:

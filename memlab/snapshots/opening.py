@@ -38,8 +38,8 @@ MOST_INSTANTS = 2**18  # of a timeline; more are thinned to the highest of equal
 def _path(name: str, value: Any) -> str:
     """Return a path as a text, with "~" for the person's home."""
     try:
-        return os.path.expanduser(os.fsdecode(value))
-    except (TypeError, ValueError):
+        return os.path.expanduser(str.__str__(os.fsdecode(value)))
+    except Exception:  # a person's own class may raise anything
         raise ConfigError(
             f"{name}={shown(value)} is no path; pass the path of a file that "
             "torch.cuda.memory._dump_snapshot wrote"

@@ -8,6 +8,7 @@ passed over; keys that are missing are counted in `notes`.
 """
 
 import os
+import stat
 from array import array
 from collections import Counter
 from collections.abc import Mapping
@@ -91,7 +92,11 @@ def read_file(path: Path) -> SnapshotFile:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        size = os.stat(path).st_size
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device has no end
+            raise _refused(path, "is no regular file; pass one that "
+                           "torch.cuda.memory._dump_snapshot wrote")  # fmt: skip
+        size = found.st_size
         free = available_memory_bytes()
         if free is not None and size * MEMORY_PER_BYTE > free:
             raise _refused(

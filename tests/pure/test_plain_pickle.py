@@ -214,7 +214,9 @@ def test_what_is_no_snapshot_is_a_sentence(tmp_path, data, said):
         (3.5, "is no path"),
         (None, "is no path"),
         ("no/such.pickle", "does not exist; call torch.cuda.memory._record_memory_history"),
-        ("/", "cannot be read"),
+        ("/", "is no regular file"),
+        ("/dev/zero", "is no regular file"),
+        ("", "is no regular file"),
         ("a\0b", "cannot be read"),
     ],
 )

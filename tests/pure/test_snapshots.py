@@ -26,6 +26,7 @@ from tests.snapshot_parts import (
     Card,
     brute_force,
     dump,
+    fragmented,
     frames,
     training,
 )
@@ -278,21 +279,6 @@ def test_without_an_optimizer_steps_are_backward_passes(opened):
 
 
 # fragmentation
-
-
-def fragmented(request=12 * MIB, free=2 * MIB):
-    """Return 40 MiB in two segments, 20 MiB of them free in holes of 10, 6 and 4 MiB."""
-    card = Card()
-    card.segment(0, 20 * MIB)
-    card.segment(100 * MIB, 20 * MIB)
-    card.alloc(0, 10 * MIB)
-    card.alloc(10 * MIB, 10 * MIB)
-    card.alloc(100 * MIB, 6 * MIB)
-    card.alloc(106 * MIB, 10 * MIB)
-    card.free(10 * MIB, SCRIPT)
-    card.free(100 * MIB, SCRIPT)
-    card.out_of_memory(request, free)
-    return card
 
 
 def test_fragmentation_at_an_out_of_memory_is_counted(opened):
