@@ -34,9 +34,10 @@ FEW_CONTAINERS = 100_000
 RECENT = 8  # objects of the memo among which a list that was just read is looked for
 
 _PUT, _GET = rb"(\x94|q.|r.{4})?", rb"(?:h.|j.{4})"
-# What follows the list must not be able to add to it: pickle writes 1000 items at a time.
+# What follows the list must not be able to add to it: pickle writes 1000 items at a time, and
+# between any two opcodes it may begin a new frame of the file (\x95).
 _KNOWN_LIST = re.compile(
-    _PUT + rb"(?:\(((?:" + _GET + rb")*+)e|(" + _GET + rb")a)(?![(}\]]|" + _GET + rb"a)", re.S
+    _PUT + rb"(?:\(((?:" + _GET + rb")*+)e|(" + _GET + rb")a)(?![(}\]\x95]|" + _GET + rb"a)", re.S
 )
 _KNOWN_DICT = re.compile(
     _PUT + rb"\(((?:" + _GET + rb"(?:" + _GET + rb"|K.|M..|N)){2,8}+)u(?!\()", re.S

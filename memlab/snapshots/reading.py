@@ -243,7 +243,10 @@ def _snapshot(whole: Any, columns: _Columns, num_bytes: int) -> SnapshotFile:
                 )
             )
         settings = {str(k): str(v) for k, v in dict(whole.get("allocator_settings", {})).items()}
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except KeyError as error:
+        raise NotPlainError(f'is not of the form of a snapshot: something has no "{error.args[0]}"'
+                            ) from error  # fmt: skip
+    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise NotPlainError(
             f"is not of the form of a snapshot ({type(error).__name__}: {shown(str(error))})"
         ) from error
