@@ -157,11 +157,10 @@ class Phases:
 
 def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
     """Return the phase of each stack and event, and where steps end."""
-    named = {RunPhase.BUILD, RunPhase.DATA, RunPhase.FORWARD, RunPhase.BACKWARD, RunPhase.OPTIMIZER}
     found = [phase_of(stack) if stack else RunPhase.NONE for stack in stacks]
     # Backward runs on the engine's own threads, which have no Python frames. So if other stacks
-    # have some, and some of them are of a forward, an empty stack is one of backward.
-    infers = RunPhase.FORWARD in found
+    # have some, and they are of a training, an empty stack is one of backward.
+    infers = bool({RunPhase.FORWARD, RunPhase.OPTIMIZER} & set(found))
     if infers:
         found = [phase if stack else RunPhase.BACKWARD
                  for phase, stack in zip(found, stacks, strict=True)]  # fmt: skip
@@ -169,9 +168,7 @@ def phases(record: CardRecord, stacks: Sequence[Stack]) -> Phases:
 
     events = record.events
     own = of_stack[events.stack]
-    is_named = np.isin(own, [int(phase) for phase in named])
-    last = np.maximum.accumulate(np.where(is_named, np.arange(len(own)), -1))
-    of_event = np.where(last >= 0, own[last], np.int8(RunPhase.NONE)).astype(np.int8)
+    of_event = _carried(own, own > RunPhase.OTHER)
     stretch = np.r_[0, np.cumsum(of_event[1:] != of_event[:-1])] if len(own) else np.zeros(0, int)
     is_empty = np.array([not stack for stack in stacks] + [False])
     step_ends, by = _step_ends(record, stacks, of_stack, of_event)
@@ -195,7 +192,9 @@ def _step_ends(
     own = of_stack[record.events.stack]
     updates = np.array([of_stack[number] == RunPhase.OPTIMIZER and is_update(stack)
                         for number, stack in enumerate(stacks)] + [False])  # fmt: skip
-    ends = _ends(of_event, own, RunPhase.OPTIMIZER, updates[record.events.stack])
+    # what a script allocates parts two updates, also where no rule names its forward
+    parts = (own > RunPhase.OTHER) | ((own == RunPhase.OTHER) & (record.events.action == ALLOC))
+    ends = _ends(_carried(own, parts), own, RunPhase.OPTIMIZER, updates[record.events.stack])
     if len(ends):
         return ends, "updates of the optimizer"
     for name in ("Optimizer.step", "ProfilerStep"):
@@ -206,6 +205,14 @@ def _step_ends(
             return np.unique(found).astype(np.int64), f"annotations {name}"
     ends = _ends(of_event, own, RunPhase.BACKWARD, own == RunPhase.BACKWARD)
     return ends, "backward passes" if len(ends) else ""
+
+
+def _carried(own: npt.NDArray[np.int8], is_named: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+    """Return the phase of each event, that of the last named one before where it is not named."""
+    if not len(own):
+        return own
+    last = np.maximum.accumulate(np.where(is_named, np.arange(len(own)), -1))
+    return np.where(last >= 0, own[last], np.int8(RunPhase.NONE)).astype(np.int8)
 
 
 def _ends(

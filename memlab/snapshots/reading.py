@@ -306,6 +306,8 @@ def _final(
         for block in segment["blocks"]:
             size, state = int(block["size"]), str(block["state"])
             at = int(block.get("address", at))
+            if size < 0:
+                raise NotPlainError(f"has a block of {size} bytes")
             if state.startswith(AWAITING):
                 requested, frames = _request(block)
                 rows.append((at, size, requested, state == ALLOCATED, columns.number(frames)))

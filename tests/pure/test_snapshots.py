@@ -1,5 +1,7 @@
 """Snapshots against hand-counted stories: peaks, categories, late traces, leaks, fragmentation."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from memlab.snapshots.holders import place_of
 from memlab.snapshots.phases import RunPhase, phase_of
 from tests.snapshot_parts import (
     ADAM,
+    BACKWARD,
     BASE,
     BUILD,
     CPP_BACKWARD,
@@ -23,6 +26,7 @@ from tests.snapshot_parts import (
     SCRIPT,
     SITE,
     UPDATE,
+    ZERO_GRAD,
     Card,
     brute_force,
     dump,
@@ -113,6 +117,25 @@ def test_cpp_stacks_tell_backward_too(opened):
     by_category = {name: size for name, size in found.peak_by_category.items() if size}
     assert by_category == {"activations": MIB, "gradients": MIB, "unknown": MIB}
     assert "empty stack" not in " ".join(found.notes)
+
+
+def test_a_script_of_plain_functions_is_told_by_what_backward_frees(opened):
+    card = Card()
+    card.segment(0, 20 * MIB)
+    for _ in range(3):
+        card.alloc(0, 4 * MIB, SCRIPT)
+        card.alloc(4 * MIB, MIB, SCRIPT)
+        card.alloc(8 * MIB, 2 * MIB, BACKWARD)
+        card.free(0, BACKWARD)
+        card.alloc(12 * MIB, MIB, UPDATE)
+        card.free(12 * MIB, UPDATE)
+        card.free(8 * MIB, ZERO_GRAD)
+        card.free(4 * MIB, SCRIPT)
+    found = opened(card)
+    assert found.num_steps == 3
+    assert {name: size // MIB for name, size in found.peak_by_category.items() if size} == {
+        "activations": 4, "gradients": 2, "unknown": 1,
+    }  # fmt: skip
 
 
 def test_what_cannot_be_told_is_unknown_and_said(opened):
@@ -444,3 +467,86 @@ def test_the_place_of_a_stack_is_the_persons_own_line():
     assert place_of(as_stack(SCRIPT)) == "train.py:22 train"
     assert place_of(as_stack(CPP_BACKWARD)) == "at::native::mm"
     assert place_of(as_stack([*CPP_BACKWARD, *SCRIPT])) == "train.py:22 train"
+
+
+# the same by brute force
+
+
+def holes_of(card):
+    """Return the free ranges of a card now, segment by segment."""
+    found = []
+    for segment in card.segments:
+        at, end = segment["start"], segment["start"] + segment["size"]
+        for address in sorted(a for a in card.live if at <= a < end):
+            found.append(address - at)
+            at = address + card.live[address]["size"]
+        found.append(end - at)
+    return sorted(hole for hole in found if hole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 23), st.integers(1, 4 * MIB), st.booleans()), max_size=90),
+       st.integers(1, 150))  # fmt: skip
+def test_any_out_of_memory_is_seen_as_it_was(tmp_path_factory, story, most_events):
+    card, expected = Card(), []
+    for slot, size, special in story:
+        base = slot // 6 * 100 * MIB
+        address = base + slot % 6 * 4 * MIB
+        segment = [s for s in card.segments if s["start"] == base]
+        state = card.live.get(address, {}).get("state")
+        inside = [a for a in card.live if base <= a < base + 24 * MIB]
+        if special and slot % 3 == 0:
+            card.out_of_memory(size, 7)
+            allocated = sum(b["size"] for b in card.live.values()
+                            if b["state"] == "active_allocated")  # fmt: skip
+            reserved = sum(s["size"] for s in card.segments)
+            expected.append((len(card.events), allocated, reserved, holes_of(card)))
+        elif not segment:
+            card.segment(base, 24 * MIB)
+        elif special and not inside:
+            card.drop_segment(base)
+        elif state is None:
+            card.alloc(address, size)
+        elif state == "active_allocated":
+            card.free(address, awaits=special)
+    kept = min(most_events, len(card.events))
+    if not card.segments and not kept:
+        return
+    first = len(card.events) - kept
+    snapshot = card.snapshot(most_events=kept)
+    found = memlab.open_snapshot(dump(tmp_path_factory.mktemp("snap") / "s.pickle", snapshot))
+    moments = [(m.allocated_bytes, m.reserved_bytes,
+                sorted(hole for segment in m.segments for hole in segment.holes))
+               for m in found.out_of_memory]  # fmt: skip
+    assert moments == [tuple(rest) for at, *rest in expected if at > first]
+    assert sorted(hole for s in found.fragmentation.segments for hole in s.holes) == holes_of(card)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(-2, 3), min_size=3, max_size=3), min_size=5, max_size=12))
+def test_leaks_are_what_never_shrinks_and_grows_three_times(tmp_path_factory, steps):
+    card, held, series = Card(), ([], [], []), [[], [], []]
+    card.segment(0, 4096 * MIB)
+    stacks = [frames(f"/me/train.py:{line} keep") for line in range(3)]
+    address = 0
+    for changes in steps:
+        for line, change in enumerate(changes):
+            for _ in range(change):
+                card.alloc(address, MIB, stacks[line])
+                held[line].append(address)
+                address += MIB
+            for _ in range(min(-change, len(held[line]))):
+                card.free(held[line].pop(0), SCRIPT)
+        for stack in (SCRIPT, UPDATE):  # a batch, and what the update takes
+            card.alloc(4000 * MIB, MIB, stack)
+            card.free(4000 * MIB, stack)
+        for line in range(3):
+            series[line].append(len(held[line]) * MIB)
+    expected = set()
+    for line in range(3):
+        grown = [b - a for a, b in pairwise(series[line][1:])]
+        if min(grown) >= 0 and sum(g > 0 for g in grown) >= 3:
+            expected.add((line, tuple(series[line][1:])))
+    path = dump(tmp_path_factory.mktemp("snap") / "s.pickle", card.snapshot())
+    found = memlab.open_snapshot(path).leaks
+    assert {(leak.stack[0].line, leak.bytes_at_step_ends) for leak in found} == expected
