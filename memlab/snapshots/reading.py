@@ -47,6 +47,7 @@ from memlab.snapshots.plain_pickle import (
 
 ALLOCATED, AWAITING = "active_allocated", "active_"  # any other active state waits to be freed
 MEMORY_PER_BYTE = 4  # of the file; `benchmarks/snapshot.py` measures it
+MOST_CARD_BYTES = 2**47  # as many as a process has addresses on x86-64
 RECORD = "torch.cuda.memory._record_memory_history()"
 WRITE = f"call {RECORD} before the training, and torch.cuda.memory._dump_snapshot(path) after it"
 
@@ -181,8 +182,7 @@ class _Columns:
         number = self.number(get("frames"))
         address = get("addr", 0) if code != OOM else get("device_free", get("addr", -1))
         size = get("size", 0)
-        if size < 0:
-            raise NotPlainError(f"has an event of {size} bytes")
+        _check_size(size)
         self.address.append(address)
         self.size.append(size)
         self.stream.append(get("stream", 0))
@@ -292,12 +292,15 @@ def _final(
         NotPlainError: there are more blocks than a file of so many bytes can list.
     """
     held, rows = [], []
-    seen = 0
+    seen = whole = 0
     for segment in segments:
         seen += 1 + len(segment["blocks"])
         if seen > num_bytes:
             raise NotPlainError("refers to the same blocks again and again")
         at = start = int(segment.get("address") or 0)
+        whole += int(segment["total_size"])
+        _check_size(int(segment["total_size"]))
+        _check_size(whole)
         held.append(
             Segment(start, int(segment["total_size"]), int(segment.get("stream", 0)),
                     str(segment.get("segment_type", "large")),
@@ -306,8 +309,7 @@ def _final(
         for block in segment["blocks"]:
             size, state = int(block["size"]), str(block["state"])
             at = int(block.get("address", at))
-            if size < 0:
-                raise NotPlainError(f"has a block of {size} bytes")
+            _check_size(size)
             if state.startswith(AWAITING):
                 requested, frames = _request(block)
                 rows.append((at, size, requested, state == ALLOCATED, columns.number(frames)))
@@ -321,6 +323,12 @@ def _final(
         is_allocated=table[:, 3].astype(np.bool_),
         stack=table[:, 4].astype(np.int32),
     )
+
+
+def _check_size(size: int) -> None:
+    """Raise NotPlainError for bytes that no card has."""
+    if not 0 <= size <= MOST_CARD_BYTES:
+        raise NotPlainError(f"tells of {shown(size)} bytes, which no card has")
 
 
 def _request(block: Mapping[str, Any]) -> tuple[int, Any]:

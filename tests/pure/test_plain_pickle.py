@@ -188,6 +188,30 @@ def test_a_damaged_file_is_a_sentence_or_a_snapshot(tmp_path_factory, data):
     assert "damaged.pickle" in said
 
 
+WRONG = (None, -1, 0, 2**62, -(2**63), 1.5, float("inf"), float("nan"), "", "oom", [], {}, [[]],
+         (1, 2), True, {"action": "alloc"}, {"filename": "a", "name": "b"})  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_wrong_value_anywhere_is_a_sentence_or_a_snapshot(tmp_path_factory, data):
+    snapshot = training(3).snapshot(external_annotations=[{"time_us": 5, "device": 0}])
+    inside, key = snapshot, "segments"
+    for _ in range(data.draw(st.integers(0, 6))):
+        if not isinstance(inside[key], dict | list) or not inside[key]:
+            break
+        inside = inside[key]
+        key = data.draw(st.sampled_from([*inside] if isinstance(inside, dict) else
+                                        range(len(inside))))  # fmt: skip
+    inside[key] = data.draw(st.sampled_from(WRONG))
+    path = dump(tmp_path_factory.getbasetemp() / "damaged.pickle", snapshot)
+    try:
+        said = memlab.open_snapshot(path)._repr_html_()
+    except memlab.MemlabError as error:
+        said = str(error)
+    assert "damaged.pickle" in said
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -205,7 +229,8 @@ def test_a_damaged_file_is_a_sentence_or_a_snapshot(tmp_path_factory, data):
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 2**63, "size": 1}]]}),
          "is damaged"),
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 1, "size": -1}]]}),
-         "an event of -1 bytes"),
+         "tells of -1 bytes"),
+        (pickle.dumps({"segments": [{"total_size": 2**60, "blocks": []}]}), "which no card has"),
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 1, "size": 1,
                                            "frames": ["f"]}]]}), "no list of frames"),
     ],
