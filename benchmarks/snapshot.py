@@ -11,6 +11,7 @@ Counted is the whole process: its resident peak (VmHWM of Linux) and the wall ti
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ class Emitter:
 
     def __init__(self) -> None:
         self.out = bytearray(b"\x80\x04")
-        self._memo: dict[Any, int] = {}
+        self._memo: dict[Any, bytes] = {}  # what refers to an object, by its name
         self._count = 0
+        self._parts: dict[Any, tuple[bytes, int] | None] = {}
 
     def begin(self, opcode: bytes, name: Any = None) -> None:
         """Begin a dict or a list of several items; a name lets later bytes refer to it."""
@@ -45,11 +47,23 @@ class Emitter:
 
     def known(self, name: Any) -> bool:
         """Refer to an earlier object, if there is one of this name."""
-        number = self._memo.get(name)
-        if number is None:
+        reference = self._memo.get(name)
+        if reference is None:
             return False
-        self.out += b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+        self.out += reference
         return True
+
+    def part(self, name: Any, write: Callable[[], None]) -> None:
+        """Write what `write` writes; from the third time on as a copy of the second."""
+        copy = self._parts.get(name)
+        if copy is not None:
+            self.out += copy[0]
+            self._count += copy[1]
+            return
+        start, count = len(self.out), self._count
+        write()
+        is_second = name in self._parts
+        self._parts[name] = (bytes(self.out[start:]), self._count - count) if is_second else None
 
     def text(self, text: str) -> None:
         """Write a text, or refer to it."""
@@ -72,7 +86,10 @@ class Emitter:
 
     def _put(self, name: Any) -> None:
         if name is not None:
-            self._memo[name] = self._count
+            number = self._count
+            self._memo[name] = (
+                b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+            )
         self._count += 1
         self.out += b"\x94"
 
@@ -138,11 +155,15 @@ def _event(
         emitter.number(value)
     if frames:
         emitter.text("frames")
-        emitter.begin(b"]")
-        for frame in frames:
-            _frame(emitter, frame, layout)
-        emitter.out += b"e"
+        emitter.part(id(frames), lambda: _frames(emitter, frames, layout))
     emitter.out += b"u"
+
+
+def _frames(emitter: Emitter, frames: list[Frame], layout: str) -> None:
+    emitter.begin(b"]")
+    for frame in frames:
+        _frame(emitter, frame, layout)
+    emitter.out += b"e"
 
 
 def _frame(emitter: Emitter, frame: Frame, layout: str) -> None:
