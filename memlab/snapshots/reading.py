@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes
@@ -67,12 +68,16 @@ def read_file(path: Path) -> SnapshotFile:
     """
     data = _bytes_of(path)
     columns = _Columns()
-    columns.reader = reader = PlainReader(data, columns.finish)
+    columns.reader = PlainReader(data, columns.finish)
+    num_bytes = len(data)
     try:
         if data[0] != PROTO:  # protocol 0 and 1, and files of other kinds
             raise NotPlainError("is no pickle that PyTorch writes")
-        whole = reader.read()
-        return _snapshot(whole, columns, len(data))
+        whole = columns.reader.read()
+        # 1 GB of bytes and as many references to what they hold are not needed from here on
+        del data
+        columns.reader = None
+        return _snapshot(whole, columns, num_bytes)
     except CallsError as error:
         raise _refused(
             path, f"{error}, and a snapshot holds plain data alone; memlab has run nothing of it. "
@@ -80,7 +85,7 @@ def read_file(path: Path) -> SnapshotFile:
         ) from None  # fmt: skip
     except TruncatedError:
         raise _refused(
-            path, f"ends in the middle, after {format_bytes(len(data))}: it was cut off while it "
+            path, f"ends in the middle, after {format_bytes(num_bytes)}: it was cut off while it "
             "was written or copied. Copy or write it again"
         ) from None  # fmt: skip
     except NotPlainError as error:
@@ -200,13 +205,16 @@ class _Columns:
         if not all(type(row) is RowNumber for row in rows):
             raise NotPlainError("has a trace that is no list of events")
         numbers = np.fromiter(rows, np.int64, len(rows))
+        which: npt.NDArray[np.int64] | slice = numbers
+        if len(rows) and (np.diff(numbers) == 1).all():  # as PyTorch writes them: no copy
+            which = slice(int(rows[0]), int(rows[-1]) + 1)
         return Events(
-            action=np.frombuffer(self.action, np.int8)[numbers],
-            address=np.frombuffer(self.address, np.int64)[numbers],
-            size=np.frombuffer(self.size, np.int64)[numbers],
-            stream=np.frombuffer(self.stream, np.int64)[numbers],
-            time_us=np.frombuffer(self.time_us, np.int64)[numbers],
-            stack=np.frombuffer(self.stack, np.int32)[numbers],
+            action=np.frombuffer(self.action, np.int8)[which],
+            address=np.frombuffer(self.address, np.int64)[which],
+            size=np.frombuffer(self.size, np.int64)[which],
+            stream=np.frombuffer(self.stream, np.int64)[which],
+            time_us=np.frombuffer(self.time_us, np.int64)[which],
+            stack=np.frombuffer(self.stack, np.int32)[which],
         )
 
 
