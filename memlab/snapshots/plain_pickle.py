@@ -1,7 +1,7 @@
 """Read a pickle that holds nothing but dicts, lists, tuples, texts, numbers, bools and None.
 
-`pickle.load` runs what a file tells it to run, and even with `find_class` refused a file of twenty
-bytes can make it fill 64 GiB (`LONG_BINPUT` with a large index, for which CPython grows its memo).
+`pickle.load` runs what a file tells it to run, and even with `find_class` refused a file of nine
+bytes can make it fill 32 GiB (`LONG_BINPUT` with a large index, for which CPython grows its memo).
 So this is a reader of its own. It knows the opcodes of plain containers alone, as `pickle` writes
 them from protocol 2 on; each of them takes memory in proportion to the bytes of the file.
 
