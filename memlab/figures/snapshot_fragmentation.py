@@ -13,9 +13,9 @@ from memlab.figures.look import (
     GRID,
     LIMIT,
     POINTS,
+    Canvas,
     Size,
     byte_axis,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -62,7 +62,7 @@ def snapshot_fragmentation(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Fi
         parts = [(offset, nbytes) for offset, nbytes in segment.used]
         axes.broken_barh(parts, (row - 0.4, 0.8), facecolors=USED, linewidth=0)
 
-    overlay, width = canvas(figure), size[0] * POINTS - 10
+    overlay, width = Canvas(figure), size[0] * POINTS - 10
     when = "at the out-of-memory" if request is not None else "at the end"
     count = f"{len(shown)} largest of {len(moment.segments)}" if len(moment.segments) > len(shown) \
         else str(len(shown))  # fmt: skip

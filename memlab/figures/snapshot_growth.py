@@ -1,6 +1,7 @@
 """What grows from step to step in a memory snapshot: `plots.snapshot_growth`."""
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from memlab.arguments.checks import checked
 from memlab.arguments.units import format_bytes
@@ -9,9 +10,9 @@ from memlab.figures.look import (
     INK,
     POINTS,
     STACK,
+    Canvas,
     Size,
     byte_axis,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -45,13 +46,14 @@ def snapshot_growth(snapshot: Snapshot, *, size: Size = (9.0, 3.0)) -> Figure:
     top = max(leak.bytes_at_step_ends[-1] for leak in shown)
     axes.set(xlim=(steps[0], steps[-1]), ylim=(0, 1.08 * top))
     unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    overlay, width = canvas(figure), size[0] * POINTS
+    overlay, width = Canvas(figure), size[0] * POINTS
     for row, leak in enumerate(shown):
         color, marker = CATEGORY_COLORS[STACK[row]], MARKERS[row]
         axes.plot(steps, leak.bytes_at_step_ends, color=color, marker=marker, markersize=4,
                   markevery=max(1, len(steps) // 12), linewidth=1.6, label=leak.place)  # fmt: skip
         y = 14 * (len(shown) - row) - 6
-        overlay.plot([8, 24], [y, y], color=color, marker=marker, markersize=4, linewidth=1.6)
+        line = Line2D([8, 24], [y, y], color=color, marker=marker, markersize=4, linewidth=1.6)
+        overlay.add_artist(line)
         text = f"{format_bytes(leak.bytes_per_step)} a step: {leak.place}"
         write(overlay, 32, y, shorten(text, width - 40))
 

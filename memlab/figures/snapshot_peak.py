@@ -10,8 +10,8 @@ from memlab.arguments.checks import checked
 from memlab.arguments.units import format_bytes
 from memlab.figures.look import (
     POINTS,
+    Canvas,
     Size,
-    canvas,
     inches,
     new_figure,
     placeholder,
@@ -43,8 +43,8 @@ def snapshot_peak(snapshot: Snapshot, *, size: Size = (9.0, 4.6)) -> Figure:
         return placeholder("Nothing is allocated in this snapshot.", size=size)
 
     figure = new_figure(size)
-    overlay = canvas(figure)
-    width, height = overlay.get_xlim()[1], overlay.get_ylim()[1]
+    overlay = Canvas(figure)
+    width, height = overlay.width, overlay.height
     title = f"peak {format_bytes(peak)} allocated (snapshot, device {snapshot.device})"
     write(overlay, 6, height - 9, shorten(title, size[0] * POINTS - 10))
     sizes = {name: snapshot.peak_by_category[name] for name in COLORS

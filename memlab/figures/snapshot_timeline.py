@@ -22,10 +22,10 @@ from memlab.figures.look import (
     LINE,
     POINTS,
     STACK,
+    Canvas,
     Size,
     box_points,
     byte_axis,
-    canvas,
     data_axes,
     inches,
     new_figure,
@@ -70,7 +70,7 @@ def snapshot_timeline(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Figure:
     _draw_stack(axes, timeline)
     _mark_steps(axes, timeline)
 
-    overlay = canvas(figure)
+    overlay = Canvas(figure)
     title = f"{unit} allocated (snapshot, device {snapshot.device}, {snapshot.num_events:,} events)"
     write(overlay, 4, size[1] * POINTS - 8, shorten(title, size[0] * POINTS - 8))
     _mark_phases(axes, overlay, timeline)
@@ -110,7 +110,7 @@ def _mark_steps(axes: Axes, timeline: SnapshotTimeline, most: int = 40) -> None:
         stroke(axes, [x, x], axes.get_ylim(), color=GRID, linewidth=0.5, alpha=0.45, zorder=1.5)
 
 
-def _mark_phases(axes: Axes, overlay: Axes, timeline: SnapshotTimeline) -> None:
+def _mark_phases(axes: Axes, overlay: Canvas, timeline: SnapshotTimeline) -> None:
     """Mark phases by a strip of tones under the axis; a stretch below half a point is left out."""
     left, bottom, width, _ = box_points(axes)
     begins = np.r_[0, np.flatnonzero(np.diff(timeline.phase)) + 1]
@@ -127,7 +127,7 @@ def _mark_phases(axes: Axes, overlay: Axes, timeline: SnapshotTimeline) -> None:
                 write(overlay, left + (start + end) / 2 * width, bottom - 14, name, ha="center")
 
 
-def _mark_peak(axes: Axes, overlay: Axes, snapshot: Snapshot) -> None:
+def _mark_peak(axes: Axes, overlay: Canvas, snapshot: Snapshot) -> None:
     timeline = snapshot.timeline
     at = timeline.peak_index
     x, y = timeline.events[at] / max(timeline.num_events, 1), snapshot.peak_allocated_bytes
@@ -135,7 +135,7 @@ def _mark_peak(axes: Axes, overlay: Axes, snapshot: Snapshot) -> None:
     stroke(axes, [x, x], [y, axes.get_ylim()[1]], color=INK, linewidth=0.7, zorder=4)
     stroke(axes, [x], [y], linestyle="", marker="o", color=INK, markersize=4, zorder=5,
            label="peak")  # fmt: skip
-    right = overlay.get_xlim()[1] - 6
+    right = overlay.width - 6
     text = f"peak {format_bytes(y)}"
     if snapshot.peak_holdings:
         text += f", the largest part by {snapshot.peak_holdings[0].place}"
