@@ -45,6 +45,8 @@ ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over p
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
 NOISY_TIME = 0.7  # more where all operators were timed on a busy machine: the half, or a tenth
 MOST_UNKNOWN = 0.1  # of a step's work without a known time, for the step to have one
+CUDA_13_FROM = (7, 5)  # the compute capability where builds other than for CUDA 12.6 begin:
+# "PyTorch CUDA Support Matrix" in PyTorch's RELEASE.md, 2.11 to 2.14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -141,6 +143,7 @@ def _predicted(
         *notes(config, step.device, plan),
         *recording.notes,
         *_format_notes(recording, target),
+        *_wheel_notes(target),
         *offload.notes(config, recording.host_bytes),
     )
     facts = facts | {
@@ -157,6 +160,18 @@ def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:
     if card is None or not card.compute_capability or card.has_bf16 or not is_bf16:
         return ()
     return (f"{card.title} has no bfloat16 arithmetic: it computes with bf16 weights in fp32.",)
+
+
+def _wheel_notes(target: Target) -> tuple[str, ...]:
+    """Return a note on cards that most builds of PyTorch have no kernels for."""
+    capability = target.card and target.card.compute_capability
+    if not capability or capability >= CUDA_13_FROM:
+        return ()
+    assert target.card is not None
+    return (
+        f"{target.card.title} has compute capability {capability[0]}.{capability[1]}: PyTorch 2.11 "
+        "to 2.14 runs on it only as built with CUDA 12.6, since its other builds begin at 7.5.",
+    )
 
 
 def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Forecast:

@@ -221,6 +221,14 @@ def test_bf16_on_a_card_without_it_runs_at_fp32():
     assert bound(call(aten.mm.default, a, a), T4) == pytest.approx(2 * 4096**3 / 65e12)
 
 
+@pytest.mark.parametrize(("name", "fp32"), [("p100", 9.3e12), ("p4", 5.5e12)])
+def test_without_tensor_cores_fp16_products_are_summed_in_fp32_at_its_rate(name, fp32):
+    card = cards.find(name)  # the arithmetic of fp16 itself is at 2 and at 1/64 of that
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        a = meta(4096, 4096, dtype=dtype)
+        assert bound(call(aten.mm.default, a, a), card) == pytest.approx(2 * 4096**3 / fp32)
+
+
 def test_a_card_of_unknown_speed_has_no_times():
     recorded = call(aten.relu.default, meta(10))
     assert roofline.step_time([recorded], cards.find("24GiB")) is None

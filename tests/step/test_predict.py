@@ -131,6 +131,31 @@ def test_bf16_on_a_card_without_it():
     assert "fp16-mixed" in result.message
 
 
+@pytest.mark.parametrize("card", ["p4", "p100"])
+def test_cards_without_tensor_cores_gain_memory_and_no_arithmetic_from_fp16(card):
+    config = StepConfig(batch_size=2048)
+    workload = blocks(width=512)
+    plain, half = (
+        memlab.predict(workload, dataclasses.replace(config, precision=name), card)
+        for name in ("fp32", "fp16-mixed")
+    )
+    assert (plain.outcome, half.outcome) == (Outcome.OK, Outcome.OK)
+    assert half.peak_by_category["activations"] < plain.peak_by_category["activations"]
+    # fewer bytes, the same arithmetic, and casts: neither twice as fast nor many times slower
+    assert 0.7 < half.step_seconds / plain.step_seconds < 1.5
+    assert "only as built with CUDA 12.6" in " ".join(plain.notes)
+    refused = memlab.predict(workload, StepConfig(precision="bf16-mixed"), card)
+    assert (refused.outcome, "no bfloat16" in refused.message) == (Outcome.UNSUPPORTED, True)
+
+
+def test_only_cards_before_turing_have_a_note_on_builds_of_pytorch():
+    found = {
+        card: " ".join(memlab.predict(linear(), StepConfig(), card).notes)
+        for card in ("v100-pcie-32", "t4", "rtx-4090-laptop", "24GiB")
+    }
+    assert [card for card, notes in found.items() if "CUDA 12.6" in notes] == ["v100-pcie-32"]
+
+
 def test_an_unknown_card_lists_the_known_ones():
     with pytest.raises(DeviceError, match="rtx-4090"):
         memlab.predict(blocks(), StepConfig(), "rtx-99")
