@@ -13,10 +13,8 @@ from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import MemlabError
+from memlab.limits.judgement import CountedPeak, Judgement, RunsWithin
 from memlab.trace import Holding, Phase, Place, Timeline
-
-RunsWithin = Callable[[int], bool]
-"""Whether a step whose peak is above a limit runs within it all the same."""
 
 
 class Outcome(StrEnum):
@@ -41,72 +39,6 @@ class Source(StrEnum):
     MEASURED = "measured"
     PREDICTED = "predicted"
     RECORDED = "recorded"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountedPeak:
-    """The peak that counts against a memory limit, and the judgement of whether it fits.
-
-    On CUDA the caching allocator may not reserve more than the limit, so reserved bytes count. On a
-    CPU there is no such allocator: allocated bytes count.
-
-    >>> peak = CountedPeak(kind="allocated", nbytes=1000, uncertainty=0.05)
-    >>> peak.upper_bytes, peak.fits(1020), peak.is_close_to(1020)
-    (1050, True, True)
-
-    Attributes:
-        kind: "reserved" or "allocated".
-        nbytes: measured or predicted.
-        uncertainty: relative half-width of what was predicted, 0.01 for +-1 %; 0 if measured.
-    """
-
-    kind: str
-    nbytes: int
-    uncertainty: float = 0.0
-
-    @property
-    def upper_bytes(self) -> int:
-        """The peak at the upper end of its uncertainty."""
-        return math.ceil(self.nbytes * (1 + self.uncertainty))
-
-    def fits(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
-        """Return whether a step with this peak runs within a limit.
-
-        Args:
-            limit_bytes: that it may hold.
-            runs_within: asked if the peak is above the limit. The peak was reached without one; at
-                a limit the caching allocator first gives back what it holds unused. None if that
-                is not known: then the peak decides.
-        """
-        return self.nbytes <= limit_bytes or (runs_within is not None and runs_within(limit_bytes))
-
-    def is_close_to(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
-        """Return whether `fits` is another at one end of the uncertainty.
-
-        A step that takes 5 % more fits a limit if this one fits a limit that is 1.05 times smaller.
-        """
-        width = self.uncertainty
-        if not width:
-            return False
-
-        if self.fits(limit_bytes, runs_within):
-            return not self.fits(int(limit_bytes / (1 + width)), runs_within)
-        return width >= 1 or self.fits(int(limit_bytes / (1 - width)), runs_within)
-
-    def beside(self, limit_bytes: int, *, fits: bool | None) -> str:
-        """Return how far the peak is from a limit, such as "1.00 GiB over the limit of 8.00 GiB".
-
-        Args:
-            limit_bytes: the limit.
-            fits: whether the step runs within it, which one with less cache may.
-        """
-        is_over, limit = self.nbytes > limit_bytes, format_bytes(limit_bytes)
-        distance = format_bytes(abs(limit_bytes - self.nbytes))
-        text = f"{distance} {'over' if is_over else 'below'} the limit of {limit}"
-        if is_over and fits:
-            text = f"which fits the limit of {limit} with less cache"
-        is_reserved = self.kind == "reserved"  # the text around it speaks of allocated bytes
-        return f"{format_bytes(self.nbytes)} reserved, {text}" if is_reserved else text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -141,6 +73,12 @@ class StepResult:
         fits: whether the step stays within the limit; None without a limit. See `counted_peak`.
         close_to_limit: whether the limit lies so near that, within the uncertainty, `fits` may be
             wrong; None without a limit.
+        usable_memory_bytes: what a step can hold on a card, which is what PyTorch's allocator can
+            reserve there. None for a CPU and where it is not known.
+        fit: "fits", "too close" to say, or "does not fit": `fits` and its uncertainty in one, and
+            without a limit the same of `usable_memory_bytes`, which a measured step fits because
+            it ran. None where that is not known. So it is None for a CPU without a limit, unless
+            the machine ran out of memory; the panel passes this machine's memory as the limit.
         uncertainty: relative half-width of predicted numbers by field name, 0.01 for +-1 %; None
             if measured.
         notes: sentences that a reader of the numbers must know.
@@ -180,6 +118,8 @@ class StepResult:
     memory_limit_bytes: int | None = None
     fits: bool | None = None
     close_to_limit: bool | None = None
+    usable_memory_bytes: int | None = None
+    fit: Judgement | None = None
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
@@ -238,11 +178,16 @@ class StepResult:
             ConfigError: the limit is no size.
         """
         limit = size("memory_limit", memory_limit)
-        if self.memory_limit_bytes == limit and (limit is None or self.fits is not None):
-            return self
-
         fits, is_close = self._judged(limit, runs_within)
-        return replace(self, memory_limit_bytes=limit, fits=fits, close_to_limit=is_close)
+        fit = Judgement.of(fits, is_close=is_close)
+        if limit is None:
+            fit = self._fit_of_device(runs_within)
+        judged: dict[str, Any] = {
+            "memory_limit_bytes": limit, "fits": fits, "close_to_limit": is_close, "fit": fit,
+        }  # fmt: skip
+        if all(getattr(self, name) == value for name, value in judged.items()):
+            return self
+        return replace(self, **judged)
 
     def _judged(
         self, limit_bytes: int | None, runs_within: RunsWithin | None
@@ -251,6 +196,8 @@ class StepResult:
         peak, ran_under = self.counted_peak, self.memory_limit_bytes
         if limit_bytes is None:
             return None, None
+        if limit_bytes == ran_under and self.fits is not None:
+            return self.fits, self.close_to_limit  # what was found under that very limit
 
         # a prediction that runs out of memory says nothing of the step
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
@@ -260,9 +207,28 @@ class StepResult:
             return None, None
         if self.ended_before_its_peak:  # it needs at least as much
             return (False, False) if peak.nbytes > limit_bytes else (None, None)
+        if self._ran_on_its_device and limit_bytes >= (self.usable_memory_bytes or math.inf):
+            return True, False  # whatever the estimate of what the device can hold
 
         runs_within = runs_within and cache(runs_within)  # both ask for this limit
         return peak.fits(limit_bytes, runs_within), peak.is_close_to(limit_bytes, runs_within)
+
+    def _fit_of_device(self, runs_within: RunsWithin | None) -> Judgement | None:
+        """Return `fit` without a limit: that of the memory which the device has."""
+        is_without_limit = self.memory_limit_bytes is None
+        ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
+        if ran_out and is_without_limit:
+            return Judgement.DOES_NOT_FIT
+        if is_without_limit and self.fit is not None:
+            return self.fit
+
+        fits, is_close = self._judged(self.usable_memory_bytes, runs_within)
+        return Judgement.of(fits, is_close=is_close)
+
+    @property
+    def _ran_on_its_device(self) -> bool:
+        """Whether the whole step ran, so that nothing is left to be judged there."""
+        return self.outcome is Outcome.OK and self.source is not Source.PREDICTED
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON types; `from_dict` gives it back."""
@@ -271,6 +237,7 @@ class StepResult:
         return data | {
             "outcome": str(self.outcome),
             "source": str(self.source),
+            "fit": None if self.fit is None else str(self.fit),
             "config": self.config.to_dict(),
             "versions": dict(self.versions),
             "peak_by_category": self.peak_by_category and dict(self.peak_by_category),
@@ -307,10 +274,14 @@ class StepResult:
     def _from_dict(cls, data: Mapping[str, Any]) -> "StepResult":
         place, timeline = data["peak_place"], data["timeline"]
         holdings = data.get("peak_holdings", ())  # older records have none
+        fit = data.get("fit")
+        if fit is None:  # also in data of an older version
+            fit = Judgement.of(data.get("fits"), is_close=data.get("close_to_limit"))
         return cls(**{
             **data,
             "outcome": Outcome(data["outcome"]),
             "source": Source(data["source"]),
+            "fit": None if fit is None else Judgement(fit),
             "config": StepConfig(**data["config"]),
             "peak_holdings": tuple(Holding.from_dict(holding) for holding in holdings),
             "peak_place": place and Place(**{**place, "phase": Phase(place["phase"])}),
@@ -348,9 +319,10 @@ class StepResult:
         if "torch" in self.versions:
             title += f", torch {self.versions['torch']}"
 
-        limit = self.memory_limit_bytes
-        judged = {None: "not known whether it fits", True: "fits", False: "does not fit"}[self.fits]
-        judged = "too close to say" if self.close_to_limit else judged
+        limit, usable = self.memory_limit_bytes, self.usable_memory_bytes
+        judged = "not known whether it fits" if self.fit is None else str(self.fit)
+        judged = "too close to say" if self.fit is Judgement.TOO_CLOSE else judged
+        of_device = f"{format_bytes(usable)}: {judged}" if usable and not limit else ""
         held = sorted((self.peak_by_category or {}).items(), key=lambda item: -item[1])
         named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held if size]
         return facts_table(title, {
@@ -358,6 +330,7 @@ class StepResult:
             "message": self.message,
             "settings": self.settings,
             "memory limit": f"{format_bytes(limit)}: {judged}" if limit else "",
+            "memory of the device": of_device,
             "peak allocated": self._cost("peak_allocated_bytes", format_bytes),
             "of which": ", ".join(named),
             "peak reserved": self._cost("peak_reserved_bytes", format_bytes),

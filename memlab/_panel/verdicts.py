@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from memlab._panel.state import FIELDS, describe
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
+from memlab.limits.judgement import CountedPeak, Judgement
 from memlab.measuring.inspect import WorkloadFacts
-from memlab.result import CountedPeak, Outcome, Source, StepResult, format_percent
+from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.techniques.every import CONTROLS
 from memlab.verifying.report import VerifyReport
 
@@ -77,22 +78,24 @@ def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_los
 
 
 def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
-    """Say whether the step fits the limit that is on screen.
+    """Say in words the `fit` of a step and the limit that is on screen.
 
     Args:
-        result: of the step. What it says of this very limit is said here; only a result that was
-            made under another limit, or none, is compared with this one.
-        limit_bytes: None for none.
+        result: of the step. If it was made under another limit, or none, it is asked for its `fit`
+            to this one; if it ran out of memory, the words are of the limit that it ran under.
+        limit_bytes: None for what the card can hold, if that is known.
     """
     if result is None:
         return Verdict(OPEN, "not measured yet")
-    if result.ended_before_its_peak:
+    if result.ended_before_its_peak and result.source is not Source.PREDICTED:
         ran_under = result.memory_limit_bytes
         what = f"the limit of {format_bytes(ran_under)}" if ran_under else "this machine"
         return Verdict(BAD, f"does not fit {what}", result.message)
     peak = result.counted_peak
     if peak is None:
         return Verdict(OPEN, f"no peak measured: {OUTCOME_WORDS[result.outcome]}", result.message)
+    if limit_bytes is None:
+        limit_bytes = result.usable_memory_bytes
     if limit_bytes is None:
         size = f"{format_bytes(peak.nbytes)} {peak.kind}"
         return Verdict(OPEN, f"no limit set; peak {size}, {result.source}")
@@ -104,14 +107,15 @@ def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Ver
     share = f"{_of(peak.nbytes, limit_bytes)} ({format_percent(peak.nbytes / limit_bytes)})"
     share += f", {result.source}"
     detail = f"peak {peak.kind} bytes, {result.source} for {result.device}"
-    has_less_cache = bool(result.fits) and peak.nbytes > limit_bytes
+    is_predicted = result.source is Source.PREDICTED  # what ran there did not need to be smaller
+    has_less_cache = bool(result.fits) and is_predicted and peak.nbytes > limit_bytes
     if has_less_cache:
         detail += "; at the limit the caching allocator gives back what it holds unused"
 
-    if result.close_to_limit:
+    if result.fit is Judgement.TOO_CLOSE:
         about = f" ± {format_percent(peak.uncertainty)}"
         return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
-    if result.fits:
+    if result.fit is Judgement.FITS:
         return Verdict(GOOD, f"fits{' with less cache' * has_less_cache}: {share}", detail)
     measured = result.source is Source.MEASURED
     return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)

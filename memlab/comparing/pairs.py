@@ -22,7 +22,8 @@ from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError, MemlabError, UnsupportedError
-from memlab.result import CountedPeak, Outcome, StepResult
+from memlab.limits.judgement import CountedPeak
+from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class _Search:
                 memory_limit=self.limit_bytes, timeout_seconds=TIMEOUT_SECONDS,
             )  # fmt: skip
             result = _ran(found.result)
-            if result.fits and not result.close_to_limit:
+            if result.fit == "fits":
                 low, best = size, result
             else:
                 high = size

@@ -19,6 +19,7 @@ import torch
 from memlab._version import __version__
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
+from memlab.devices.cards import of_device
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import describe, synchronize
 from memlab.devices.load import LoadWatch
@@ -82,6 +83,7 @@ def measure_in_process(
         "config": config,
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
+        "usable_memory_bytes": of_device(device).usable_bytes if device.type == "cuda" else None,
     }
     meter, timing = Meter(), False
     try:

@@ -52,4 +52,5 @@ def estimated(
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,
+        fit=None,
     )

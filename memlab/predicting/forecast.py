@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.allocator.replay import AllocatorSettings, replay
+from memlab.limits.judgement import CountedPeak
 from memlab.meters.lifetimes import step_memory
 from memlab.recording.program import MOST_RECORDED, Part, Program
-from memlab.result import CountedPeak, StepResult
+from memlab.result import StepResult
 from memlab.trace import CATEGORIES, PHASES, Phase, Timeline, Trace
 
 if TYPE_CHECKING:

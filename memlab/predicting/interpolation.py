@@ -60,5 +60,6 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,
+        fit=None,
         printed="",  # the shapes that it may name are of another batch
     )

@@ -90,6 +90,7 @@ def predict_in_process(
         "config": config,
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
+        "usable_memory_bytes": target.card and target.card.usable_bytes,
     }
     made = from_recorded_step(
         lambda step: _predicted(step, plan, measured),

@@ -23,7 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A name that ends in a slash is a room; its files may import one another.
 FLOORS = [
     ["errors", "_version", "arguments/", "torch_private/"],
-    ["config", "workload", "trace", "plan", "result", "loading", "running"],
+    ["config", "workload", "trace", "plan", "limits/", "result", "loading", "running"],
     ["operators/", "devices/"],
     ["workloads/", "techniques/"],
     ["meters/", "allocator/", "step", "script"],

@@ -1,5 +1,6 @@
 """Which peak counts against a memory limit, and whether it fits: one answer everywhere."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,9 @@ from memlab import Outcome, StepConfig, StepResult, api, plots
 from memlab._panel import forecasts, questions, verdicts
 from memlab.comparing import pairs
 from memlab.errors import ConfigError
+from memlab.limits.judgement import CountedPeak
 from memlab.predicting.interpolation import interpolated
-from memlab.result import CountedPeak, Source
+from memlab.result import Source
 from tests.figure_parts import texts_of
 from tests.models import blocks
 from tests.panel_parts import PATIENCE_SECONDS, find, make_result, until
@@ -111,6 +113,103 @@ def test_a_run_out_of_memory_fits_nothing_as_small_as_its_limit():
     assert make_result(Outcome.OUT_OF_MEMORY, peak=None).against_limit(MIB).fits is None
     of_the_prediction = out_of_memory(2 * MIB, peak=None, source=Source.PREDICTED)
     assert of_the_prediction.against_limit(2 * MIB).fits is None
+
+
+# fit: both in one, and without a limit that of the card
+
+GIB = 2**30
+TEN_GIB = {"uncertainty": {"peak_allocated_bytes": 0.05, "peak_reserved_bytes": 0.05}}
+
+
+def of_ten_gib(**changes):
+    """Return a result of a card: 10 GiB +-5 % reserved, 8 GiB allocated."""
+    changes = {"peak_reserved_bytes": 10 * GIB, **ON_A_CARD, **TEN_GIB, **changes}
+    return make_result(peak=8 * GIB, **changes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fit", "kind"),
+    [
+        ("9GiB", "does not fit", verdicts.BAD), ("9.8GiB", "too close", verdicts.WARN),
+        ("10.3GiB", "too close", verdicts.WARN), ("11GiB", "fits", verdicts.GOOD),
+    ],
+)  # fmt: skip
+def test_fit_is_judged_with_its_uncertainty_and_the_badge_is_that_value(limit, fit, kind):
+    found = of_ten_gib().against_limit(limit)
+    assert found.fit == fit
+    assert found.fits == (found.memory_limit_bytes >= 10 * GIB)
+    assert verdicts.fit_verdict(of_ten_gib(), found.memory_limit_bytes).kind == kind
+    assert found.against_limit(limit) is found
+    # the same without a limit, where the card holds so much
+    of_card = of_ten_gib(usable_memory_bytes=found.memory_limit_bytes).against_limit(None)
+    assert (of_card.fit, of_card.fits, of_card.close_to_limit) == (fit, None, None)
+    assert verdicts.fit_verdict(of_card, None).kind == kind
+    assert found.against_limit(None).fit is None, "what the card holds is not known"
+
+
+def test_fit_is_of_reserved_bytes_on_a_card_and_of_allocated_ones_on_a_cpu():
+    assert of_ten_gib().against_limit("8.5GiB").fit == "does not fit"
+    cpu = of_ten_gib(peak_reserved_bytes=None, device="cpu")
+    assert [cpu.against_limit(f"{n}GiB").fit for n in ("7.5", "8.2", "8.5")] == [
+        "does not fit", "too close", "fits",
+    ]  # fmt: skip
+    assert cpu.against_limit(None).fit is None
+    assert make_result().against_limit(None).fit is None
+    assert verdicts.fit_verdict(make_result(), None).kind == verdicts.OPEN
+
+
+def test_a_step_that_runs_at_the_limit_fits_though_its_peak_is_above():
+    result = of_ten_gib(usable_memory_bytes=9 * GIB)
+    for limit in (9 * GIB, None):
+        assert result.against_limit(limit, lambda asked: True).fit == "fits"
+        assert result.against_limit(limit, lambda asked: asked >= 9 * GIB).fit == "too close"
+        assert result.against_limit(limit, lambda asked: False).fit == "does not fit"
+
+
+def test_what_ran_on_a_card_fits_it_and_what_ran_out_of_memory_does_not():
+    facts = {"source": Source.MEASURED, "device": "cuda:0", "uncertainty": None}
+    ran = of_ten_gib(**facts, usable_memory_bytes=9 * GIB)  # which is an estimate
+    for limit in (None, 9 * GIB):
+        found = ran.against_limit(limit)
+        assert (found.fit, found.fits) == ("fits", limit and True)
+    assert verdicts.fit_verdict(ran, 9 * GIB).text == ("fits: 10.0 of 9.00 GiB (111 %), measured")
+    assert ran.against_limit("8.9GiB").fit == "does not fit"
+    assert replace(ran, source=Source.RECORDED).against_limit(None).fit == "fits"
+
+    over = make_result(Outcome.OUT_OF_MEMORY, peak=None)
+    assert over.against_limit(None).fit == "does not fit"
+    assert verdicts.fit_verdict(over, None).kind == verdicts.BAD
+    under = out_of_memory(MIB, peak=None)
+    assert [under.against_limit(limit).fit for limit in (None, MIB, 2 * MIB)] == [
+        None, "does not fit", None,
+    ]  # fmt: skip
+    of_the_prediction = make_result(Outcome.OUT_OF_MEMORY, peak=None, source=Source.PREDICTED)
+    assert of_the_prediction.against_limit(None).fit is None
+    assert verdicts.fit_verdict(of_the_prediction, None).kind == verdicts.OPEN
+
+
+def test_fit_goes_through_json_and_is_a_column():
+    for limit in (None, "9GiB", "9.8GiB", "11GiB"):
+        result = of_ten_gib(usable_memory_bytes=11 * GIB).against_limit(limit)
+        data = json.loads(json.dumps(result.to_dict()))
+        assert StepResult.from_dict(data).fit is result.fit
+        assert memlab.to_frame([result])["fit"][0] == result.fit
+        assert memlab.to_frame([result])["usable_memory_bytes"][0] == 11 * GIB
+    del data["fit"], data["usable_memory_bytes"]
+    assert StepResult.from_dict(data).fit == "fits"
+    assert StepResult.from_dict(data | {"close_to_limit": True}).fit == "too close"
+
+
+def test_a_prediction_says_whether_it_fits_the_card():
+    small = memlab.predict(blocks(), StepConfig(), "rtx-3060")
+    assert (small.fit, small.fits) == ("fits", None)
+    assert small.usable_memory_bytes == memlab.card("rtx-3060").usable_bytes
+    assert "memory of the device" in small._repr_html_()
+    huge = memlab.predict(blocks(width=16384, depth=8), StepConfig(), "rtx-3060")
+    assert (huge.fit, huge.fits) == ("does not fit", None)
+    assert memlab.predict(blocks(), StepConfig(), "rtx-3060", memory_limit="1MiB").fits is False
+    assert memlab.predict(blocks(), StepConfig(), "cpu").fit is None
+    assert memlab.predict(blocks(), StepConfig(), "cpu", memory_limit="1GiB").fit == "fits"
 
 
 # the same everywhere
