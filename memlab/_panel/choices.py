@@ -13,6 +13,7 @@ from memlab.errors import ConfigError, DeviceError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings, target_of
 from memlab.workload import Workload
 
+OTHER_FORMS = {"pcie", "laptop"}
 OTHER, OTHER_TEXT = "other", "another card, by memory size"
 
 
@@ -74,6 +75,14 @@ def devices(chosen: str) -> list[tuple[str, str]]:
 def offered_card(name: str) -> tuple[str, str]:
     """Return the label and the name of a card that is not in this machine."""
     return f"{name}, predicted", name
+
+
+def compared_cards() -> tuple[str, ...]:
+    """Return the cards that the table puts side by side: without PCIe and laptop forms of others.
+
+    Each is predicted when the table is opened.
+    """
+    return tuple(name for name in cards.names() if not OTHER_FORMS & {*name.split("-")})
 
 
 def name_of(device: Any) -> str:

@@ -10,7 +10,7 @@ import ipywidgets as widgets
 
 from memlab._panel import guide, style
 from memlab._panel.cards_table import CardsTable
-from memlab._panel.choices import OTHER, offered_card
+from memlab._panel.choices import OTHER, compared_cards, offered_card
 from memlab._panel.controls import Controls, ExplainedLine, close, on_enter
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
@@ -18,7 +18,6 @@ from memlab._panel.size_row import SizeRow
 from memlab._panel.table import Table
 from memlab._panel.texts import Line, more_label
 from memlab._panel.verdicts import Verdict
-from memlab.devices import cards
 from memlab.workload import SampleSize
 
 RUN, KEEP = "Run", "Keep this prediction"
@@ -68,7 +67,7 @@ class View:
         self.check = widgets.Checkbox(description="check gradients", indent=False)
         self.pictures = Pictures()
         self.table = Table(log, changed)
-        self.cards = CardsTable(cards.names(), self._choose_card, changed)
+        self.cards = CardsTable(compared_cards(), self._choose_card, changed)
         self.device.observe(self._offer_memory, "value")
         others = (self.workload, self.device, self.limit, self.card, self.check)
         for control in (*others, self.pictures.part):

@@ -6,8 +6,7 @@ import pytest
 
 import memlab
 from memlab import MemlabError, Outcome, StepConfig
-from memlab._panel import forecasts, requests, settling
-from memlab.devices import cards
+from memlab._panel import choices, forecasts, requests, settling
 from memlab.predicting.predict import Prediction
 from tests.forecast_parts import MIB, predicted
 from tests.panel_parts import PATIENCE_SECONDS, find, make_workload, until
@@ -138,7 +137,7 @@ def test_a_closed_panel_lets_nobody_wait(panel, worker):
 # several cards
 
 
-OTHERS = [name for name in cards.names() if name != "h200"]  # than the one on screen
+OTHERS = [name for name in choices.compared_cards() if name != "h200"]  # than the one on screen
 
 
 def table(panel):
@@ -148,8 +147,8 @@ def table(panel):
 def test_cards_are_asked_for_only_while_their_table_is_open(panel, worker):
     assert {device for device, _ in worker.calls} == {"h200"}
     panel._view.cards.toggle.value = True
-    until(lambda: table(panel).count("16.0 MiB reserved") == len(cards.names()))
-    assert table(panel).count("✔</span> fits") == len(cards.names())
+    until(lambda: table(panel).count("16.0 MiB reserved") == len(choices.compared_cards()))
+    assert table(panel).count("✔</span> fits") == len(choices.compared_cards())
     assert [device for device, _ in worker.calls] == ["h200", *OTHERS]
     assert 'class="memlab-compared"><td>h200<' in table(panel)
 
@@ -161,7 +160,7 @@ def test_the_setting_on_screen_comes_before_its_cards(panel, worker):
     panel.set(batch_size=16)
     until(lambda: panel._page.forecasts._wanted is not None)
     worker.go.set()
-    until(lambda: table(panel).count("32.0 MiB reserved") == len(cards.names()))
+    until(lambda: table(panel).count("32.0 MiB reserved") == len(choices.compared_cards()))
     first, second, third = worker.calls[:3]
     assert (first, second) == (("h200", 8), (OTHERS[0], 8))
     assert third == ("h200", 16)
