@@ -34,7 +34,8 @@ class SampleSize:
         offered: the sizes that a panel's slider offers, ascending.
         make_workload: size -> the same workload with samples of that size; with `value` it gives
             the functions that the workload has. Other sizes than the offered ones can be asked
-            for; it raises an error for one that the workload cannot have.
+            for; it raises an error for one that the workload cannot have. A panel calls it in a
+            thread, so that a slow one does not hold the page up.
         dimensions: along how many dimensions a sample has this size: 2 for square images.
 
     Raises:

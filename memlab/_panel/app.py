@@ -5,6 +5,7 @@ callback waits for a measurement, and an exception in one becomes a sentence on 
 """
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -282,10 +283,12 @@ class Panel:
             self._saved.update(self._still(), raw=True)
 
     def _changed(self) -> None:
-        if (settings := self._asked.settings) != self._settings:
-            self._settings = settings
-            self._settling.note()
+        begin, settings = time.monotonic(), self._asked.settings
+        is_new = settings != self._settings
         self._page.refresh()
+        if is_new:
+            self._settings = settings
+            self._settling.note(time.monotonic() - begin)
 
     def _run_clicked(self) -> None:
         self._settling.call(self._runner.start)

@@ -144,10 +144,13 @@ class Asked:
     def nearest_recorded(self) -> StepConfig | None:
         """The recorded settings that are closest to those on screen; None if there are none.
 
+        None too while the workload on screen is being made.
+
         Raises:
             MemlabError: the settings or the device are not allowed.
         """
-        return next(iter(nearest(self.workload, self.config, self.device)), None)
+        shown = self._shown
+        return next(iter(nearest(shown, self.config, self.device)), None) if shown else None
 
     @property
     def recorded_sizes(self) -> str:
@@ -156,7 +159,8 @@ class Asked:
         Raises:
             DeviceError: the device is unknown.
         """
-        for run in sizes(self.workload, self.device):
+        shown = self._shown
+        for run in sizes(shown, self.device) if shown else ():
             return as_code.zoo_source(run.workload, run.options)
         return ""
 
@@ -166,11 +170,12 @@ class Asked:
 
         It is None too while its workload is being made.
         """
-        if self.device_problem or self.size_problem or self.is_being_made:
+        shown = None
+        with contextlib.suppress(WorkloadError):
+            shown = self._shown
+        if shown is None or self.device_problem or state.problems(self._view.controls.settings()):
             return None
-        if state.problems(self._view.controls.settings()):
-            return None
-        return Question(self.name, self.config, choices.name_of(self.device))
+        return Question(shown.name, self.config, choices.name_of(self.device))
 
     @property
     def typed_limit(self) -> int | None:
@@ -239,14 +244,17 @@ class Asked:
             del found["sample_size"]
         return found
 
-    def source(self) -> str:
+    def source(self, workload: Workload | None = None) -> str:
         """Return code that measures what is asked for, predicts it for a card, or plays it back.
+
+        Args:
+            workload: on screen; None waits until it is made.
 
         Raises:
             ConfigError: the settings on screen are not allowed.
         """
         return as_code.source(
-            self.workload,
+            workload or self.workload,
             self.config,
             self.device,
             self._view.limit.value.strip(),
@@ -259,12 +267,17 @@ class Asked:
     def code(self) -> list[as_code.Part]:
         """Return what the button "code" shows: headings, each with code.
 
+        There are none while the workload is being made.
+
         Raises:
-            ConfigError: the settings on screen are not allowed.
+            MemlabError: the settings on screen are not allowed.
         """
+        shown = self._shown
+        if shown is None:
+            return []
         return as_code.parts(
-            self.source(),
-            self.workload,
+            self.source(shown),
+            shown,
             self.config,
             self.device,
             self._view.limit.value.strip(),

@@ -19,7 +19,8 @@ MOST_PICTURES = 6  # without looking; Python itself looks after about twenty
 class IdleGarbage:
     """Collects garbage once the panel rests, if pictures were drawn since the last time.
 
-    Left out: a kernel whose garbage collector was switched off by its person.
+    Left out: a kernel whose garbage collector was switched off by its person, and whether a cell is
+    running, which pauses meanwhile, as it does whenever Python itself looks.
     """
 
     def __init__(self, collect: Callable[[], object] = gc.collect) -> None:

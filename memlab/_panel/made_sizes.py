@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memlab._panel.job import Latest
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import Workload
 
@@ -25,11 +26,14 @@ class MadeSizes:
 
     Args:
         workloads: by name; those that are made are added.
-        arrived: called in the thread once the size on screen is made, and after the last neighbour.
+        arrived: called in another thread once the size on screen is made, and after the last of its
+            neighbours.
     """
 
     def __init__(self, workloads: dict[str, Workload], arrived: Callable[[], None]) -> None:
-        self._workloads, self._arrived = workloads, arrived
+        self._workloads = workloads
+        # not by the thread that makes: whoever is told may look, and hold what others wait for
+        self._arrived = Latest(lambda _: arrived())
         self._condition = threading.Condition()
         self._found: dict[Size, Workload | str] = {}  # or why there is none
         self._waited: list[Size] = []  # by code
@@ -41,6 +45,8 @@ class MadeSizes:
 
     def get(self, given: Workload, size: Any) -> Workload:
         """Return a workload in this size, and wait until it is made.
+
+        For code alone: nothing that the page's lock is held for may wait here.
 
         Raises:
             WorkloadError: it cannot be made, or the panel was closed.
@@ -98,6 +104,7 @@ class MadeSizes:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
+        self._arrived.close()
 
     def _known(self, key: Size) -> Workload:
         found = self._found.get(key, CLOSED)
@@ -130,7 +137,7 @@ class MadeSizes:
             except MemlabError as error:
                 found = str(error)
             except BaseException as error:  # such as a person's sys.exit(); somebody waits
-                found = f"{given.name} cannot be made: {type(error).__name__}"
+                found = f"{given.name} cannot be made in size {key[1]}: {type(error).__name__}"
 
             with self._condition:
                 self._found[key] = found

@@ -128,7 +128,7 @@ class Page:
         )
         self._explain_size(None if wrong else state.to_config(settings))
         self._view.show_about(self._about(name, facts, header_wrong))
-        self.show_ready(is_right)
+        self.show_ready(is_ready)
         if self._view.is_code_open:
             self._view.show_code(as_code.as_html(self._asked.code()) if is_ready else "")
         self._show_status()
@@ -138,7 +138,8 @@ class Page:
         if own is not None and problem:
             self._view.size.explanation.show(texts.wrong_size_line(problem, own))
         elif own is not None and self._asked.is_being_made:
-            self._view.size.explanation.show(Line(f"{MAKING} in this size"))
+            wanted = f"{own.name} {self._view.size.value}"
+            self._view.size.explanation.show(Line(f"{MAKING} with {wanted}"))
         elif own is not None and (size := self._asked.sample_size):
             self._view.size.explanation.show(texts.size_line(size, config))
 
@@ -342,7 +343,7 @@ class Page:
         with self.guarded():
             question, limit = self._asked.question, self._asked.limit
             estimate = self.forecasts.look(question, limit) if question else None
-            if question != self._looked:
+            if question != self._looked and self._looked is not None:
                 self._before = self._looked
             is_asked = question is not None and self._requests.on_screen(question, estimate)
             with self.lock:

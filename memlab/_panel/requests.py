@@ -46,7 +46,10 @@ class Requests:
         if estimate is None or not estimate.exact:
             return self._forecasts.ask(question)
         # the saving of recomputation is relative to the plain step
-        return question.plain is not None and self._forecasts.ask(question.plain)
+        if question.plain is not None and self._forecasts.ask(question.plain):
+            return True
+        self._forecasts.ahead([])  # what was next to the settings before
+        return False
 
     def later(self) -> None:
         """Have predicted what is kept, what runs are compared with, and the cards of the table."""

@@ -5,7 +5,7 @@ import threading
 from memlab._panel import choices, verdicts
 from memlab._panel.asked import Asked
 from memlab._panel.job import PanelJob
-from memlab._panel.outlook import with_numbers
+from memlab._panel.outlook import MAKING, with_numbers
 from memlab._panel.page import Page
 from memlab._panel.questions import Question
 from memlab._panel.runs import Run, RunLog
@@ -34,13 +34,14 @@ class Runner:
     def start(self) -> None:
         """Measure what is on screen in a thread, or keep its prediction for a device elsewhere.
 
-        Nothing happens while another run goes on. What cannot be run is said on the page.
+        Nothing happens while another run goes on. What cannot be run, or not yet, is said on the
+        page.
         """
         with self._page.guarded():
             if self._page.closed:
                 return
             if self._asked.is_being_made:
-                threading.Thread(target=self._start_once_made, daemon=True).start()
+                self._page.say(f"{MAKING}; press Run again once it is made")
             elif not self._asked.can_run:
                 self._page.keep()
             elif job := self._begin():
@@ -76,12 +77,6 @@ class Runner:
             self._end(job)
 
         return run.result
-
-    def _start_once_made(self) -> None:
-        """Start once the workload was made in the size on screen; do nothing if that fails."""
-        with self._page.guarded():
-            self._asked.workload  # noqa: B018  # waits
-        self.start()
 
     def _work(self, job: PanelJob) -> None:
         try:

@@ -88,16 +88,14 @@ def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
 
 
 def _bce_with_logits(operator: Operator, _: Card | None) -> Effect | None:
-    """Count log(sigmoid(x)), the losses before they are summed, and the weights of positives.
+    """Count log(sigmoid(x)), and the losses before they are summed.
 
+    Weights of positives take as much, but are gone before the losses are there.
     Source: `binary_cross_entropy_with_logits` in ATen/native/Loss.cpp.
     """
-    assert operator.signature is not None
-    args = operator.signature[1]  # input, target, weight, weight of positives, reduction
-    is_weighted = len(args) > 3 and isinstance(args[3], TensorSpec)
     is_reduced = not operator.outputs[0].shape
-    size = _numel(args[0]) * operator.outputs[0].dtype.itemsize
-    return Effect(workspace_bytes=size * (1 + is_weighted + is_reduced))
+    size = _numel(_arguments(operator)[0]) * operator.outputs[0].dtype.itemsize
+    return Effect(workspace_bytes=size * (1 + is_reduced))
 
 
 def _logsumexp(operator: Operator, _: Card | None) -> Effect | None:

@@ -31,6 +31,7 @@ CALLS = frozenset(b"c\x93Rbio\x81\x92PQ\x82\x83\x84")
 LONGEST_INT = 9  # bytes: an address of 64 bits and its sign
 BYTES_PER_CONTAINER = 12  # a snapshot has fewer dicts, lists and tuples that stay; see `_count`
 FEW_CONTAINERS = 100_000
+DEEPEST = 1000  # a snapshot nests less than 20 deep, and each level takes 72 bytes for one
 RECENT = 8  # objects of the memo among which a list that was just read is looked for
 
 _PUT, _GET = rb"(\x94|q.|r.{4})?", rb"(?:h.|j.{4})"
@@ -149,6 +150,8 @@ class PlainReader:
             elif op == MEMOIZE:
                 self._put(stack[-1], len(memo))
             elif op == MARK:
+                if len(below) == DEEPEST:
+                    raise NotPlainError(f"nests data more than {DEEPEST} deep (byte {pos - 1})")
                 below.append(stack)
                 stack = []
             elif op == SETITEMS:

@@ -91,7 +91,7 @@ def test_neighbours_are_made_after_it_and_told_of_once(maker, own, sizes):
 def test_why_one_cannot_be_made_is_said_each_time(maker, own, sizes):
     maker.may[5].set()
     for _ in range(2):
-        with pytest.raises(MemlabError, match="sums cannot be made: SystemExit"):
+        with pytest.raises(MemlabError, match="sums cannot be made in size 5: SystemExit"):
             sizes.get(own, 5)
     with pytest.raises(MemlabError, match="size=0 is below 1"):
         sizes.get(own, 0)

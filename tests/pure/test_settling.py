@@ -42,6 +42,16 @@ def test_presses_after_a_change_are_one_call_that_later_changes_do_not_put_off(s
     assert called[0] - start >= MOMENT_SECONDS / 2
 
 
+def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch):
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    called, done = [], threading.Event()
+    start = time.monotonic()
+    settling_soon.note(handling_seconds=60)
+    settling_soon.call(lambda: (called.append(time.monotonic()), done.set()))
+    assert done.wait(60)
+    assert called[0] - start >= 2 * MOMENT_SECONDS
+
+
 def test_nothing_is_called_once_it_is_closed(settling_soon):
     called = []
     settling_soon.note()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
@@ -114,15 +115,18 @@ def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
     panel = memlab.panel(slow(8), device="cpu", config=StepConfig(batch_size=2))
     try:
         panel._view.size.slider.value = 2
-        assert "making the workload in this size" in said(panel)
+        assert "making the workload with length 16" in said(panel)
         assert "making the workload" in panel._view._note.value
-        assert not panel._view._run_button.disabled
+        assert panel._view._run_button.disabled
         assert panel._asked.question is None
+        assert panel._asked.code() == []
         panel._view.controls.set({"batch_size": 4})
-        panel._view._run_button.click()  # which waits in a thread
-        assert panel._page.job is None
+        panel._runner.start()  # as Enter does
+        assert "press Run again once it is made" in panel._view._status.value
 
         may.set()
+        until(lambda: not panel._view._run_button.disabled)
+        panel._runner.start()
         until(lambda: panel.result is not None)
         assert (panel.result.workload_name, panel.result.config.batch_size) == (
             "fit, length 16",
@@ -132,6 +136,16 @@ def test_a_size_that_takes_long_to_make_holds_nothing_up(monkeypatch):
     finally:
         may.set()
         panel.close()
+
+
+def test_a_drag_over_the_sizes_with_the_code_open_ends(panel):
+    panel._view._code_toggle.value = True
+    for position in [0, 1, 2, 3, 2, 1, 0, 3] * 5:
+        panel._view.size.slider.value = position
+        time.sleep(0.003 * position)  # so that looks and makers meet at all moments
+    until(lambda: panel._asked.question is not None)
+    assert panel._asked.question.workload_name == "fit, length 32"
+    assert panel._page._draw.wait(PATIENCE_SECONDS)
 
 
 def test_another_workload_shows_its_own_size_or_no_slider(panel):

@@ -182,7 +182,8 @@ def page(
     try:
         if passed:
             is_dialog_open = is_quick and made.locator(".jp-Dialog").count() > 0
-            is_kept = is_quick and not is_dialog_open
+            is_clean = not (made.blocked or made.errors)
+            is_kept = is_quick and is_clean and not is_dialog_open
         else:
             _show_failure(made, f"failed-{request.node.name}")
     finally:

@@ -120,10 +120,13 @@ def focus_by_tab(page, name):
 
 
 @pytest.mark.slow
-def test_from_the_first_cell_to_a_pinned_comparison_by_keyboard_alone(page, lab, folder):
-    lab_ui.open_notebook(page, lab, "short.ipynb")
+@pytest.mark.parametrize(
+    "name", ["short.ipynb", pytest.param("quickstart.ipynb", marks=pytest.mark.long)]
+)
+def test_from_the_first_cell_to_a_pinned_comparison_by_keyboard_alone(page, lab, folder, name):
+    lab_ui.open_notebook(page, lab, name)
     page.keyboard.press("Escape")
-    sources = [cell.source for cell in nbformat.read(folder / "short.ipynb", as_version=4).cells]
+    sources = [cell.source for cell in nbformat.read(folder / name, as_version=4).cells]
     for source in sources:
         page.keyboard.press("Shift+Enter")
         if "memlab.panel(" in source:
