@@ -98,6 +98,7 @@ def hostile(tmp_path):
         "a set by its type": pickle.dumps({1, 2}, 2),
         "persistent id": b"\x80\x04\x8c\x01aQ.",
         "extension": b"\x80\x02\x82\x01.",
+        "marks without end": b"\x80\x02" + b"(" * 100_000,
     }
 
 
