@@ -216,6 +216,7 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
 
     monkeypatch.setattr(job, "measure", slow)
     monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
     panel._run_clicked()
     panel._run_clicked()
     with pytest.raises(MemlabError, match="going on"):
@@ -307,6 +308,7 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
 
     monkeypatch.setattr(job, "measure", broken)
     monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
     panel._run_clicked()
     until(lambda: panel._page.job is None)
     assert "RuntimeError: the reason" in find(panel, "memlab-status").value

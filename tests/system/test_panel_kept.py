@@ -46,6 +46,7 @@ def worker(monkeypatch):
 @pytest.fixture
 def panel(worker, monkeypatch):
     monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
     made = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
     until(lambda: made._page._estimate is not None)
     yield made
