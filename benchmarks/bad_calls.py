@@ -48,6 +48,8 @@ from memlab.arguments import units
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.script import script
+from memlab.snapshots.comparing import compare
+from memlab.snapshots.comparison import SnapshotComparison
 from memlab.worker import isolation
 
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3
@@ -182,6 +184,7 @@ def public_callables() -> dict[str, Callable[..., Any]]:
         "Workload.resized": workloads.get("vit-digits").resized,
         "Workload.from_module": Workload.from_module,
         "StepResult.from_dict": StepResult.from_dict,
+        "Snapshot.compare": compare,
         "script": script,
     }
     return found
@@ -198,6 +201,13 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     atexit.register(shutil.rmtree, folder)
     snapshot.write(folder / "snapshot.pickle", "shared frames", 10**5)
     opened = {"snapshot": memlab.open_snapshot(folder / "snapshot.pickle")}
+    compared = SnapshotComparison(
+        summary="", path="s.pickle", device="t4", workload_name="x", config=config, rows=(),
+        measured_peak_bytes=2, predicted_peak_bytes=1, measured_peak_phase="forward",
+        predicted_peak_phase="forward", measured_at_peak_bytes=2, predicted_at_peak_bytes=1,
+        matched_fraction=1.0, found_by="", measured=np.array([2]), predicted=np.array([1]),
+        phase=np.array([2], np.int8),
+    )  # fmt: skip
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     loading = {"outcome": Outcome.OK, "message": "", "device": "cpu", "config": config,
                "loading": LoadingConfig(), "workload_name": "x"}  # fmt: skip
@@ -219,6 +229,8 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "open_snapshot": {"path": folder / "snapshot.pickle"},
         "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
         "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,
+        "plots.snapshot_comparison": {"comparison": compared},
+        "Snapshot.compare": opened | step | {"device": "t4"},
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes,

@@ -26,8 +26,9 @@ from memlab import Outcome, StepResult, workloads
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision
 from memlab.devices.cards import Target
-from memlab.records.recorded import DeviceRecord, target_of
+from memlab.records.recorded import DeviceRecord
 from memlab.records.records import RecordedRun
+from memlab.records.targets import target_of
 from memlab.result import format_percent
 from memlab.techniques.compiling.compilation import is_compiled
 from memlab.worker import isolation
@@ -40,6 +41,11 @@ NO_CARD = (
     "**No GPU figures are recorded yet**: the CUDA path is written, and has not run on a card. "
     "`python -m benchmarks.gpu_suite --out DIR` records a card in one visit of eight minutes."
 )
+
+
+def shipped() -> list[DeviceRecord]:
+    """Return the records that ship with memlab: a person's own are not for README.md."""
+    return [record for record in memlab.recordings() if not record.is_own]
 
 
 def settings(record: DeviceRecord) -> list[list[RecordedRun]]:
@@ -203,7 +209,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the figures into README.md")
     given = parser.parse_args()
     before = report.environment()
-    found = [(record, held(record)) for record in memlab.recordings()]
+    found = [(record, held(record)) for record in shipped()]
     for record, rows in found:
         show(record, rows)
     if given.write:

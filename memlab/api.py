@@ -10,13 +10,12 @@ import torch
 
 from memlab._version import __version__
 from memlab.arguments.checks import checked, count, seconds, size
-from memlab.config import Precision, StepConfig
-from memlab.devices.cards import Target, resolve
+from memlab.config import StepConfig
 from memlab.devices.here import resolve_device
 from memlab.errors import WorkloadError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.planning.plans import plan_for
-from memlab.records.recorded import is_recorded, record_of, target_of
+from memlab.records.targets import target_for
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended
 from memlab.techniques.recompute import policies
@@ -105,7 +104,9 @@ def measure(
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
 
     try:
-        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
+        plan = plan_for(
+            workload, config, target_for(target, config), seed=arguments["seed"], run=plans
+        )
         result: StepResult = run("measure", arguments | {"plan": plan})
         return _answering(result, workload, config)
     except Ended as ended:
@@ -180,7 +181,7 @@ def predict_with_forecast(
 ) -> "Prediction":
     """Return the result of `predict` and a forecast, which computes other batch sizes at once."""
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
-    target = _target(device, config)
+    target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
     arguments: dict[str, Any] = {
         "workload": workload,
@@ -255,7 +256,9 @@ def verify(
     plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
 
     try:
-        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=plans)
+        plan = plan_for(
+            workload, config, target_for(target, config), seed=arguments["seed"], run=plans
+        )
         found: VerifyReport = run("verify", arguments | {"plan": plan})
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended), device=str(target))
@@ -314,17 +317,6 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
         )
 
     return pd.DataFrame(rows)
-
-
-def _target(device: str | torch.device | None, config: StepConfig) -> Target:
-    """Return the device that a prediction is made for.
-
-    Raises:
-        DeviceError: the device is neither known nor recorded.
-    """
-    if not isinstance(device, str) or not is_recorded(device):
-        return resolve(device)
-    return target_of(record_of(device), tf32=config.precision is Precision.TF32)
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:

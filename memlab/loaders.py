@@ -9,11 +9,11 @@ from torch.utils.data import Dataset
 from memlab.arguments.checks import anything, checked, count, seconds
 from memlab.arguments.quoting import shown
 from memlab.config import StepConfig
-from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
 from memlab.errors import WorkloadError
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.planning.plans import plan_for
+from memlab.records.targets import target_for
 from memlab.running import Ended
 from memlab.techniques.recompute import policies
 from memlab.worker.isolation import OnProgress, runner
@@ -86,7 +86,9 @@ def measure_loading(
     run = runner(True, timeout_seconds, on_progress, cancel)
 
     try:
-        plan = plan_for(workload, config, resolve(target), seed=arguments["seed"], run=run)
+        plan = plan_for(
+            workload, config, target_for(target, config), seed=arguments["seed"], run=run
+        )
         found: LoadingResult = run("loading", arguments | {"plan": plan})
     except Ended as ended:
         return LoadingResult(

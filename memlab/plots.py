@@ -18,6 +18,7 @@ from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, t
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
+from memlab.figures.snapshot_comparison import snapshot_comparison
 from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
 from memlab.figures.snapshot_growth import snapshot_growth
 from memlab.figures.snapshot_peak import snapshot_peak
@@ -33,6 +34,7 @@ __all__ = [
     "peak_bar",
     "peak_map",
     "placeholder",
+    "snapshot_comparison",
     "snapshot_fragmentation",
     "snapshot_growth",
     "snapshot_peak",

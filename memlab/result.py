@@ -55,7 +55,10 @@ class StepResult:
         workload_name: the workload that ran.
         peak_allocated_bytes: most bytes in live storages during a step in which the optimizer
             state exists (the second or a later one). After out of memory it covers what ran.
-        peak_reserved_bytes: most bytes that the caching allocator held; None on a CPU.
+        peak_reserved_bytes: most bytes that the caching allocator held; None on a CPU. Kernels take
+            some of them only where there is room.
+        needed_bytes: the least memory limit of the caching allocator within which the step is
+            predicted to run; None if measured, estimated for another size, or on a CPU.
         peak_by_category: bytes of each `Category` at that peak; they sum to it.
         peak_holdings: what holds the memory at that peak, the largest first; the bytes sum to the
             peak. Empty if it was not traced.
@@ -104,6 +107,7 @@ class StepResult:
     versions: Mapping[str, str] = field(default_factory=dict)
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    needed_bytes: int | None = None
     peak_by_category: Mapping[str, int] | None = None
     peak_holdings: tuple[Holding, ...] = ()
     peak_place: Place | None = None
@@ -149,8 +153,14 @@ class StepResult:
         if nbytes is None:
             return None
 
-        width = (self.uncertainty or {}).get(f"peak_{kind}_bytes", 0.0)
-        return CountedPeak(kind=kind, nbytes=nbytes, uncertainty=width)
+        widths = self.uncertainty or {}
+        return CountedPeak(
+            kind=kind,
+            nbytes=nbytes,
+            uncertainty=widths.get(f"peak_{kind}_bytes", 0.0),
+            needed_bytes=self.needed_bytes,
+            needed_uncertainty=widths.get("needed_bytes", 0.0),
+        )
 
     @property
     def ended_before_its_peak(self) -> bool:
@@ -198,6 +208,9 @@ class StepResult:
             return None, None
         if limit_bytes == ran_under and self.fits is not None:
             return self.fits, self.close_to_limit  # what was found under that very limit
+        if ran_under is None and limit_bytes == self.usable_memory_bytes and self.fit and peak:
+            is_close = self.fit is Judgement.TOO_CLOSE  # likewise, for the memory of its device
+            return peak.fits(limit_bytes) if is_close else self.fit is Judgement.FITS, is_close
 
         # a prediction that runs out of memory says nothing of the step
         ran_out = self.outcome is Outcome.OUT_OF_MEMORY and self.source is not Source.PREDICTED
@@ -323,6 +336,7 @@ class StepResult:
         judged = "not known whether it fits" if self.fit is None else str(self.fit)
         judged = "too close to say" if self.fit is Judgement.TOO_CLOSE else judged
         of_device = f"{format_bytes(usable)}: {judged}" if usable and not limit else ""
+        needed = "" if self.needed_bytes is None else self._cost("needed_bytes", format_bytes)
         held = sorted((self.peak_by_category or {}).items(), key=lambda item: -item[1])
         named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held if size]
         return facts_table(title, {
@@ -334,6 +348,7 @@ class StepResult:
             "peak allocated": self._cost("peak_allocated_bytes", format_bytes),
             "of which": ", ".join(named),
             "peak reserved": self._cost("peak_reserved_bytes", format_bytes),
+            "needed at least": needed,
             "peak allocated in the first step": self._cost("first_step_peak_bytes", format_bytes),
             "time per step": self._cost("step_seconds", format_seconds),
             "loss": self._cost("loss", "{:.4f}".format),

@@ -6,7 +6,7 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,22 @@ class Trace:
         )
 
 
+def bytes_at_peak(
+    bytes_by_category: npt.NDArray[np.int64], categories: Sequence[str]
+) -> dict[str, int]:
+    """Return the bytes of each category at the first instant at which most are allocated.
+
+    Args:
+        bytes_by_category: int64, (instants, categories).
+        categories: their names.
+
+    >>> bytes_at_peak(np.array([[1, 2], [4, 0]]), ("inputs", "buffers"))
+    {'inputs': 4, 'buffers': 0}
+    """
+    row = bytes_by_category[int(bytes_by_category.sum(axis=1).argmax())].tolist()
+    return {str(name): nbytes for name, nbytes in zip(categories, row, strict=True)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Timeline:
     """Live bytes over one step, one row after each allocation or free.
@@ -192,8 +208,7 @@ class Timeline:
     @property
     def peak_by_category(self) -> dict[str, int]:
         """Bytes at the peak for every category; they sum to the peak."""
-        row = self.bytes_by_category[self.peak_index]
-        return {str(name): int(size) for name, size in zip(CATEGORIES, row, strict=True)}
+        return bytes_at_peak(self.bytes_by_category, CATEGORIES)
 
     def bytes_of(
         self, category: Category | str, phase: Phase | str | None = None

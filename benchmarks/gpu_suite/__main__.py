@@ -17,12 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import report
-from benchmarks.gpu_suite import bench, card, cases, tasks, visit
-from benchmarks.gpu_suite.bench import need
-from benchmarks.gpu_suite.cases import Case
+from benchmarks.gpu_suite import card, cases, tasks, visit
 from memlab.arguments.units import format_seconds
 from memlab.records.records import Kind, read_lines
+from memlab.visits import bench, driver
+from memlab.visits.bench import need
+from memlab.visits.case import Case
 
 BEGUN = time.monotonic() - time.process_time()  # when imports began
 LAST_SECONDS = 3.0  # for the table and the end of the workers
@@ -45,8 +48,8 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
     """Carry out the cases that are not recorded yet and that there is time for, and tell of it."""
     cache = tempfile.TemporaryDirectory()  # operators are timed anew: what is kept is old
     os.environ["MEMLAB_CACHE"] = cache.name  # before the first worker is started
-    here = bench.bench_of(given.device)
-    facts = report.environment() | card.facts(here.device)
+    here = bench.bench_of(torch.device(given.device, 0) if given.device == "cuda" else bench.CPU)
+    facts = report.environment() | driver.facts(here.device)
     this = visit.begin(given.out, facts, given.minutes, BEGUN)
     missing = [case for case in wanted if not this.is_done(case)]
     bell = threading.Timer(this.seconds_left - BELL_SECONDS, _ring, [this, here])
@@ -64,7 +67,7 @@ def record(given: argparse.Namespace, wanted: Sequence[Case]) -> None:
             if this.estimate(case) > left:
                 continue  # a cheaper one may still fit
             _one(here, this, case, left)
-            if card.is_broken(here.device):
+            if driver.is_broken(here.device):
                 _start_again(given, this.seconds_left)
         here.stop.set()
         ahead.shutdown(wait=False, cancel_futures=True)

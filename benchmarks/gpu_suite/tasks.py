@@ -6,75 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.gpu_suite import card
-from benchmarks.gpu_suite.bench import REPEATS, SEED, WARMUP, Bench, why
-from benchmarks.gpu_suite.cases import Case
-from benchmarks.gpu_suite.operator_times import time_operators
 from memlab import Outcome, StepResult
 from memlab.arguments.units import parse_bytes
-from memlab.config import Precision
-from memlab.operators.signatures import to_text
-from memlab.records.records import Kind, RecordedRun, costs_to_line
-from memlab.running import Progress
-from memlab.techniques.precision import matrix_products
+from memlab.records.records import Kind
+from memlab.visits.bench import REPEATS, SEED, WARMUP, Bench, why
+from memlab.visits.case import Case
+from memlab.visits.lines import about, operators, run_of
 from memlab.worker import isolation
 
 MOST_SECONDS = 120.0  # of one measurement
-OPERATOR_SECONDS = 4.0  # of timing those of one case on a card
 NUM_ROUNDS = 3
 CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second until torch 2.9
-BEFORE_READING = {
-    "cuda": ("build", "step", "synchronize", "empty_cache", "reset_peak_memory_stats", "seed",
-             "step", "synchronize"),
-    "cpu": ("build", "step", "seed", "step"),
-}  # fmt: skip
-
-
-def measured_run(bench: Bench, case: Case, visit: str, seconds: float) -> dict[str, Any]:
-    """Return the line of a run."""
-    held: list[int] = []
-
-    def watch(progress: Progress) -> None:
-        if progress.text.startswith("timing") and bench.is_card:
-            used = card.used_bytes()
-            held.append(0 if used is None else used - bench.at_start_bytes)
-
-    start = time.monotonic()
-    result, plan = bench.measure(case, seconds, watch)
-    return RecordedRun(
-        visit=visit,
-        group=case.group,
-        workload=case.workload,
-        options=case.options,
-        holdout=case.holdout,
-        seed=SEED,
-        result=result,
-        plan=plan,
-        process_bytes=max(held, default=None),
-        wall_seconds=time.monotonic() - start,
-        before_reading=BEFORE_READING[bench.device.type],
-    ).to_line()
-
-
-def operators(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
-    """Return the line of the operators of a step: on a CPU as calibrated, on a card timed now."""
-    found = bench.told_operators(case, seconds)
-    is_tf32 = case.config.precision is Precision.TF32
-    line: dict[str, Any] = {"tf32": is_tf32, "overheads": {}, "reasons": {}}
-    line |= {"outcome": str(found.outcome), "message": found.message}
-    new = [s for s in found.seconds if (s, is_tf32) not in bench.timed]
-    if found.costs is not None:
-        costs = {s: cost for s, cost in found.costs.operators.items() if s in new}
-        line["overheads"] = {str(p): value for p, value in found.costs.overheads.items()}
-    else:
-        ordered = sorted(new, key=lambda signature: -found.seconds[signature])
-        with matrix_products(case.config.precision), bench.measuring():
-            costs, reasons = time_operators(ordered, bench.device, min(seconds, OPERATOR_SECONDS))
-        line["reasons"] = {to_text(signature): why for signature, why in reasons.items()}
-    bench.timed |= {(signature, is_tf32) for signature in costs}
-    total = sum(found.seconds.values())
-    told = sum(s for signature, s in found.seconds.items() if (signature, is_tf32) in bench.timed)
-    return line | {"share_of_step": told / total if total else 0.0} | costs_to_line(costs)
 
 
 def boundary(bench: Bench, case: Case, seconds: float) -> dict[str, Any]:
@@ -169,13 +111,12 @@ def carry_out(bench: Bench, case: Case, visit: str, seconds: float) -> dict[str,
     """
     left = min(seconds, MOST_SECONDS)
     if case.kind is Kind.RUN:
-        return measured_run(bench, case, visit, left)
-    about = {"visit": visit, "workload": case.workload, "options": dict(case.options)}
-    about |= {"config": case.config.to_dict(), "holdout": case.holdout, "setting": case.setting}
+        return run_of(bench, case, visit, left).to_line()
+    line = about(case, visit)
     other = {Kind.OPERATORS: operators, Kind.BOUNDARY: boundary, Kind.VERIFY: verify,
              Kind.ALLOCATOR: allocator}[case.kind]  # fmt: skip
     try:
-        return about | other(bench, case, left)
+        return line | other(bench, case, left)
     except Exception as error:  # whatever a case meets, the next one follows
         outcome, message = why(error)
-        return about | {"outcome": str(outcome), "message": message}
+        return line | {"outcome": str(outcome), "message": message}

@@ -10,7 +10,8 @@ from memlab.arguments.units import KIB, parse_bytes
 from memlab.devices import cards
 from memlab.devices.here import describe, machine_memory_bytes, resolve_device
 from memlab.errors import ConfigError, DeviceError, WorkloadError
-from memlab.records.recorded import is_recorded, record_of, recordings, target_of
+from memlab.records.recorded import is_recorded, record_of, recordings
+from memlab.records.targets import target_of
 from memlab.workload import Workload
 
 OTHER_FORMS = {"pcie", "laptop"}

@@ -25,6 +25,7 @@ OUTCOME_WORDS = {
     Outcome.TIMED_OUT: "timed out",
 }
 GOOD, BAD, OPEN, WARN = "good", "bad", "open", "warn"
+WORTH_SAYING = 0.02  # of the peak: how much less a step must need than it takes
 SYMBOLS = {GOOD: "✔", BAD: "✖", OPEN: "○", WARN: "▲"}
 
 
@@ -105,7 +106,7 @@ def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:
 
 def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Verdict:
     share = f"{_of(peak.nbytes, limit_bytes)} ({format_percent(peak.nbytes / limit_bytes)})"
-    share += f", {result.source}"
+    share += f", {result.source}{_needed(peak)}"
     detail = f"peak {peak.kind} bytes, {result.source} for {result.device}"
     is_predicted = result.source is Source.PREDICTED  # what ran there did not need to be smaller
     has_less_cache = bool(result.fits) and is_predicted and peak.nbytes > limit_bytes
@@ -113,12 +114,19 @@ def _fit_of_peak(result: StepResult, peak: CountedPeak, limit_bytes: int) -> Ver
         detail += "; at the limit the caching allocator gives back what it holds unused"
 
     if result.fit is Judgement.TOO_CLOSE:
-        about = f" ± {format_percent(peak.uncertainty)}"
+        about = f" ± {format_percent(peak.judged_uncertainty)}"
         return Verdict(WARN, f"too close to say: {share}{about}", f"{detail}{about}")
     if result.fit is Judgement.FITS:
         return Verdict(GOOD, f"fits{' with less cache' * has_less_cache}: {share}", detail)
     measured = result.source is Source.MEASURED
     return Verdict(BAD, f"does not fit: {share}", result.message if measured else detail)
+
+
+def _needed(peak: CountedPeak) -> str:
+    """Return what a step needs, where that is clearly less than what it takes."""
+    if peak.needed_bytes is None or peak.nbytes - peak.needed_bytes <= WORTH_SAYING * peak.nbytes:
+        return ""
+    return f", needs {format_bytes(peak.needed_bytes)}"
 
 
 def _of(size: int, limit: int) -> str:

@@ -88,6 +88,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.0f} us"
 
 
+def from_milliseconds(milliseconds: float) -> float:
+    """Return in seconds what CUDA's events give in milliseconds.
+
+    >>> from_milliseconds(1.5)
+    0.0015
+    """
+    return milliseconds / 1e3
+
+
 def _number(field: str, value: Any) -> float:
     """Return a number as a float.
 

@@ -136,7 +136,7 @@ def compare_recompute(
         MemlabError: not even one sample fits, or no part of the model can be recomputed.
 
     >>> workload = workloads.get("lstm-text", hidden_size=64, chunk_length=8)
-    >>> pair = compare_recompute(workload, "64MiB", "t4", batch_limit=64)
+    >>> pair = compare_recompute(workload, "48MiB", "t4", batch_limit=64)
     >>> pair.ratio > 1  # how many times larger the batch is
     True
     """

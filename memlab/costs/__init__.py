@@ -7,6 +7,8 @@
   them, and `overheads.py` finds what Python adds to each. `cost_store.py` caches the costs on disk;
   `measured_runs.py` and `doubt.py` compare them with measured steps.
 - For a card, `cuda_kernels.py` and `cudnn_workspace.py` have rules for memory, and `roofline.py`
-  for time. To add a rule for a CUDA kernel, start with `cuda_kernels.py`.
+  for time: `kernel_parts.py` says what the kernels of an operator do, `kernel_times.py` how long
+  that takes, with the factors of `kernel_times.json`. To add a rule for a CUDA kernel, start with
+  `cuda_kernels.py`.
 - `host.py` estimates the time that Python takes.
 """

@@ -1,16 +1,17 @@
 """What CUDA kernels allocate in addition to their outputs, by rules read in PyTorch's sources.
 
 Fake tensors show the outputs of an operator. The rules here give what its kernel requests from the
-caching allocator in addition, in torch 2.11 to 2.15: workspaces of cuBLAS, of cuDNN's convolutions
-(`cudnn_workspace`), buffers of cuDNN's RNN, contiguous copies, partial sums. Some operators are
-written in terms of others (`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the
-intermediate tensors of the losses among them are counted here too.
+caching allocator in addition, in torch 2.11 to 2.15: workspaces of cuBLAS, buffers of cuDNN's RNN,
+contiguous copies, partial sums. Some operators are written in terms of others
+(`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the intermediate tensors of the
+losses among them are counted here too.
 
 To add a rule, write a function that takes an operator and returns its `Effect`, and add it to
 `RULES` at the end of this file.
 
-Left out: allocations below 1 MiB, memory that libraries take without the allocator, and operators
-from outside of PyTorch, except the product of bitsandbytes' 4-bit weights.
+Left out: what convolutions take if there is room (`cudnn_workspace`), allocations below 1 MiB,
+memory that libraries take without the allocator, and operators from outside of PyTorch, except the
+product of bitsandbytes' 4-bit weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable
 
 import torch
 
-from memlab.costs.cudnn_workspace import convolution_bytes
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
 from memlab.operators.signatures import TensorSpec
 from memlab.recording.assembly import Effect
@@ -70,11 +70,6 @@ def _effect(operator: Operator, card: Card | None) -> Effect | None:
     if operator.signature is None or operator.name not in RULES:
         return None
     return RULES[operator.name](operator, card)
-
-
-def _convolution(operator: Operator, card: Card | None) -> Effect | None:
-    size = convolution_bytes(operator, card)
-    return Effect(workspace_bytes=size) if size else None
 
 
 def _layer_norm(operator: Operator, _: Card | None) -> Effect | None:
@@ -180,8 +175,6 @@ def _numel(spec: TensorSpec) -> int:
 
 
 RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
-    "aten::convolution": _convolution,
-    "aten::convolution_backward": _convolution,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm,
     "aten::_fused_rms_norm": _layer_norm,

@@ -1,76 +1,121 @@
-"""Workspace of cuDNN's convolutions, by a rule, since cuDNN does not publish it.
+"""What cuDNN's convolutions may take as workspace: a few hypotheses, since nobody publishes it.
 
-PyTorch asks cuDNN's heuristics for a plan and allocates the workspace that it wants
+PyTorch asks cuDNN's heuristics for plans and allocates the workspace that the first one wants
 (ATen/native/cudnn/Conv_v8.cpp, `benchmark` off). If there is not enough memory, the next plan is
-tried, so a step can run with less than is predicted here. On tensor cores cuDNN computes in
-channels-last. Given contiguous (NCHW) tensors, it copies input, output and weight to that layout in
-its workspace.
+tried. So a step *needs* no workspace, but *takes* some where there is room, and how much depends on
+plans that nobody outside of NVIDIA knows. What is known:
 
-In which pass it copies was decided with the 25 convnets of `benchmarks/gpu_peaks.py` (torch 2.6,
-cuDNN 9, fp32 with TF32, RTX 3060 and 4060): one yes or no each for forward and backward of dense
-and of grouped kernels larger than 1x1. Only VGG16 decided the dense ones (errors -3.3 to -0.8 %
-instead of -3.1 to 4.8 %; ResNet-101 fits both), and only RegNetX the grouped ones (-1.3 to 2.3 %
-instead of -4.5 to -0.1 %). 1x1 convolutions are matrix products, and depthwise ones use PyTorch's
-own kernels; both take no workspace (with copies MnasNet and MobileNetV2 would be 6 to 15 % too
-high).
+- On tensor cores cuDNN computes in channels-last. Given contiguous (NCHW) tensors, a plan may copy
+  input, output and weight to that layout: in forward, in backward, or in both.
+- A plan may lay out the patches of a strided layer: R x S values for each output value.
+- 1x1 convolutions are matrix products, and depthwise ones use PyTorch's own kernels.
 
-One more plan is known only by its size: the gradient of the weight of a first, strided 3x3 layer
-takes a patch of R x S values for each output value, on compute capability 8.6 and for inputs below
-2**23 values. It was found on four runs of MobileNetV2 and MnasNet, which are 12 to 18 % too low
-without it and 0.2 to 2.3 % too high with it. The runs of either model predict those of the other,
-and seven larger runs of both and four of RegNetX with the same layer confirm the limits. Why cuDNN
-prefers this plan is not known.
+No rule chooses between these: one that was fitted to six convnets missed others by 45 %. Instead a
+prediction replays the caching allocator with each of them and takes the weighted median of the
+peaks. `benchmarks/calibrate_memory.py` finds the weights, and how wrong the median is for models
+that were left out.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from memlab.devices.cards import Card
 from memlab.operators.signatures import TensorSpec
+from memlab.recording.assembly import Effect
 from memlab.recording.recording import Operator
 
 HALF_BYTES = 2
-FIRST_LAYER_CHANNELS = 4  # images: tensor-core kernels pad three channels to four
-PATCH_PLAN_CAPABILITY = (8, 6)
-PATCH_PLAN_BELOW = 2**23  # values in the input
+FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 
 
-def convolution_bytes(operator: Operator, card: Card | None) -> int:
-    """Return the workspace of an `aten::convolution` or an `aten::convolution_backward`.
+class Workspaces(StrEnum):
+    """One hypothesis about what the convolutions of a step take."""
+
+    NONE = "none"
+    COPIES_IN_FORWARD = "copies in forward"
+    COPIES_IN_BACKWARD = "copies in backward"
+    COPIES = "copies in both"
+    PATCHES = "patches"
+
+
+def with_workspaces(
+    effects: Sequence[Effect | None],
+    operators: Sequence[Operator],
+    card: Card | None,
+    hypothesis: Workspaces,
+) -> list[Effect | None]:
+    """Return the memory of each operator's kernel, with what its convolutions take.
 
     Args:
-        operator: with a signature.
+        effects: of each operator, without any workspace of convolutions.
+        operators: of the same recording.
         card: None for a card with tensor cores for every format.
+        hypothesis: about the workspaces.
     """
+    found = list(effects)
+    for number, operator in enumerate(operators):
+        if operator.signature is not None and operator.name in (FORWARD, BACKWARD):
+            size = _bytes_of(operator, card, hypothesis)
+            found[number] = Effect(workspace_bytes=size) if size else None
+    return found
+
+
+def take_workspace(operators: Sequence[Operator], card: Card | None) -> bool:
+    """Return whether the hypotheses differ for a step: it has a convolution that may take some."""
+    every = (Workspaces.COPIES, Workspaces.PATCHES)
+    return any(
+        _bytes_of(operator, card, hypothesis) > 0
+        for operator in operators
+        if operator.signature is not None and operator.name in (FORWARD, BACKWARD)
+        for hypothesis in every
+    )
+
+
+def middle(peaks: Mapping[Workspaces, int], weights: Mapping[Workspaces, float]) -> Workspaces:
+    """Return the hypothesis whose peak is the weighted median; of equal peaks the first one.
+
+    Args:
+        peaks: bytes by hypothesis.
+        weights: of each, at least 0, and above 0 for one of them.
+
+    >>> peaks = {Workspaces.NONE: 100, Workspaces.COPIES: 130, Workspaces.PATCHES: 180}
+    >>> str(middle(peaks, dict.fromkeys(peaks, 1.0)))
+    'copies in both'
+    """
+    half, sum_so_far = sum(weights[hypothesis] for hypothesis in peaks) / 2, 0.0
+    for hypothesis in sorted(peaks, key=lambda hypothesis: peaks[hypothesis]):
+        sum_so_far += weights[hypothesis]
+        if sum_so_far >= half:
+            break
+    return hypothesis
+
+
+def _bytes_of(operator: Operator, card: Card | None, hypothesis: Workspaces) -> int:
     assert operator.signature is not None
     args = operator.signature[1]
-    is_backward = operator.name.endswith("backward")
+    is_backward = operator.name == BACKWARD
     x, weight, stride, groups = (
         (args[1], args[2], args[4], args[9])
         if is_backward
         else (args[0], args[1], args[3], args[8])
     )
-
     y = args[0] if is_backward else operator.outputs[0]
     channels, window = x.shape[1], math.prod(weight.shape[2:])
     if groups == channels > 1 or window == 1 or _is_channels_last(x, weight):
         return 0
-    if channels <= FIRST_LAYER_CHANNELS:
-        takes = is_backward and _takes_patches(x, weight, stride, card)
-        return _bytes(y) * window if takes else 0
-    if not _has_tensor_cores(x, card) or is_backward != (groups > 1):
+    if hypothesis is Workspaces.PATCHES:
+        is_strided = any(step > 1 for step in stride)
+        return _bytes(y) * window if is_backward and is_strided and groups == 1 else 0
+
+    copies = (Workspaces.COPIES, Workspaces.COPIES_IN_FORWARD)
+    if is_backward:
+        copies = (Workspaces.COPIES, Workspaces.COPIES_IN_BACKWARD)
+    if hypothesis not in copies or not _has_tensor_cores(x, card):
         return 0
-
     return _bytes(x) + _bytes(y) + _bytes(weight)
-
-
-def _takes_patches(
-    x: TensorSpec, weight: TensorSpec, stride: tuple[int, ...], card: Card | None
-) -> bool:
-    is_strided_3x3 = weight.shape[2:] == (3, 3) and set(stride) == {2}
-    is_card = card is not None and card.compute_capability == PATCH_PLAN_CAPABILITY
-    return is_card and is_strided_3x3 and math.prod(x.shape) < PATCH_PLAN_BELOW
 
 
 def _has_tensor_cores(x: TensorSpec, card: Card | None) -> bool:

@@ -1,14 +1,14 @@
-"""A roofline: the time of an operator on a card, from its arithmetic and its memory traffic.
+"""The time of an operator on a card: its bound by the datasheet, and the time to expect.
 
 The lower bound of an operator is the longer of two times: its arithmetic at the datasheet peak of
 its number format, and its bytes at the datasheet bandwidth, with each tensor read and written once.
 It is a bound for *this* algorithm on *this* memory. Winograd convolutions multiply less than is
 counted, and tensors in the L2 cache are read faster, so for small tensors it is not strict. People
-are shown the estimate, which also accounts for what cards reach in practice and for launches.
+are shown the estimate: what kernels of that kind reach (`kernel_times.py`), and launches.
 
 An example: multiplying two 4096 x 4096 matrices in bf16 takes 2 * 4096**3 = 137 GFLOP and moves
 3 * 32 MiB. On a card with 300 TFLOP/s and 1.5 TB/s the arithmetic takes 0.46 ms and the memory
-0.07 ms. The bound is 0.46 ms; the estimate is 0.46 / 0.7 = 0.65 ms.
+0.07 ms. The bound is 0.46 ms.
 
 Left out: overlap of operators on several streams, time on the host that the card waits for, clocks
 that are lowered under load, and work that depends on data.
@@ -22,19 +22,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memlab.costs.kernel_parts import CONVOLUTIONS, KernelPart, parts_of
+from memlab.costs.kernel_times import half_width_of, seconds_of
 from memlab.devices.cards import Card
 from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
 from memlab.torch_private.operators import OpOverload, schema_of
 
 Outputs = tuple[TensorSpec, ...]
 
-# Matrix products, as a share of the dense peak. Large bf16 products at their best shape reach: A100
-# SXM 0.86, H100 SXM 0.80, B200 0.78 (MAMF table of stas00/ml-engineering). Other shapes reach less;
-# this value is our choice, good to about +-20 %.
-COMPUTE_EFFICIENCY = 0.7
-# Large pointwise operators and copies, as a share of the bandwidth: 0.90 for 100 MB and more on an
-# A100 (calculon-ai/calculon, systems/a100_80g.json).
-BANDWIDTH_EFFICIENCY = 0.9
 # From one operator to the next in eager PyTorch, host bound: 4 us on CUDA (pytorch issue 82793),
 # 5-7 us from Python (pytorch issue 41383); backward and foreach operators come from C++.
 LAUNCH_SECONDS = 5e-6
@@ -43,7 +38,6 @@ LAUNCH_SECONDS = 5e-6
 HOST_EFFICIENCY = 0.78
 
 FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-CONVOLUTIONS = {"convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"}
 RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
 
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
@@ -80,12 +74,14 @@ class Work(NamedTuple):
             counts as 0; a lookup reads only the rows that it returns.
         dtype: format of the numbers that are multiplied.
         kind: "matmul", "cudnn" (convolutions, RNNs) or "attention"; "" if flops are not counted.
+        parts: of its kernels, for the estimate.
     """
 
     flops: int
     num_bytes: int
     dtype: torch.dtype | None
     kind: str
+    parts: tuple[KernelPart, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,10 +91,18 @@ class StepTime:
     Attributes:
         lower_bound_seconds: the sum of the operators' bounds.
         estimate_seconds: the time to expect, never below the bound.
+        unsure_seconds: the half-widths of kinds of kernels and number formats of which the fit of
+            the estimate has seen few or none, added up; 0 for the others.
     """
 
     lower_bound_seconds: float
     estimate_seconds: float
+    unsure_seconds: float = 0.0
+
+
+def known_time(seconds: float) -> StepTime:
+    """Return a time that was measured or that needs no estimate."""
+    return StepTime(lower_bound_seconds=seconds, estimate_seconds=seconds)
 
 
 def step_time(
@@ -114,27 +118,30 @@ def step_time(
     if card.memory_bytes_per_second is None:
         return None
 
-    times: dict[tuple[Work, int], StepTime] = {}
-    bound = estimate = 0.0
+    bound = estimate = unsure = 0.0
     for signature, outputs, num_kernels in calls:
-        key = work_of(signature, outputs), num_kernels
-        time = times.get(key)
-        if time is None:
-            time = times[key] = _time_of(*key, card, tf32_matmul)
+        time = _time_of(work_of(signature, outputs), num_kernels, card, tf32_matmul)
         bound += time.lower_bound_seconds
         estimate += time.estimate_seconds
+        unsure += time.unsure_seconds
 
-    return StepTime(lower_bound_seconds=bound, estimate_seconds=estimate)
+    return StepTime(lower_bound_seconds=bound, estimate_seconds=estimate, unsure_seconds=unsure)
 
 
+@functools.lru_cache(maxsize=2**14)
 def _time_of(work: Work, num_kernels: int, card: Card, tf32_matmul: bool) -> StepTime:
     if work.num_bytes == 0:
         return StepTime(lower_bound_seconds=0.0, estimate_seconds=0.0)
-    compute, memory = _seconds_of(work, card, tf32_matmul)
-    reached = max(compute / COMPUTE_EFFICIENCY, memory / BANDWIDTH_EFFICIENCY)
+
+    bound = max(_seconds_of(work, card, tf32_matmul))
+    peak = peak_of(work, card, tf32_matmul)
+    seconds = sum(seconds_of(part, work.dtype, card, peak) for part in work.parts)
+    estimate = max(seconds, bound, LAUNCH_SECONDS * num_kernels)
+    width = max((half_width_of(part, work.dtype) for part in work.parts), default=0.0)
     return StepTime(
-        lower_bound_seconds=max(compute, memory),
-        estimate_seconds=max(reached, LAUNCH_SECONDS * num_kernels),
+        lower_bound_seconds=bound,
+        estimate_seconds=estimate,
+        unsure_seconds=width * estimate,
     )
 
 
@@ -145,12 +152,15 @@ def work_of(signature: Signature, outputs: Outputs) -> Work:
         func, args, kwargs = call_of(signature, _empty)
     except AttributeError:  # an operator registered in another process: only its tensors are known
         tensors = _flat((signature[1], signature[2]))
-        return Work(0, sum(map(_size, (*tensors, *outputs))), None, "")
+        num_bytes = sum(map(_size, (*tensors, *outputs)))
+        return Work(0, num_bytes, None, "", (KernelPart("stream", 0, num_bytes),))
 
     num_bytes = _bytes(func, signature, outputs)
     flops, kind = _flops(func, args, kwargs, outputs) if num_bytes else (0, "")
     floats = (t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point)
-    return Work(flops, num_bytes, next(floats, None), kind)
+    name = func.overloadpacket.__name__
+    parts = parts_of(name, signature[1], outputs, num_bytes, flops) if num_bytes else ()
+    return Work(flops, num_bytes, next(floats, None), kind, parts)
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
@@ -160,15 +170,17 @@ def _empty(spec: TensorSpec) -> torch.Tensor:
 def _seconds_of(work: Work, card: Card, tf32_matmul: bool) -> tuple[float, float]:
     """Return the seconds of arithmetic and of memory traffic, each at the card's peak."""
     assert card.memory_bytes_per_second is not None
-    peak = _peak(work, card, tf32_matmul) if work.flops else None
+    peak = peak_of(work, card, tf32_matmul) if work.flops else None
     return work.flops / peak if peak else 0.0, work.num_bytes / card.memory_bytes_per_second
 
 
-def _peak(work: Work, card: Card, tf32_matmul: bool) -> float | None:
+def peak_of(work: Work, card: Card, tf32_matmul: bool) -> float | None:
     """Return the operations per second of the fastest unit that the operator may use."""
     fp32, tf32 = card.fp32_flops_per_second, card.tf32_flops_per_second
     if work.dtype in FORMATS:
         return getattr(card, f"{FORMATS[work.dtype]}_flops_per_second") or fp32
+    if work.dtype is torch.float64:
+        return card.fp64_flops_per_second
     if fp32 is None or tf32 is None or work.dtype is not torch.float32:
         return fp32
     # torch.backends.cudnn.allow_tf32 is on by default, unlike that of matmul

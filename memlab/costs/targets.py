@@ -14,8 +14,17 @@ from memlab.costs import cuda_kernels
 from memlab.costs.calibration import Calibration, calibrate
 from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
+from memlab.costs.kernel_times import time_half_width, time_note
 from memlab.costs.overheads import overhead_seconds
-from memlab.costs.roofline import HOST_EFFICIENCY, LAUNCH_SECONDS, KernelCall, step_time, work_of
+from memlab.costs.roofline import (
+    HOST_EFFICIENCY,
+    LAUNCH_SECONDS,
+    KernelCall,
+    StepTime,
+    known_time,
+    step_time,
+    work_of,
+)
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes
 from memlab.operators.cost import KnownCosts, OperatorCost
@@ -50,6 +59,7 @@ class Kernels:
             programs used the processor.
         unknown_share: the share of the operators' work whose time is not known. This time is
             missing in `seconds`.
+        seconds_half_width: the relative half-width of a step's time on a card; 0 on a CPU.
         notes: sentences about what is not known.
     """
 
@@ -58,6 +68,7 @@ class Kernels:
     unsure_bytes: int = 0
     noisy_share: float = 0.0
     unknown_share: float = 0.0
+    seconds_half_width: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -115,35 +126,56 @@ def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
-    card = target.card
-    seconds = None
+    card, costs = target.card, target.costs
+    known = {} if costs is None else costs.operators
+    seconds, unsure = None, 0.0
+    notes = list(cuda_functions.notes())
     if card is not None and card.memory_bytes_per_second is not None:
-        known = {} if target.costs is None else target.costs.operators
         times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
-        seconds = np.array(times)
+        seconds = np.array([time.estimate_seconds for time in times])
+        every = float(seconds.sum())
+        unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
+        notes.append(time_note(card, unsure))
 
-    effects = cuda_kernels.effects(recording, card)
-    return Kernels(effects=effects, seconds=seconds, notes=cuda_functions.notes())
+    if seconds is not None and costs is not None and costs.origin:
+        notes += _origin_note(recording, seconds, costs)
+    return Kernels(
+        effects=cuda_kernels.effects(recording, card),
+        seconds=seconds,
+        seconds_half_width=time_half_width(card, unsure),
+        notes=tuple(notes),
+    )
+
+
+def _origin_note(
+    recording: Recording, seconds: npt.NDArray[np.float64], costs: KnownCosts
+) -> list[str]:
+    """Return a note on the share of the time that was measured; nothing if none was."""
+    is_known = np.array([o.signature in costs.operators for o in recording.operators], dtype=bool)
+    known, every = float(seconds[is_known].sum()), float(seconds.sum())
+    if not known:
+        return []
+    return [f"{known / every:.0%} of the time is that of operators as {costs.origin}."]
 
 
 def _time_on(
     operator: Operator, card: Card, known: Mapping[Signature, OperatorCost], tf32_matmul: bool
-) -> float:
+) -> StepTime:
     if operator.signature is None:
-        return 0.0
+        return NO_TIME
     if operator.crosses:
         nbytes = sum(output.nbytes for output in operator.outputs)
-        return nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS
+        return known_time(nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS)
 
     cost = known.get(operator.signature)
     if cost is not None and cost.seconds is not None:
-        return cost.seconds
+        return known_time(cost.seconds)
 
     call = KernelCall(operator.signature, operator.outputs)
-    time = step_time([call], card, tf32_matmul=tf32_matmul)
-    return 0.0 if time is None else time.estimate_seconds
+    return step_time([call], card, tf32_matmul=tf32_matmul) or NO_TIME
 
 
+NO_TIME = known_time(0.0)
 _store = Store()
 
 

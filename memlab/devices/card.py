@@ -18,6 +18,13 @@ CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
 
+# Results of fp64 a clock and multiprocessor as a share of those of fp32, by compute capability: the
+# table "Throughput of Native Arithmetic Instructions" of the CUDA C++ Programming Guide.
+FP64_SHARES = {(6, 0): 1 / 2, (7, 0): 1 / 2, (8, 0): 1 / 2, (9, 0): 1 / 2, (10, 0): 1 / 2,
+               (6, 1): 1 / 32, (7, 5): 1 / 32}  # fmt: skip
+FP64_SHARE_OF_OTHERS = 1 / 64
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """What is known about a card. None means not known, or for a number format not supported.
@@ -35,6 +42,9 @@ class Card:
         compute_capability: major and minor.
         num_multiprocessors: as `multi_processor_count` of PyTorch.
         host_bytes_per_second: of the bus to the host, in one direction; PCIe 4.0 where not known.
+        board_watts: the most that the board may take; cards with little of it for their peak run
+            below their boost clock when they work.
+        ecc_in_memory: whether error correction is on and takes a share of memory and bandwidth.
     """
 
     name: str
@@ -48,6 +58,8 @@ class Card:
     compute_capability: tuple[int, int] | None = None
     num_multiprocessors: int | None = None
     host_bytes_per_second: float = 31.5e9
+    board_watts: float | None = None
+    ecc_in_memory: bool = False
 
     @property
     def has_bf16(self) -> bool:
@@ -55,6 +67,14 @@ class Card:
         if self.compute_capability is None:
             return self.bf16_flops_per_second is not None
         return self.compute_capability >= (8, 0)
+
+    @property
+    def fp64_flops_per_second(self) -> float | None:
+        """On the CUDA cores; tensor cores for fp64 (A100, H100) are not regarded."""
+        if self.fp32_flops_per_second is None or self.compute_capability is None:
+            return None
+        share = FP64_SHARES.get(self.compute_capability, FP64_SHARE_OF_OTHERS)
+        return self.fp32_flops_per_second * share
 
     @property
     def context_bytes(self) -> int:

@@ -27,6 +27,12 @@ laptops with the same or the next larger chip), its rate that of the PCI Express
 in one direction: lanes x 8, 16 or 32 GT/s (3.0, 4.0, 5.0) x 128/130 / 8 bytes. The machine around a
 card may have fewer lanes or an older generation.
 
+Board power is the largest of the datasheet or product page; of a laptop, the upper end of the
+graphics power that its page gives, of an A10G the limit that nvidia-smi reports on Amazon's
+machines. Error correction lies in the memory itself on data-centre cards with GDDR, which are
+delivered with it on: it takes some of the memory, which is why these show less, and bandwidth too.
+HBM has room of its own for it; workstation cards are delivered with it off.
+
 Memory is what `torch.cuda.get_device_properties(...).total_memory` says, as posted from Linux
 machines (deviceQuery, PyTorch issues and logs). It is 1-8 % less than the size on the box. Drivers
 differ by up to 1 %, on cards of 8 GB and less by up to 3 %; Windows shows nearly all. The RTX 4060
@@ -53,6 +59,8 @@ def _card(
     capability: tuple[int, int],
     multiprocessors: int,
     host_bandwidth: float,
+    watts: int,
+    ecc_in_memory: bool = False,
 ) -> Card:
     return Card(
         name=name,
@@ -66,6 +74,8 @@ def _card(
         compute_capability=capability,
         num_multiprocessors=multiprocessors,
         host_bytes_per_second=host_bandwidth,
+        board_watts=watts,
+        ecc_in_memory=ecc_in_memory,
     )
 
 
@@ -82,90 +92,96 @@ def _of_ratio(fp32: float) -> Peaks:
 
 
 # name, title, memory, bytes a second, (fp32, tf32, bf16, fp16), compute capability,
-# multiprocessors, bus
+# multiprocessors, bus, board power in watts, whether error correction lies in the memory
 # fmt: off
 _DATA_CENTRE = (
     _card("b200", "NVIDIA B200", 182_642 * MIB, 7.7e12,
-          (75e12, 1125e12, 2250e12, 2250e12), (10, 0), 148, _P5),  # K
-    _card("h200", "NVIDIA H200", 143_156 * MIB, 4.8e12, _HOPPER, (9, 0), 132, _P5),  # H
-    _card("h100", "NVIDIA H100 80GB HBM3", 81_089 * MIB, 3.35e12, _HOPPER, (9, 0), 132, _P5),  # H
+          (75e12, 1125e12, 2250e12, 2250e12), (10, 0), 148, _P5, 1000),  # K
+    _card("h200", "NVIDIA H200", 143_156 * MIB, 4.8e12, _HOPPER, (9, 0), 132, _P5, 700),  # H
+    _card("h100", "NVIDIA H100 80GB HBM3", 81_089 * MIB, 3.35e12,
+          _HOPPER, (9, 0), 132, _P5, 700),  # H
     _card("h100-pcie", "NVIDIA H100 PCIe", 81_008 * MIB, 2e12,
-          (51.2e12, 378e12, 756e12, 756e12), (9, 0), 114, _P5),  # H
-    _card("a100-40", "NVIDIA A100-SXM4-40GB", 40_339 * MIB, 1.555e12, _A100, (8, 0), 108, _P4),  # A
-    _card("a100-80", "NVIDIA A100-SXM4-80GB", 81_158 * MIB, 2.039e12, _A100, (8, 0), 108, _P4),  # A
+          (51.2e12, 378e12, 756e12, 756e12), (9, 0), 114, _P5, 350),  # H
+    _card("a100-40", "NVIDIA A100-SXM4-40GB", 40_339 * MIB, 1.555e12,
+          _A100, (8, 0), 108, _P4, 400),  # A
+    _card("a100-80", "NVIDIA A100-SXM4-80GB", 81_158 * MIB, 2.039e12,
+          _A100, (8, 0), 108, _P4, 400),  # A
     _card("a100-pcie-40", "NVIDIA A100-PCIE-40GB", 40_377 * MIB, 1.555e12,
-          _A100, (8, 0), 108, _P4),  # A
+          _A100, (8, 0), 108, _P4, 250),  # A
     _card("a100-pcie-80", "NVIDIA A100 80GB PCIe", 81_154 * MIB, 1.935e12,
-          _A100, (8, 0), 108, _P4),  # A
+          _A100, (8, 0), 108, _P4, 300),  # A
     _card("l40s", "NVIDIA L40S", 45_589 * MIB, 864e9,
-          (91.6e12, 183e12, 362.05e12, 362.05e12), (8, 9), 142, _P4),  # D
+          (91.6e12, 183e12, 362.05e12, 362.05e12), (8, 9), 142, _P4, 350, True),  # D
     _card("l4", "NVIDIA L4", 22_518 * MIB, 300e9,
-          (30.3e12, 60e12, 121e12, 121e12), (8, 9), 58, _P4),  # D
+          (30.3e12, 60e12, 121e12, 121e12), (8, 9), 58, _P4, 72, True),  # D
     _card("a10", "NVIDIA A10", 22_599 * MIB, 600e9,
-          (31.2e12, 62.5e12, 125e12, 125e12), (8, 6), 72, _P4),  # A
-    _card("a10g", "NVIDIA A10G", 22_587 * MIB, 600e9, _of_ratio(35e12), (8, 6), 80, _P4),  # N
-    _card("v100-16", "Tesla V100-SXM2-16GB", 16_130 * MIB, 900e9, _V100, (7, 0), 80, _P3),  # V
-    _card("v100-32", "Tesla V100-SXM2-32GB", 32_494 * MIB, 900e9, _V100, (7, 0), 80, _P3),  # V
+          (31.2e12, 62.5e12, 125e12, 125e12), (8, 6), 72, _P4, 150, True),  # A
+    _card("a10g", "NVIDIA A10G", 22_587 * MIB, 600e9,
+          _of_ratio(35e12), (8, 6), 80, _P4, 300, True),  # N
+    _card("v100-16", "Tesla V100-SXM2-16GB", 16_130 * MIB, 900e9, _V100, (7, 0), 80, _P3, 300),  # V
+    _card("v100-32", "Tesla V100-SXM2-32GB", 32_494 * MIB, 900e9, _V100, (7, 0), 80, _P3, 300),  # V
     _card("v100-pcie-16", "Tesla V100-PCIE-16GB", 16_160 * MIB, 900e9,
-          _V100_PCIE, (7, 0), 80, _P3),  # V
+          _V100_PCIE, (7, 0), 80, _P3, 250),  # V
     _card("v100-pcie-32", "Tesla V100-PCIE-32GB", 32_510 * MIB, 900e9,
-          _V100_PCIE, (7, 0), 80, _P3),  # V
-    _card("t4", "Tesla T4", 15_095 * MIB, 320e9, (8.1e12, None, None, 65e12), (7, 5), 40, _P3),  # V
+          _V100_PCIE, (7, 0), 80, _P3, 250),  # V
+    _card("t4", "Tesla T4", 15_095 * MIB, 320e9,
+          (8.1e12, None, None, 65e12), (7, 5), 40, _P3, 70, True),  # V
     _card("p100", "Tesla P100-PCIE-16GB", 16_280 * MIB, 732e9,
-          (9.3e12, None, None, None), (6, 0), 56, _P3),  # P
-    _card("p4", "Tesla P4", 7_612 * MIB, 192e9, (5.5e12, None, None, None), (6, 1), 20, _P3),  # P
+          (9.3e12, None, None, None), (6, 0), 56, _P3, 250),  # P
+    _card("p4", "Tesla P4", 7_612 * MIB, 192e9,
+          (5.5e12, None, None, None), (6, 1), 20, _P3, 75, True),  # P
 )
 _WORKSTATION = (
     _card("a6000", "NVIDIA RTX A6000", 48_676 * MIB, 768e9,
-          (38.7e12, 77.4e12, 154.8e12, 154.8e12), (8, 6), 84, _P4),  # G
+          (38.7e12, 77.4e12, 154.8e12, 154.8e12), (8, 6), 84, _P4, 300),  # G
 )
 _CONSUMER = (
     _card("rtx-5090", "NVIDIA GeForce RTX 5090", 32_109 * MIB, 1.792e12,
-          (104.8e12, 104.8e12, 209.5e12, 209.5e12), (12, 0), 170, _P5),  # B
+          (104.8e12, 104.8e12, 209.5e12, 209.5e12), (12, 0), 170, _P5, 575),  # B
     _card("rtx-5080", "NVIDIA GeForce RTX 5080", 15_840 * MIB, 960e9,
-          (56.3e12, 56.3e12, 112.6e12, 112.6e12), (12, 0), 84, _P5),  # B
+          (56.3e12, 56.3e12, 112.6e12, 112.6e12), (12, 0), 84, _P5, 360),  # B
     _card("rtx-5070", "NVIDIA GeForce RTX 5070", 11_755 * MIB, 672e9,
-          (30.9e12, 30.9e12, 61.7e12, 61.7e12), (12, 0), 48, _P5),  # B
+          (30.9e12, 30.9e12, 61.7e12, 61.7e12), (12, 0), 48, _P5, 250),  # B
     _card("rtx-4090", "NVIDIA GeForce RTX 4090", 24_207 * MIB, 1.008e12,
-          (82.6e12, 82.6e12, 165.2e12, 165.2e12), (8, 9), 128, _P4),  # D
+          (82.6e12, 82.6e12, 165.2e12, 165.2e12), (8, 9), 128, _P4, 450),  # D
     _card("rtx-4080", "NVIDIA GeForce RTX 4080", 16_049 * MIB, 716.8e9,
-          (48.7e12, 48.7e12, 97.5e12, 97.5e12), (8, 9), 76, _P4),  # D
+          (48.7e12, 48.7e12, 97.5e12, 97.5e12), (8, 9), 76, _P4, 320),  # D
     _card("rtx-4070", "NVIDIA GeForce RTX 4070", 11_994 * MIB, 504e9,
-          _of_ratio(29.1e12), (8, 9), 46, _P4),  # R
+          _of_ratio(29.1e12), (8, 9), 46, _P4, 200),  # R
     _card("rtx-4060", "NVIDIA GeForce RTX 4060", 7_936 * MIB, 272e9,
-          _of_ratio(15.1e12), (8, 9), 24, _P4 / 2),  # R
+          _of_ratio(15.1e12), (8, 9), 24, _P4 / 2, 115),  # R
     _card("rtx-3090", "NVIDIA GeForce RTX 3090", 24_268 * MIB, 936e9,
-          (35.6e12, 35.6e12, 71e12, 71e12), (8, 6), 82, _P4),  # G
+          (35.6e12, 35.6e12, 71e12, 71e12), (8, 6), 82, _P4, 350),  # G
     _card("rtx-3080", "NVIDIA GeForce RTX 3080", 9_987 * MIB, 760e9,
-          (29.8e12, 29.8e12, 59.5e12, 59.5e12), (8, 6), 68, _P4),  # G
+          (29.8e12, 29.8e12, 59.5e12, 59.5e12), (8, 6), 68, _P4, 320),  # G
     _card("rtx-3070", "NVIDIA GeForce RTX 3070", 7_842 * MIB, 448e9,
-          (20.3e12, 20.3e12, 40.6e12, 40.6e12), (8, 6), 46, _P4),  # G
+          (20.3e12, 20.3e12, 40.6e12, 40.6e12), (8, 6), 46, _P4, 220),  # G
     _card("rtx-3060", "NVIDIA GeForce RTX 3060", 11_938 * MIB, 360e9,
-          (12.7e12, 12.7e12, 25.5e12, 25.5e12), (8, 6), 28, _P4),  # R
+          (12.7e12, 12.7e12, 25.5e12, 25.5e12), (8, 6), 28, _P4, 170),  # R
 )
 _LAPTOP = (
     _card("rtx-5090-laptop", "NVIDIA GeForce RTX 5090 Laptop GPU", 23_962 * MIB, 896e9,
-          _of_ratio(45.3e12), (12, 0), 82, _P5),  # L
+          _of_ratio(45.3e12), (12, 0), 82, _P5, 150),  # L
     _card("rtx-5080-laptop", "NVIDIA GeForce RTX 5080 Laptop GPU", 15_840 * MIB, 896e9,
-          _of_ratio(35.1e12), (12, 0), 60, _P5),  # L
+          _of_ratio(35.1e12), (12, 0), 60, _P5, 150),  # L
     _card("rtx-5070-laptop", "NVIDIA GeForce RTX 5070 Laptop GPU", 7_681 * MIB, 384e9,
-          _of_ratio(21.6e12), (12, 0), 36, _P5 / 2),  # L
+          _of_ratio(21.6e12), (12, 0), 36, _P5 / 2, 100),  # L
     _card("rtx-4090-laptop", "NVIDIA GeForce RTX 4090 Laptop GPU", 16_049 * MIB, 576e9,
-          _of_ratio(39.7e12), (8, 9), 76, _P4),  # L
+          _of_ratio(39.7e12), (8, 9), 76, _P4, 150),  # L
     _card("rtx-4080-laptop", "NVIDIA GeForce RTX 4080 Laptop GPU", 11_994 * MIB, 432e9,
-          _of_ratio(33.9e12), (8, 9), 58, _P4),  # L
+          _of_ratio(33.9e12), (8, 9), 58, _P4, 150),  # L
     _card("rtx-4070-laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", 7_806 * MIB, 256e9,
-          _of_ratio(20e12), (8, 9), 36, _P4 / 2),  # L
+          _of_ratio(20e12), (8, 9), 36, _P4 / 2, 115),  # L
     _card("rtx-4060-laptop", "NVIDIA GeForce RTX 4060 Laptop GPU", 7_806 * MIB, 256e9,
-          _of_ratio(14.6e12), (8, 9), 24, _P4 / 2),  # L
+          _of_ratio(14.6e12), (8, 9), 24, _P4 / 2, 115),  # L
     _card("rtx-3080-laptop-16", "NVIDIA GeForce RTX 3080 Laptop GPU", 15_993 * MIB, 448e9,
-          _of_ratio(21e12), (8, 6), 48, _P4),  # L
+          _of_ratio(21e12), (8, 6), 48, _P4, 150),  # L
     _card("rtx-3080-laptop-8", "NVIDIA GeForce RTX 3080 Laptop GPU", 7_982 * MIB, 448e9,
-          _of_ratio(21e12), (8, 6), 48, _P4),  # L
+          _of_ratio(21e12), (8, 6), 48, _P4, 150),  # L
     _card("rtx-3070-laptop", "NVIDIA GeForce RTX 3070 Laptop GPU", 7_982 * MIB, 448e9,
-          _of_ratio(16.6e12), (8, 6), 40, _P4),  # L
+          _of_ratio(16.6e12), (8, 6), 40, _P4, 125),  # L
     _card("rtx-3060-laptop", "NVIDIA GeForce RTX 3060 Laptop GPU", 5_806 * MIB, 336e9,
-          _of_ratio(13.1e12), (8, 6), 30, _P4),  # L
+          _of_ratio(13.1e12), (8, 6), 30, _P4, 115),  # L
 )
 # fmt: on
 TABLE = (*_DATA_CENTRE, *_WORKSTATION, *_CONSUMER, *_LAPTOP)

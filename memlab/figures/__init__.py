@@ -4,7 +4,7 @@
 - Of several runs: `step_times.py`, `memory_against_time.py`, `heat_map.py`; `runs.py` is what these
   share. `ladder.py`: techniques that are switched on one after the other.
 - Of a memory snapshot: `snapshot_timeline.py`, `snapshot_peak.py`, `snapshot_fragmentation.py`,
-  `snapshot_growth.py`.
+  `snapshot_growth.py`; and of one beside a prediction: `snapshot_comparison.py`.
 - `look.py`: colours, fonts, and figures as SVG or PNG. `areas.py`: what timelines draw with.
 
 Results come in, matplotlib figures go out. Start with `peak_bar.py`.

@@ -36,8 +36,9 @@ def snapshot_growth(snapshot: Snapshot, *, size: Size = (9.0, 3.0)) -> Figure:
         size: in inches.
     """
     if not snapshot.leaks:
-        told = f" in {snapshot.num_steps} steps" if snapshot.num_steps else "; no step was told"
-        return placeholder(f"Nothing grows from step to step{told}.", size=size)
+        among = f" in {snapshot.num_steps} steps" if snapshot.num_steps else None
+        text = f"Nothing grows from step to step{among or '; no step was recognised'}."
+        return placeholder(text, size=size)
 
     shown = snapshot.leaks[:MOST_LINES]
     figure = new_figure(size)

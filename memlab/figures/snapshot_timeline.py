@@ -1,6 +1,6 @@
 """The timeline of a memory snapshot, public as `plots.snapshot_timeline`.
 
-It draws what `open_snapshot` told and computes no memory of its own.
+It draws what `open_snapshot` found and computes no memory of its own.
 """
 
 from itertools import pairwise
@@ -37,7 +37,7 @@ from memlab.figures.timeline_key import draw_key
 from memlab.snapshots.phases import UNKNOWN, RunPhase
 from memlab.snapshots.snapshot import Snapshot, SnapshotTimeline
 
-# From bottom to top. What could not be told has the grey of no category.
+# From bottom to top. What is unknown has the grey of no category.
 COLORS = {**{str(name): CATEGORY_COLORS[name] for name in STACK}, UNKNOWN: GRID}
 LABELS = {**{str(name): CATEGORY_LABELS[name] for name in STACK}, UNKNOWN: UNKNOWN}
 PHASE_TONES = {RunPhase.BUILD: 0.1, RunPhase.DATA: 0.1, RunPhase.FORWARD: 0.25,
@@ -49,7 +49,7 @@ def snapshot_timeline(snapshot: Snapshot, *, size: Size = (9.0, 3.4)) -> Figure:
     """Return the live bytes over the trace of a snapshot, stacked by category, with its peak.
 
     The horizontal axis is the trace, event by event. A line shows reserved bytes, and the strip of
-    tones under the axis the phases, as far as stacks tell them. Steps are marked if there are at
+    tones under the axis the phases, as far as stacks show them. Steps are marked if there are at
     most 40. Long traces are thinned to the highest instant of each column, so the peak is exact.
 
     Args:

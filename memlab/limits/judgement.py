@@ -47,16 +47,27 @@ class CountedPeak:
         kind: "reserved" or "allocated".
         nbytes: measured or predicted.
         uncertainty: relative half-width of what was predicted, 0.01 for +-1 %; 0 if measured.
+        needed_bytes: the least limit within which the step runs, if that is known. It is below the
+            peak if the step takes less where there is less room.
+        needed_uncertainty: relative half-width of that.
     """
 
     kind: str
     nbytes: int
     uncertainty: float = 0.0
+    needed_bytes: int | None = None
+    needed_uncertainty: float = 0.0
 
     @property
     def upper_bytes(self) -> int:
         """The peak at the upper end of its uncertainty."""
         return math.ceil(self.nbytes * (1 + self.uncertainty))
+
+    @property
+    def judged_uncertainty(self) -> float:
+        """The uncertainty of what a limit is compared with: what is needed, where it is known."""
+        is_known = self.needed_bytes is not None and self.needed_uncertainty
+        return self.needed_uncertainty if is_known else self.uncertainty
 
     def fits(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
         """Return whether a step with this peak runs within a limit.
@@ -65,16 +76,22 @@ class CountedPeak:
             limit_bytes: that it may hold.
             runs_within: asked if the peak is above the limit. The peak was reached without one; at
                 a limit the caching allocator first gives back what it holds unused. None if that
-                is not known: then the peak decides.
+                is not known: then what is needed decides, or else the peak.
         """
-        return self.nbytes <= limit_bytes or (runs_within is not None and runs_within(limit_bytes))
+        if self.nbytes <= limit_bytes:
+            return True
+        if runs_within is not None:
+            return runs_within(limit_bytes)
+        return self.needed_bytes is not None and self.needed_bytes <= limit_bytes
 
     def is_close_to(self, limit_bytes: int, runs_within: RunsWithin | None = None) -> bool:
         """Return whether `fits` is another at one end of the uncertainty.
 
         A step that takes 5 % more fits a limit if this one fits a limit that is 1.05 times smaller.
         """
-        width = self.uncertainty
+        width = self.judged_uncertainty
+        if runs_within is not None and self.needed_uncertainty:
+            width = self.needed_uncertainty
         if not width:
             return False
 

@@ -62,7 +62,9 @@ class KnownCosts:
         operators: costs by signature. For a card only their seconds are used, since its memory
             follows rules.
         overheads: by phase, seconds that an operator takes besides its kernel; empty for a card.
+        origin: a clause on where they were found, if a prediction has to say that.
     """
 
     operators: Mapping[Signature, OperatorCost]
     overheads: Mapping[Phase, float]
+    origin: str = ""

@@ -23,7 +23,8 @@ def estimated(
 ) -> StepResult:
     """Return what the result of another config says of this one.
 
-    The result has no limit. Where in the model the memory is held is not known.
+    The result has no limit. Where in the model the memory is held is not known, nor how much
+    the step needs.
 
     Args:
         result: of the other config.
@@ -42,13 +43,14 @@ def estimated(
         timeline=timeline,
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved_bytes,
+        needed_bytes=None,
         peak_by_category=timeline.peak_by_category,
         peak_place=None,
         peak_holdings=(),
         first_step_peak_bytes=None,
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,
-        uncertainty=dict(uncertainty),
+        uncertainty={name: w for name, w in uncertainty.items() if name != "needed_bytes"},
         memory_limit_bytes=None,
         fits=None,
         close_to_limit=None,

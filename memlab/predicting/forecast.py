@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.allocator.replay import AllocatorSettings, replay
+from memlab.allocator.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.limits.judgement import CountedPeak
 from memlab.meters.lifetimes import step_memory
 from memlab.recording.program import MOST_RECORDED, Part, Program
@@ -34,6 +34,7 @@ class Forecast:
     Attributes:
         program: the recorded run.
         own: int64, (blocks,), bytes of every block as recorded.
+        least: the same without what kernels take only where there is room.
         columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
         seconds: float64, (intervals,), of every recorded interval; None if times are not known.
         settings: of the caching allocator that serves the blocks; None where there is none.
@@ -41,6 +42,7 @@ class Forecast:
 
     program: Program
     own: npt.NDArray[np.int64]
+    least: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64] | None
     settings: AllocatorSettings | None
@@ -71,15 +73,7 @@ class Forecast:
         does, its cached segments are given back before each step.
         """
         trace = self.program.trace(self.own, micro_batch_sizes)
-        if self.settings is None:
-            return trace, None
-        steps = np.array([interval.step for interval in trace.intervals])[trace.interval]
-        starts = [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
-        last = int(np.flatnonzero(steps == STEP)[-1])
-        held = replay(trace.address, trace.nbytes, self.settings, flush_before=starts)
-        given = np.diff(held.allocated_bytes, prepend=0)
-        reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
-        return replace(trace, nbytes=given), reserved
+        return (trace, None) if self.settings is None else replayed(trace, self.settings)
 
     def fits(self, micro_batch_sizes: Sequence[int], limit_bytes: int) -> bool:
         """Return whether a step with these micro-batches fits a limit."""
@@ -94,17 +88,26 @@ class Forecast:
     def runs_within(self, micro_batch_sizes: Sequence[int], limit_bytes: int) -> bool:
         """Return whether a caching allocator serves the whole run within a limit.
 
-        At the limit it gives cached segments back before it is out of memory, so a run may take
-        less than its peak without a limit. False where there is no such allocator.
+        At the limit it gives cached segments back before it is out of memory, and kernels do with
+        less workspace, so a run may take less than its peak without a limit. False where there is
+        no such allocator.
         """
         if self.settings is None or limit_bytes < 1:
             return False
-        trace = self.program.trace(self.own, micro_batch_sizes)
-        if np.cumsum(trace.nbytes).max() > limit_bytes:  # what is live is never given back
-            return False
+        trace = self.program.trace(self.least, micro_batch_sizes)
+        starts = _starts(trace)
+        return serves(trace.address, trace.nbytes, self.settings, limit_bytes, flush_before=starts)
 
-        settings = replace(self.settings, limit_bytes=limit_bytes)
-        return replay(trace.address, trace.nbytes, settings).out_of_memory_at is None
+    def needed_bytes(self, micro_batch_sizes: Sequence[int]) -> int | None:
+        """Return the least memory limit within which a caching allocator serves the whole run.
+
+        None where there is no such allocator.
+        """
+        if self.settings is None:
+            return None
+        trace = self.program.trace(self.least, micro_batch_sizes)
+        starts = _starts(trace)
+        return least_limit(trace.address, trace.nbytes, self.settings, flush_before=starts)
 
     def against_limit(self, result: StepResult, limit_bytes: int | None) -> StepResult:
         """Return a result that this forecast gave with a limit, and whether the step fits it."""
@@ -201,14 +204,47 @@ class Forecast:
         return change, order, part_of
 
 
+def replayed(trace: Trace, settings: AllocatorSettings) -> tuple[Trace, int]:
+    """Return a trace with the sizes of the blocks that a caching allocator gives out.
+
+    Also return the most bytes reserved during `STEP`. As `measure` does, cached segments are given
+    back before each step.
+    """
+    starts = _starts(trace)
+    last = int(np.flatnonzero(_steps(trace) == STEP)[-1])
+    held = replay(trace.address, trace.nbytes, settings, flush_before=starts)
+    given = np.diff(held.allocated_bytes, prepend=0)
+    reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
+    return replace(trace, nbytes=given), reserved
+
+
+def _steps(trace: Trace) -> npt.NDArray[np.int64]:
+    return np.array([interval.step for interval in trace.intervals])[trace.interval]
+
+
+def _starts(trace: Trace) -> list[int]:
+    """Return the rows at which the two recorded steps begin."""
+    steps = _steps(trace)
+    return [int(np.flatnonzero(steps == number)[0]) for number in (0, STEP)]
+
+
 def forecast_of(
     program: Program,
     own: npt.NDArray[np.int64],
     seconds: npt.NDArray[np.float64] | None,
     *,
     settings: AllocatorSettings | None,
+    least: npt.NDArray[np.int64] | None = None,
 ) -> Forecast:
-    """Return the forecast of a program whose blocks have these bytes."""
+    """Return the forecast of a program whose blocks have these bytes.
+
+    Args:
+        program: of the run.
+        own: bytes of every block.
+        seconds: of every interval; None if times are not known.
+        settings: of the caching allocator; None where there is none.
+        least: bytes without what kernels take only where there is room; None if they take nothing.
+    """
     sizes = [program.size] * program.num_recorded
     trace = program.trace(np.ones_like(own), sizes)  # every row is there, none has zero bytes
     blocks = step_memory(trace, STEP).blocks
@@ -216,4 +252,11 @@ def forecast_of(
     columns[blocks.births] = blocks.columns
     freed = blocks.deaths < len(columns)
     columns[blocks.deaths[freed]] = blocks.columns[freed]
-    return Forecast(program=program, own=own, columns=columns, seconds=seconds, settings=settings)
+    return Forecast(
+        program=program,
+        own=own,
+        least=own if least is None else least,
+        columns=columns,
+        seconds=seconds,
+        settings=settings,
+    )

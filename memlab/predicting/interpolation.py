@@ -49,6 +49,7 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         timeline=memory.timeline,
         peak_allocated_bytes=memory.peak_bytes,
         peak_reserved_bytes=reserved,
+        needed_bytes=None,  # searching for it takes as long as drawing the picture several times
         peak_by_category=memory.timeline.peak_by_category,
         peak_place=memory.peak_place,
         peak_holdings=memory.holdings(),

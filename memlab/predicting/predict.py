@@ -9,6 +9,7 @@ caching allocator, and time the card's datasheet. Left out: compiled steps.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import Precision, StepConfig
+from memlab.costs.memory_widths import width_of
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
@@ -26,6 +28,7 @@ from memlab.meters.lifetimes import step_memory
 from memlab.plan import Plan
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
+from memlab.predicting.taken import Taken, taken
 from memlab.recording.assembly import sizes_of
 from memlab.recording.program import Program
 from memlab.recording.recording import Recording
@@ -35,11 +38,9 @@ from memlab.step import notes
 from memlab.techniques.offload import offload
 from memlab.workload import Workload
 
-# relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds, on
-# CUDA above those of benchmarks/gpu_peaks.py; time on a card and allocated bytes on one were
-# not compared with any measurement yet
+# relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
 CPU_MEMORY, CPU_TIME = 0.01, 0.25
-CUDA_MEMORY, CUDA_RESERVED, CUDA_TIME = 0.02, 0.05, 0.5
+OF_CARDS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
 ASSUMED = 0.1  # more where the run depends on a value that had to be assumed
 ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over parts of the model
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
@@ -125,11 +126,12 @@ def _predicted(
         kernels = step.kernels(
             tf32_matmul=config.precision is Precision.TF32, doubted_before=doubted_before
         )
-        forecast = _forecast(step.program, kernels, config, target)
+        held = _taken(step.program, kernels, config, target)
+        forecast = _forecast(step.program, kernels, held)
         return Attempt(
             kernels=kernels,
             forecast=forecast,
-            facts=_facts(forecast, config, target, kernels),
+            facts=_facts(forecast, config, kernels, held),
             noise=NOISY_TIME * kernels.noisy_share,
             is_whole=kernels.unknown_share <= MOST_UNKNOWN,
         )
@@ -175,17 +177,25 @@ def _wheel_notes(target: Target) -> tuple[str, ...]:
     )
 
 
-def _forecast(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Forecast:
-    own = sizes_of(program.recording, program.layout, kernels.effects)
+def _taken(program: Program, kernels: Kernels, config: StepConfig, target: Target) -> Taken | None:
+    """Return what the step takes on a card; None on a CPU."""
+    if target.kind == "cpu":
+        return None
+    settings = AllocatorSettings(expandable_segments=config.expandable_segments)
+    return taken(program, kernels, target.card, config.micro_batch_sizes, settings)
+
+
+def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecast:
     seconds = seconds_of_intervals(program.recording, kernels)
-    settings = None
-    if target.kind == "cuda":
-        settings = AllocatorSettings(expandable_segments=config.expandable_segments)
-    return forecast_of(program.without_objects(), own, seconds, settings=settings)
+    lean = program.without_objects()
+    if held is None:
+        own = sizes_of(program.recording, program.layout, kernels.effects)
+        return forecast_of(lean, own, seconds, settings=None)
+    return forecast_of(lean, held.own, seconds, settings=held.settings, least=held.least)
 
 
 def _facts(
-    forecast: Forecast, config: StepConfig, target: Target, kernels: Kernels
+    forecast: Forecast, config: StepConfig, kernels: Kernels, held: Taken | None
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
     trace, reserved = forecast.trace(sizes)
@@ -197,14 +207,15 @@ def _facts(
         "timeline": memory.timeline,
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
+        "needed_bytes": _needed(forecast, sizes, reserved),
         "peak_by_category": memory.timeline.peak_by_category,
         "peak_place": memory.peak_place,
         "peak_holdings": memory.holdings(),
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "samples_per_second": config.batch_size / seconds if seconds else None,
-        "uncertainty": _uncertainty(allocated, kernels, recording, target),
-        "notes": (*kernels.notes, *recording.assumptions),
+        "uncertainty": _uncertainty(allocated, kernels, recording, held),
+        "notes": (*kernels.notes, *recording.assumptions, *_width_notes(held)),
     }
 
 
@@ -224,23 +235,41 @@ def _without_time(facts: dict[str, Any], unknown: float) -> dict[str, Any]:
     }
 
 
+def _needed(forecast: Forecast, sizes: Sequence[int], reserved: int | None) -> int | None:
+    """Return what the step needs: what it takes, where the search for less found no less."""
+    needed = forecast.needed_bytes(sizes)
+    return None if needed is None or reserved is None else min(needed, reserved)
+
+
 def _uncertainty(
-    allocated: int, kernels: Kernels, recording: Recording, target: Target
+    allocated: int, kernels: Kernels, recording: Recording, held: Taken | None
 ) -> dict[str, float]:
     """Return the relative half-widths of the predicted numbers."""
     unsure = kernels.unsure_bytes / allocated
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread
-    if target.kind == "cpu":
+    if held is None:
         missing = min(kernels.unknown_share, MOST_UNKNOWN)
         seconds = CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
         return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
-    return {
-        "peak_allocated_bytes": CUDA_MEMORY + unsure,
-        "peak_reserved_bytes": CUDA_RESERVED + unsure,
-        "step_seconds": CUDA_TIME,
+    widths = {
+        number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
+        for number in OF_CARDS
     }
+    return widths | {"step_seconds": kernels.seconds_half_width}
+
+
+def _width_notes(held: Taken | None) -> tuple[str, ...]:
+    """Return where the uncertainty of reserved bytes comes from."""
+    if held is None:
+        return ()
+    width = width_of("peak_reserved_bytes", convolutions=held.has_workspaces)
+    what = "with convolutions " if held.has_workspaces else ""
+    return (
+        f"The uncertainty of reserved bytes comes from {width.runs} runs of {width.models} models "
+        f"{what}on real cards: with the model of the run left out, nine in ten lie within it.",
+    )
 
 
 def _summary(facts: dict[str, Any], target: Target) -> str:

@@ -199,7 +199,8 @@ class Program:
         share = (samples - self.size) / (self.other_size - self.size)
         block = self.layout.block[order]
         slope = (at_other - at_size)[block]
-        return np.rint(at_size[block] + slope * share[part_of]).astype(np.int64)
+        sizes = np.rint(at_size[block] + slope * share[part_of]).astype(np.int64)
+        return np.maximum(sizes, 0)  # workspace is not affine: drawn out, it may cross zero
 
     def _blocks(
         self, order: npt.NDArray[np.int64], copy: npt.NDArray[np.int64]

@@ -1,12 +1,14 @@
 """`recorded` and `recordings`: results of real devices, shown on a machine without them.
 
-The records ship with memlab; `python -m benchmarks.gpu_suite` makes them. Left out: workloads that
-are not of the zoo, because nothing shows that a record belongs to the same workload.
+Some records ship with memlab; `python -m benchmarks.gpu_suite` makes them. A person's own, which
+`python -m memlab doctor --out FILE` makes, lie in a folder of theirs (`own_folder`). Left out:
+workloads that are not of the zoo, because nothing shows that a record belongs to the same workload.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +19,12 @@ import torch
 from memlab import workloads
 from memlab.arguments.checks import checked
 from memlab.arguments.quoting import shown
-from memlab.arguments.units import parse_bytes
 from memlab.config import FP32_FORMATS, Precision, StepConfig
-from memlab.costs.cost_store import is_overhead_seconds
+from memlab.costs.cost_store import cache_folder
 from memlab.devices import cards
-from memlab.devices.cards import Target
-from memlab.errors import DeviceError
-from memlab.operators.cost import KnownCosts, OperatorCost
-from memlab.operators.signatures import Signature
-from memlab.records.records import (
-    DAMAGE,
-    SUFFIX,
-    Kind,
-    Lines,
-    RecordedRun,
-    costs_from_line,
-    read_lines,
-)
+from memlab.errors import DeviceError, MemlabError
+from memlab.records.records import DAMAGE, SUFFIX, Kind, Lines, RecordedRun, read_lines
 from memlab.result import Outcome, Source, StepResult
-from memlab.trace import Phase
 from memlab.workload import Workload
 
 FOLDER = Path(__file__).parent / "data"
@@ -49,19 +38,23 @@ class DeviceRecord:
 
     Attributes:
         name: as `memlab.recorded` takes it, such as "h200".
+        device: the same, without what distinguishes it from another record of such a device.
         title: as the driver or the processor names itself.
         is_card: whether it is a CUDA card.
         runs: in the order in which they were recorded.
         lines: all of the file, visits and timings of operators among it.
         notes: sentences on what of the file could not be used.
+        is_own: whether it lies in the person's own folder.
     """
 
     name: str
+    device: str
     title: str
     is_card: bool
     runs: tuple[RecordedRun, ...]
     lines: Lines
     notes: tuple[str, ...] = ()
+    is_own: bool = False
 
     @property
     def label(self) -> str:
@@ -81,17 +74,93 @@ class DeviceRecord:
     __repr__ = __str__
 
 
-def recordings() -> tuple[DeviceRecord, ...]:
-    """Return what each recorded device did, in alphabetical order.
+class Recordings(tuple[DeviceRecord, ...]):
+    """The records of all devices.
+
+    Attributes:
+        notes: sentences on files of the person's own folder that could not be used.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the records, and after them the notes."""
+        return "\n".join([super().__repr__(), *self.notes])
+
+
+def recordings() -> Recordings:
+    """Return what each recorded device did: first the records that ship, then a person's own.
+
+    Their own are the files in the folder `records` of memlab's cache folder, which the environment
+    variable `MEMLAB_CACHE` names. A file there that cannot be used is skipped, and `notes` of what
+    is returned says why. A second record of a device is called "h200-own".
 
     Raises:
-        MemlabError: a record has a schema that this version does not know.
+        MemlabError: a record that ships has a schema that this version does not know.
 
     >>> [str(device) for device in recordings() if device.is_card]
     []
     """
-    found = (read_record(path) for path in sorted(FOLDER.glob(f"*{SUFFIX}")))
-    return tuple(record for record in found if record is not None)
+    read = (read_record(path) for path in sorted(FOLDER.glob(f"*{SUFFIX}")))
+    found = [record for record in read if record is not None]
+    own, notes = _own(taken={record.name for record in found})
+    every = Recordings([*found, *own])
+    every.notes = notes
+    return every
+
+
+def own_folder() -> Path:
+    """Return the folder of a person's own records.
+
+    Raises:
+        MemlabError: `MEMLAB_CACHE` names no folder.
+    """
+    return cache_folder() / "records"
+
+
+def _own(taken: set[str]) -> tuple[list[DeviceRecord], tuple[str, ...]]:
+    """Return a person's own records by names that are not taken, and what could not be used."""
+    found: list[DeviceRecord] = []
+    notes: list[str] = []
+    try:
+        paths = sorted(own_folder().glob(f"*{SUFFIX}"))
+    except (MemlabError, OSError) as error:
+        return [], (f"Your own records cannot be read: {error}.",)
+
+    for path in paths:
+        try:
+            record = read_record(path)
+        except (MemlabError, OSError) as error:
+            notes.append(f"This record is not used: {error}.")
+            continue
+
+        if record is None:
+            notes.append(f"{path} is not used: its first line is not the beginning of a record.")
+            continue
+
+        name = _free_name(record.name, taken)
+        taken.add(name)
+        notes += record.notes
+        found.append(_named(record, name))
+
+    return found, tuple(notes)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """Return a name for a record: that of its device, or the device's with "own" and a number."""
+    numbered = (f"{name}-own-{number}" for number in itertools.count(2))
+    every = itertools.chain([name, f"{name}-own"], numbered)
+    return next(each for each in every if each not in taken)
+
+
+@functools.lru_cache(maxsize=32)
+def _named(record: DeviceRecord, name: str) -> DeviceRecord:
+    """Return a person's own record under this name."""
+    runs = tuple(
+        dataclasses.replace(run, result=dataclasses.replace(run.result, device=name + SAID))
+        for run in record.runs
+    )
+    return dataclasses.replace(record, name=name, runs=runs, is_own=True)
 
 
 def read_record(path: Path) -> DeviceRecord | None:
@@ -99,18 +168,21 @@ def read_record(path: Path) -> DeviceRecord | None:
 
     Raises:
         MemlabError: it has a schema that this version does not know.
+        OSError: there is no such file.
     """
     state = path.stat()
     return _read(path, state.st_mtime_ns, state.st_size)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
     lines = read_lines(path)
     visits = lines.of(Kind.VISIT)
     try:
-        name, title, kind = (str(visits[0][field]) for field in ("device", "title", "type"))
+        name, title, kind = (visits[0][field] for field in ("device", "title", "type"))
     except DAMAGE:
+        return None
+    if not all(isinstance(each, str) and each for each in (name, title, kind)):
         return None
 
     runs, notes = [], [lines.damage] if lines.damage else []
@@ -126,6 +198,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> DeviceRecord | None:
 
     return DeviceRecord(
         name=name,
+        device=name,
         title=title,
         is_card=kind == "cuda",
         runs=tuple(runs),
@@ -245,7 +318,7 @@ def record_of(device: str) -> DeviceRecord:
     names = ", ".join(repr(record.name) for record in every) or "none yet"
     raise DeviceError(
         f"device={shown(device)} has no record; allowed is one of {names}: take another, or use "
-        "memlab.predict, which needs no record"
+        "memlab.predict, which needs no record" + "".join(f". {note}" for note in every.notes)
     )
 
 
@@ -284,50 +357,6 @@ def _distance(config: StepConfig, other: StepConfig) -> tuple[int, float]:
     fields = {f.name for f in dataclasses.fields(config)} - {"batch_size"}
     differing = sum(getattr(config, name) != getattr(other, name) for name in fields)
     return differing, abs(math.log(config.batch_size / other.batch_size))
-
-
-def target_of(record: DeviceRecord, *, tf32: bool) -> Target:
-    """Return the target of a prediction for a recorded device, with its costs of operators.
-
-    Args:
-        record: of the device.
-        tf32: whether the step multiplies fp32 matrices as TF32, for which operators were timed
-            apart.
-    """
-    operators: dict[Signature, OperatorCost] = {}
-    overheads: dict[Phase, float] = {}
-    for line in record.lines.of(Kind.OPERATORS):
-        if "packed" not in line:
-            continue  # the run did not end as ok
-
-        with contextlib.suppress(*DAMAGE):  # the prediction itself reports unknown costs
-            here = {Phase(name): _overhead(value) for name, value in line["overheads"].items()}
-            if line["tf32"] == tf32:
-                operators |= costs_from_line(line)
-            overheads |= here
-
-    card = cards.find(record.name) if record.is_card else None
-    if card is not None:
-        size = record.lines.of(Kind.VISIT)[0].get("memory_bytes", 0)
-        card = dataclasses.replace(card, memory_bytes=parse_bytes(size, "memory_bytes"))
-
-    return Target(
-        kind="cuda" if record.is_card else "cpu",
-        card=card,
-        name=record.label,
-        costs=KnownCosts(operators=operators, overheads=overheads),
-    )
-
-
-def _overhead(value: Any) -> float:
-    """Return the recorded time that an operator takes besides its kernel.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not is_overhead_seconds(value):
-        raise ValueError("a time is none")
-    return float(value)
 
 
 def device_name(device: torch.device, title: str) -> str:

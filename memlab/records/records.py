@@ -113,6 +113,8 @@ def _bytes_of(path: Path) -> bytes:
     """
     if not path.exists():
         return b""
+    if not path.is_file():
+        raise OSError("it is no file")
     if path.stat().st_size > MOST_BYTES:
         raise OSError(f"it is larger than {format_bytes(MOST_BYTES)}")
     return path.read_bytes()

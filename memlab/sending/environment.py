@@ -19,10 +19,19 @@ NATIVE = (
 # threads that spin while they wait take the cores from one another on a busy machine
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
+# fake tensors of a card behave as on a machine without one, where all tests run, and no prediction
+# waits for the driver or takes memory on a card
+NO_CARDS = {"CUDA_VISIBLE_DEVICES": ""}
+
 
 def for_worker(callers: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a worker: the caller's, and `DEFAULTS` where the caller has none."""
     return {**DEFAULTS, **callers}
+
+
+def without_cards(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which a process that has not met its cards yet sees none."""
+    return {**variables, **NO_CARDS}
 
 
 class Environment:
@@ -47,6 +56,11 @@ class Environment:
 
         os._Environ.__getitem__ = getitem  # type: ignore[method-assign]
         os._Environ.copy = copy  # type: ignore[assignment,method-assign]
+
+    def hide_cards(self) -> None:
+        """Let this process see no card; it must not have met one yet."""
+        os.environ.update(NO_CARDS)
+        self._set = without_cards(self._set)
 
     def takes(self, callers: Mapping[str, str]) -> bool:
         """Set the caller's variables and return True; False if that needs a new worker."""

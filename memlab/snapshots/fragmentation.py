@@ -6,7 +6,7 @@ hole that is large enough, in a segment of its stream and of its pool; memory th
 holes is lost to fragmentation.
 
 Left out: private pools (CUDA graphs), whose holes count as any other; and a block that was freed
-before the end may have been up to 1 MiB larger than its request, so holes may be told that much
+before the end may have been up to 1 MiB larger than its request, so holes may be given that much
 too large.
 """
 
@@ -232,7 +232,7 @@ def _undone(held: list[Segment], record: CardRecord, begin: int, end: int) -> li
 
 
 def _kind(held: Sequence[Segment], start: int, size: int) -> str:
-    """Return the pool of a segment that is gone: that of its neighbour, or told by its size."""
+    """Return the pool of a segment that is gone: that of its neighbour, or by its size."""
     near = next((s.kind for s in held if s.end == start or s.start == start + size), None)
     small = 2 * SMALL_REQUEST * BLOCK_BYTES  # kSmallBuffer of c10/core/AllocatorConfig.h
     return near or ("small" if size == small else LARGE)

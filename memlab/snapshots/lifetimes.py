@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memlab.allocator.pools import BLOCK_BYTES
+from memlab.allocator.replay import round_block
 from memlab.snapshots.columns import (
     ALLOC,
     FREE_COMPLETED,
@@ -100,7 +100,7 @@ def block_lives(record: CardRecord) -> BlockLives:
     birth = np.r_[order[born], np.full(len(before), -1)]
     death = np.r_[freed_at, order[before]]
     at = np.r_[address[born], address[before]]
-    size = _rounded(np.r_[events.size[order[born]], events.size[order[before]]])
+    size = rounded(np.r_[events.size[order[born]], events.size[order[before]]])
     stack = np.r_[events.stack[order[born]], np.full(len(before), NOT_RECORDED)]
 
     # what is live at the end: its size is known, and it may be older than the trace
@@ -174,6 +174,7 @@ def _completed(
     return np.where(is_request, done, freed)
 
 
-def _rounded(size: Ints) -> Ints:
-    rounded: Ints = -(-size // BLOCK_BYTES) * BLOCK_BYTES
-    return rounded
+def rounded(size: Ints) -> Ints:
+    """Return requests in bytes, rounded up to whole blocks of the allocator."""
+    found: Ints = round_block(size)
+    return found

@@ -30,6 +30,7 @@ from memlab.snapshots.reading import (
     WRITE,
     read_file,
 )
+from memlab.snapshots.recent import recent_blocks
 from memlab.snapshots.snapshot import Snapshot, SnapshotTimeline
 
 MOST_INSTANTS = 2**18  # of a timeline; more are thinned to the highest of equal runs
@@ -72,29 +73,30 @@ def open_snapshot(path: str | os.PathLike[str], *, device: int | None = None) ->
     """
     content = read_file(Path(path))
     record = _chosen(content, path, device)
-    lives, told = block_lives(record), phases(record, content.stacks)
-    columns = columns_of(lives, told)
+    lives, phased = block_lives(record), phases(record, content.stacks)
+    columns = columns_of(lives, phased)
     total, reserved = lives.live_bytes(len(record.events)), reserved_bytes(record)
     peak = int(total.argmax())
-    timeline = _timeline(record, lives, columns, told, total, reserved)
+    timeline = _timeline(record, lives, columns, phased, total, reserved)
     return Snapshot(
         path=str(path),
         device=record.device,
         other_devices=tuple(d.device for d in content.devices if d is not record),
         num_events=len(record.events),
-        num_steps=len(told.step_ends),
-        steps_by=told.steps_by,
+        num_steps=len(phased.step_ends),
+        steps_by=phased.steps_by,
         peak_allocated_bytes=int(total[peak]),
         peak_reserved_bytes=None if reserved is None else int(reserved.max()),
         end_allocated_bytes=int(total[-1]),
         peak_by_category=timeline.peak_by_category,
         peak_holdings=holders(lives, columns, content.stacks, lives.live_at(peak)),
         timeline=timeline,
-        leaks=leaks(lives, told.step_ends, content.stacks),
+        leaks=leaks(lives, phased.step_ends, content.stacks),
         out_of_memory=out_of_memory_moments(record, lives),
         fragmentation=at_end(record, lives),
+        recent=recent_blocks(record, lives, phased, columns, content.stacks),
         settings=content.settings,
-        notes=(*content.notes, *_notes(content, record, lives, told, timeline)),
+        notes=(*content.notes, *_notes(content, record, lives, phased, timeline)),
     )
 
 
@@ -124,7 +126,7 @@ def _timeline(
     record: CardRecord,
     lives: BlockLives,
     columns: npt.NDArray[np.int8],
-    told: Phases,
+    phased: Phases,
     total: npt.NDArray[np.int64],
     reserved: npt.NDArray[np.int64] | None,
 ) -> SnapshotTimeline:
@@ -139,13 +141,13 @@ def _timeline(
         chosen = np.flatnonzero(columns == column)
         by_category[:, column] = lives.live_bytes(num_events, chosen)[rows]
     none = np.int8(RunPhase.NONE)
-    phase = np.r_[told.of_event[:1] if num_events else none, told.of_event][rows]
+    phase = np.r_[phased.of_event[:1] if num_events else none, phased.of_event][rows]
     return SnapshotTimeline(
         bytes_by_category=by_category,
         events=rows,
         phase=phase.astype(np.int8),
         reserved_bytes=None if reserved is None else reserved[rows],
-        step_ends=told.step_ends,
+        step_ends=phased.step_ends,
         num_events=num_events,
     )
 
@@ -154,7 +156,7 @@ def _notes(
     content: SnapshotFile,
     record: CardRecord,
     lives: BlockLives,
-    told: Phases,
+    phased: Phases,
     timeline: SnapshotTimeline,
 ) -> list[str]:
     notes = []
@@ -173,15 +175,16 @@ def _notes(
     if bare:
         notes.append(f"{bare:,} allocations have no stack, so their category is unknown; record "
                      "with context='all'.")  # fmt: skip
-    if told.num_inferred:
-        notes.append(f"{told.num_inferred:,} allocations have an empty stack, as those on the "
+    if phased.num_inferred:
+        notes.append(f"{phased.num_inferred:,} allocations have an empty stack, as those on the "
                      "threads of autograd have; they are taken for backward.")  # fmt: skip
     if _says_unknown(timeline):
-        notes.append("Categories are told by the files and functions of stacks and by lifetimes; "
+        notes.append("Categories follow from the files and functions in stacks and from lifetimes; "
                      "what no rule names is unknown. Buffers count as parameters.")  # fmt: skip
-    if len(events) and 0 < len(told.step_ends) <= SKIPPED_STEPS + LEAST_GROWTHS:
-        notes.append(f"Too few steps to tell a leak: it takes {SKIPPED_STEPS + LEAST_GROWTHS + 1}, "
-                     f"and the trace has {len(told.step_ends)}.")  # fmt: skip
+    if len(events) and 0 < len(phased.step_ends) <= SKIPPED_STEPS + LEAST_GROWTHS:
+        notes.append("Too few steps to recognise a leak: it takes "
+                     f"{SKIPPED_STEPS + LEAST_GROWTHS + 1}, and the trace has "
+                     f"{len(phased.step_ends)}.")  # fmt: skip
     if len(timeline) < len(events) + 1:
         notes.append(f"The timeline is thinned to {len(timeline):,} of {len(events) + 1:,} "
                      "instants, the highest of each run; peaks are exact.")  # fmt: skip

@@ -1,7 +1,7 @@
-"""What a stack tells: the phase in which a line ran. And what a lifetime adds: the category.
+"""The phase in which a line ran, by its stack, and the category of a block, by its lifetime.
 
 PyTorch records where a block was allocated, not what for. The names of files and functions in its
-stack tell the phase; `RULES` lists them all. Then the rule of `meters/lifetimes.py` applies:
+stack show the phase; `RULES` lists them all. Then the rule of `meters/lifetimes.py` applies:
 
     allocated in   freed in the same phase   freed later
     building       temporary                 parameter (buffers are among them)
@@ -9,9 +9,8 @@ stack tell the phase; `RULES` lists them all. Then the rule of `meters/lifetimes
     backward       temporary                 gradient
     optimizer      temporary                 optimizer state
 
-Not told, and so "unknown": blocks without a stack, blocks of lines that no rule names (unless
-backward frees them: then they are activations), and what a forward left behind for longer than a
-step.
+Blocks without a stack are "unknown", and so are blocks of lines that no rule names (unless backward
+frees them: then they are activations), and what a forward left behind for longer than a step.
 """
 
 import re
@@ -35,6 +34,7 @@ from memlab.trace import CATEGORIES, Category
 Ints = npt.NDArray[np.int64]
 
 UNKNOWN = "unknown"
+BACKWARD_PASSES = "backward passes"  # mark steps where nothing else does
 COLUMNS: tuple[str, ...] = (*map(str, CATEGORIES), UNKNOWN)
 COLUMN = {name: column for column, name in enumerate(COLUMNS)}
 
@@ -143,7 +143,7 @@ class Phases:
         of_event: int8, (events,); an event that no rule names has the phase of the one before.
         stretch: (events,), the number of the stretch of events of one phase.
         step_ends: the instants at which steps end, ascending.
-        steps_by: what a step is told by, in words; empty if no step is told.
+        steps_by: what marks the end of a step, in words; empty if nothing does.
         num_inferred: allocations without any Python frame, taken for backward.
     """
 
@@ -188,14 +188,15 @@ def _step_ends(
     of_stack: npt.NDArray[np.int8],
     of_event: npt.NDArray[np.int8],
 ) -> tuple[Ints, str]:
-    """Return the instants at which steps end, and what tells them."""
+    """Return the instants at which steps end, and what marks them."""
     own = of_stack[record.events.stack]
     updates = np.array([of_stack[number] == RunPhase.OPTIMIZER and is_update(stack)
                         for number, stack in enumerate(stacks)] + [False])  # fmt: skip
     # what a script allocates parts two updates, also where no rule names its forward
     parts = (own > RunPhase.OTHER) | ((own == RunPhase.OTHER) & (record.events.action == ALLOC))
     ends = _ends(_carried(own, parts), own, RunPhase.OPTIMIZER, updates[record.events.stack])
-    if len(ends):
+    backwards = _ends(of_event, own, RunPhase.BACKWARD, own == RunPhase.BACKWARD)
+    if len(ends) and not _stop(ends, backwards):
         return ends, "updates of the optimizer"
     for name in ("Optimizer.step", "ProfilerStep"):
         times = [a.time_us for a in record.annotations
@@ -203,8 +204,16 @@ def _step_ends(
         if times and record.events.time_us.any():
             found = np.searchsorted(record.events.time_us, np.array(times), side="right")
             return np.unique(found).astype(np.int64), f"annotations {name}"
-    ends = _ends(of_event, own, RunPhase.BACKWARD, own == RunPhase.BACKWARD)
-    return ends, "backward passes" if len(ends) else ""
+    return backwards, BACKWARD_PASSES if len(backwards) else ""
+
+
+def _stop(updates: Ints, backwards: Ints) -> bool:
+    """Return whether updates allocate in the first steps alone, as SGD with momentum does.
+
+    Then more backward passes follow the last one than lie before or between any of them.
+    """
+    before = np.searchsorted(backwards, updates)
+    return len(backwards) - int(before[-1]) > max(1, int(np.diff(before, prepend=0).max()))
 
 
 def _carried(own: npt.NDArray[np.int8], is_named: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
@@ -234,22 +243,22 @@ def _ends(
     return found
 
 
-def columns_of(lives: BlockLives, told: Phases) -> npt.NDArray[np.int8]:
+def columns_of(lives: BlockLives, phased: Phases) -> npt.NDArray[np.int8]:
     """Return the category of each block, as an index into `COLUMNS`."""
-    end = len(told.of_event)
-    own = told.of_stack[np.where(lives.stack == NOT_RECORDED, -1, lives.stack)]
+    end = len(phased.of_event)
+    own = phased.of_stack[np.where(lives.stack == NOT_RECORDED, -1, lives.stack)]
     freed, seen = lives.death < end, lives.birth >= 0
     last = max(end - 1, 0)
     if not end:
         born_in = died_in = np.zeros(len(lives), np.int64)
         died_as = np.zeros(len(lives), np.int8)
     else:
-        born_in = told.stretch[np.maximum(lives.birth, 0)]
-        died_in = told.stretch[np.minimum(lives.death, last)]
-        died_as = told.of_event[np.minimum(lives.death, last)]
+        born_in = phased.stretch[np.maximum(lives.birth, 0)]
+        died_in = phased.stretch[np.minimum(lives.death, last)]
+        died_as = phased.of_event[np.minimum(lives.death, last)]
     in_one_phase = seen & freed & (born_in == died_in)
-    steps_outlived = np.searchsorted(told.step_ends, lives.death, side="right") - np.searchsorted(
-        told.step_ends, lives.birth, side="right"
+    steps_outlived = np.searchsorted(phased.step_ends, lives.death, side="right") - np.searchsorted(
+        phased.step_ends, lives.birth, side="right"
     )
 
     columns = np.full(len(lives), COLUMN[UNKNOWN], np.int8)

@@ -336,7 +336,7 @@ def _final(
 def _check_size(size: int) -> None:
     """Raise NotPlainError for bytes that no card has."""
     if not 0 <= size <= MOST_CARD_BYTES:
-        raise NotPlainError(f"tells of {shown(size)} bytes, which no card has")
+        raise NotPlainError(f"has a size of {shown(size)} bytes, which no card has")
 
 
 def _request(block: Mapping[str, Any]) -> tuple[int, Any]:

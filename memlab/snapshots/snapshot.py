@@ -6,16 +6,26 @@ Allocated bytes are what `torch.cuda.memory_allocated` counts, reserved bytes th
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
 from memlab.snapshots.fragmentation import Fragmentation
 from memlab.snapshots.growth import Leak
 from memlab.snapshots.holders import StackHolding
 from memlab.snapshots.phases import COLUMNS, UNKNOWN
+from memlab.snapshots.recent import RecentBlocks
+from memlab.trace import bytes_at_peak
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlab.snapshots.comparison import SnapshotComparison
 
 MOST_ROWS = 8  # of a table, in print
 
@@ -62,8 +72,7 @@ class SnapshotTimeline:
     @property
     def peak_by_category(self) -> dict[str, int]:
         """Bytes at the peak for every category; they sum to the peak."""
-        row = self.bytes_by_category[self.peak_index].tolist()
-        return dict(zip(COLUMNS, row, strict=True))
+        return bytes_at_peak(self.bytes_by_category, COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,13 +84,13 @@ class Snapshot:
         device: index of the card.
         other_devices: those that the file also holds; pass `device=` to see one of them.
         num_events: events of the trace; 0 if no history was recorded.
-        num_steps: steps that were told apart; 0 if none.
-        steps_by: what tells the steps, such as "updates of the optimizer".
+        num_steps: steps that were recognised; 0 if none.
+        steps_by: what marks the end of a step, such as "updates of the optimizer".
         peak_allocated_bytes: most bytes in live blocks over the trace, or at the end without one.
         peak_reserved_bytes: most bytes of all segments; None if the file lists no segments.
         end_allocated_bytes: bytes in live blocks when the file was written.
         peak_by_category: bytes of each category at the peak; they sum to it. "unknown" is what
-            could not be told.
+            no rule decides.
         peak_holdings: what holds the peak by category and stack, the largest first; the bytes sum
             to the peak.
         timeline: live bytes by category over the trace.
@@ -90,6 +99,7 @@ class Snapshot:
         fragmentation: the same when the file was written; None if it lists no segments.
         settings: of the allocator, as the file says.
         notes: sentences that a reader of the numbers must know.
+        recent: the blocks of the newest events, which `compare` reads.
     """
 
     path: str
@@ -107,12 +117,40 @@ class Snapshot:
     leaks: tuple[Leak, ...]
     out_of_memory: tuple[Fragmentation, ...]
     fragmentation: Fragmentation | None
+    recent: RecentBlocks
     settings: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def compare(
+        self,
+        workload: Workload,
+        config: StepConfig,
+        device: "str | torch.device",
+        *,
+        seed: int = 0,
+        timeout_seconds: float = 120,
+    ) -> "SnapshotComparison":
+        """Compare the last whole step with its prediction, operator by operator.
+
+        Args:
+            workload: what was trained.
+            config: how it was trained.
+            device: the card that it was trained on, as `memlab.predict` takes it; a snapshot does
+                not say which it was.
+            seed: of the prediction.
+            timeout_seconds: after which the prediction is given up.
+
+        Raises:
+            MemlabError: the snapshot holds no whole step, the step cannot be predicted, the sizes
+                have nothing in common, or an argument is not allowed. The message says what to do.
+        """
+        from memlab.snapshots.comparing import compare  # late: a prediction needs the worker
+
+        return compare(self, workload, config, device, seed=seed, timeout_seconds=timeout_seconds)
+
     @property
     def told_fraction(self) -> float:
-        """The share of the peak whose category is told."""
+        """The share of the peak whose category is known."""
         unknown = self.peak_by_category[UNKNOWN]
         return 1 - unknown / self.peak_allocated_bytes if self.peak_allocated_bytes else 1.0
 
@@ -146,7 +184,7 @@ class Snapshot:
         return {
             "file": self.path,
             "trace": f"{self.num_events:,} events, " + (
-                f"{self.num_steps} steps ({self.steps_by})" if self.num_steps else "no step told"),
+                f"{self.num_steps} steps ({self.steps_by})" if self.num_steps else "steps unknown"),
             "peak": f"{format_bytes(self.peak_allocated_bytes)} allocated"
             + (f", {format_bytes(reserved)} reserved" if reserved is not None else ""),
             "at the peak": ", ".join(shares),

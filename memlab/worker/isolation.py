@@ -23,7 +23,7 @@ from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
 from memlab.sending.by_value import dumps
-from memlab.sending.environment import for_worker
+from memlab.sending.environment import for_worker, without_cards
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
 from memlab.sending.sources import own_files
@@ -166,6 +166,7 @@ def run(
     arguments = _in_one_size(arguments)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
+    lane = _lane_of(function)
     job = Job(
         function=function,
         arguments=_pickled(arguments),
@@ -174,12 +175,11 @@ def run(
         folder=_folder(),
         own_files=files,
         own_values=values,
-        environment=environment,
+        environment=without_cards(environment) if lane.is_predicting else environment,
         threads=torch.get_num_threads(),
         guard_bytes=guard_bytes,
     )
 
-    lane = _lane_of(function)
     with lane.turn(tell, cancel), spare.waits(is_timed=lane is measuring):
         return _converse(lane, job, timeout_seconds, tell, cancel)
 

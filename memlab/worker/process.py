@@ -25,7 +25,8 @@ from memlab.worker.kept import KeptProcess, interpreter
 from memlab.worker.wire import Channel, Check, Garbage
 
 STARTING, TAKING = "starting", "taking the job"
-ABORTS = ("bad_alloc", "Thread creation failed")  # printed by native code that aborts
+# printed by native code that aborts; the last one by std::thread, which got no memory or no thread
+ABORTS = ("bad_alloc", "Thread creation failed", "Resource temporarily unavailable")
 # these control how an interpreter starts, and may have been set for another interpreter
 HIDDEN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 ENDING_SECONDS = 2.0  # for a process to end whose socket is closed

@@ -109,7 +109,10 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
             return
 
         if number == 0:  # no job yet, but which jobs will come
-            rehearse(is_predicting=pickle.loads(content))
+            is_predicting = pickle.loads(content)
+            if is_predicting:
+                environment.hide_cards()
+            rehearse(is_predicting=is_predicting)
             state.begin()
             continue
 
@@ -227,6 +230,8 @@ def limit_memory(guard_bytes: int | None) -> None:
     now = _data_bytes()
     unlimited = now is None or guard_bytes == sys.maxsize
     limit = hard if unlimited or now is None else now + guard_bytes
+    if hard != resource.RLIM_INFINITY:  # set from outside (`ulimit -d`); no limit may be above it
+        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 

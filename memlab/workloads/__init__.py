@@ -20,6 +20,7 @@ from memlab.workload import Workload
 from memlab.workloads import sizes
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
+from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
 
@@ -28,7 +29,11 @@ __all__ = ["JpegDigits", "get", "names"]
 MOST_OF_A_SIZE = 10**7  # the largest number of layers, channels or tokens that makes sense
 HIGHEST_DROPOUT = 0.999
 
-SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
+Spec = (
+    Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet | PlainTransformer | PlainConvNet | PlainMlp
+)
+
+SPECS: dict[str, Spec] = {
     "gpt-small": Gpt(),
     "resnet-digits": ResNet(),
     "vit-digits": ViT(),
@@ -80,6 +85,10 @@ SPECS: dict[str, Gpt | Llama | Lstm | ResNet | ViT | DenseNet | VNet] = {
         depths=(6, 12, 24, 16),
         num_labels=1000,
     ),
+    # these and the LSTMs need torch alone
+    "plain-transformer": PlainTransformer(),
+    "plain-convnet": PlainConvNet(),
+    "plain-mlp": PlainMlp(),
 }
 
 

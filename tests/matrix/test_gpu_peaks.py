@@ -16,10 +16,10 @@ def row(trained: str = "", oom: str = "") -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_the_data_has_49_rows_of_known_cards_and_models() -> None:
+def test_the_data_has_59_rows_of_known_language_models() -> None:
     rows = gpu_peaks.read(gpu_peaks.PEAKS, quick=False)
     language = [r for r in rows if r["family"] != "cnn"]
-    assert len(language) == 24
+    assert len(language) == 59
     assert {r["model"] for r in language} == set(LANGUAGE_MODELS)
 
 
@@ -35,10 +35,12 @@ def test_a_prediction_fails_below_what_was_too_little_and_where_it_trained() -> 
 
 
 def test_errors_and_their_summary() -> None:
-    found = {"bytes": 4 * 2**30, "bare_bytes": 3 * 2**30, "fails": False, "seconds": 1.0,
+    found = {"bytes": 4 * 2**30, "reserved_bytes": 5 * 2**30, "unseen_bytes": 2**30, "peaks": {},
+             "needed_bytes": 3 * 2**30, "bare_bytes": 3 * 2**30, "fails": False, "seconds": 1.0,
              "assumed": []}  # fmt: skip
     line = gpu_peaks.table_row(row(oom=GIB_TEXT["oom"]), found)
     assert (line["error %"], line["bare %"], line["xMem %"], line["LLMem %"]) == (0, -25, 25, None)
+    assert (line["reserved MiB"], line["not seen MiB"]) == (5 * 1024, 1024)
     by_tool = {r["tool"]: r for r in gpu_peaks.summary([line])}
     assert by_tool["memlab"]["goal"] == "met"
     assert by_tool["bare replay"]["p90 %"] == 25

@@ -10,7 +10,7 @@ from benchmarks import recorded, report
 from memlab import workloads
 from memlab.records.records import Kind
 
-RECORDS = {record.name: record for record in memlab.recordings()}
+RECORDS = {record.name: record for record in recorded.shipped()}
 
 
 def taken_with(record):

@@ -7,7 +7,6 @@ import pytest
 import memlab
 from memlab import StepConfig, workloads
 from memlab.costs.targets import Kernels
-from memlab.devices.cards import Target
 from memlab.predicting import predict
 
 DEVICE = "amd-epyc, recorded"
@@ -41,6 +40,5 @@ def test_a_batch_that_was_recorded_keeps_its_time():
 def test_what_is_missing_widens_the_uncertainty_before_it_takes_the_time(share, width):
     kernels = Kernels(effects=[], seconds=None, unknown_share=share)
     recording = SimpleNamespace(assumptions=())
-    target = Target(kind="cpu", card=None, name="cpu")
-    found = predict._uncertainty(100, kernels, recording, target)
+    found = predict._uncertainty(100, kernels, recording, None)
     assert found["step_seconds"] == pytest.approx(width)

@@ -114,3 +114,26 @@ def test_people_are_shown_the_kinds_of_cards_in_this_order():
     assert found[-len(laptops) :] == laptops
     assert found[-len(laptops) - len(desktops) : -len(laptops)] == desktops
     assert found.index("p4") + 1 == found.index("a6000") == found.index("rtx-5090") - 1
+
+
+@every_card
+def test_power_is_known_and_in_proportion_to_the_peak(card):
+    watts = card.board_watts / (card.fp32_flops_per_second / 1e12)
+    assert 2 < watts < 30  # an L4 has 2.4 W for each TFLOP/s, a P100 27
+    # of the memory on the box, error correction in it leaves less than 15 of 16 parts
+    is_hbm = card.memory_bytes_per_second > 1.5e12 or card.name.startswith(("v100", "p100"))
+    assert not (card.ecc_in_memory and is_hbm)
+    if card.ecc_in_memory:
+        nearest = -(-card.memory_bytes // (8 * GIB)) * 8 * GIB
+        assert card.memory_bytes < 0.94 * nearest
+
+
+def test_fp64_has_its_own_peak() -> None:
+    """The shares of the CUDA C++ Programming Guide: a half in data centres, 1/64 at home."""
+    found = {name: cards.find(name) for name in ("a100-80", "h100", "t4", "rtx-3090", "24GiB")}
+    peaks = {name: card and card.fp64_flops_per_second for name, card in found.items()}
+    assert peaks["a100-80"] == 9.75e12
+    assert peaks["h100"] == 66.9e12 / 2
+    assert peaks["t4"] == 8.1e12 / 32
+    assert peaks["rtx-3090"] == 35.6e12 / 64
+    assert peaks["24GiB"] is None

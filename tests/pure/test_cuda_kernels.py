@@ -9,6 +9,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memlab.arguments.units import KIB, MIB
 from memlab.costs.cuda_kernels import effects
+from memlab.costs.cudnn_workspace import (
+    BACKWARD,
+    FORWARD,
+    Workspaces,
+    middle,
+    take_workspace,
+    with_workspaces,
+)
 from memlab.devices import cards
 from memlab.recording import stand_in
 from memlab.recording.assembly import Effect
@@ -70,28 +78,40 @@ def convolution(
     return make
 
 
-def workspaces(recording: Recording, card: cards.Card | None) -> tuple[int, int]:
+def workspaces(
+    recording: Recording, card: cards.Card | None, hypothesis: Workspaces
+) -> tuple[int, int]:
     """Return that of the forward and that of the backward convolution."""
-    found = [
-        effects_of(recording, name, card)[0]
-        for name in ("aten::convolution", "aten::convolution_backward")
-    ]
-    forward, backward = (0 if effect is None else effect.workspace_bytes for effect in found)
+    found = with_workspaces(effects(recording, card), recording.operators, card, hypothesis)
+    names = [operator.name for operator in recording.operators]
+    forward, backward = (
+        0 if effect is None else effect.workspace_bytes
+        for effect in (found[names.index(FORWARD)], found[names.index(BACKWARD)])
+    )
     return forward, backward
 
 
-def test_a_dense_convolution_is_copied_forward() -> None:
-    recording = step(convolution(8, 32, 3, padding=1))
-    copies = 4 * (2 * 8 * 16 * 16 + 2 * 32 * 16 * 16 + 32 * 8 * 9)
-    assert workspaces(recording, RTX_3060) == (copies, 0)
-    assert workspaces(recording, None) == (copies, 0)
-    assert workspaces(recording, T4) == (0, 0)  # it has no TF32
+@pytest.mark.parametrize("groups", [1, 2])
+def test_each_hypothesis_copies_in_its_passes(groups: int) -> None:
+    recording = step(convolution(8, 32, 3, padding=1, groups=groups))
+    copies = 4 * (2 * 8 * 16 * 16 + 2 * 32 * 16 * 16 + 32 * 8 // groups * 9)
+    said = {hypothesis: workspaces(recording, RTX_3060, hypothesis) for hypothesis in Workspaces}
+    assert said == {
+        Workspaces.NONE: (0, 0),
+        Workspaces.COPIES_IN_FORWARD: (copies, 0),
+        Workspaces.COPIES_IN_BACKWARD: (0, copies),
+        Workspaces.COPIES: (copies, copies),
+        Workspaces.PATCHES: (0, 0),  # it has no stride
+    }
+    assert workspaces(recording, None, Workspaces.COPIES) == (copies, copies)
+    assert workspaces(recording, T4, Workspaces.COPIES) == (0, 0)  # it has no TF32
+    assert take_workspace(recording.operators, RTX_3060)
+    assert not any(effects_of(recording, name, RTX_3060)[0] for name in (FORWARD, BACKWARD))
 
 
-def test_a_grouped_convolution_is_copied_backward() -> None:
-    recording = step(convolution(8, 32, 3, padding=1, groups=2))
-    copies = 4 * (2 * 8 * 16 * 16 + 2 * 32 * 16 * 16 + 32 * 4 * 9)
-    assert workspaces(recording, RTX_3060) == (0, copies)
+def test_a_strided_convolution_may_lay_out_patches() -> None:
+    recording = step(convolution(3, 32, 3, size=86, n=300, stride=2, padding=1))
+    assert workspaces(recording, RTX_3060, Workspaces.PATCHES) == (0, 9 * 300 * 32 * 43 * 43 * 4)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +126,17 @@ def test_a_grouped_convolution_is_copied_backward() -> None:
 def test_products_depthwise_and_channels_last_take_nothing(
     make: Callable[[torch.device], tuple[nn.Module, torch.Tensor]],
 ) -> None:
-    assert workspaces(step(make), RTX_3060) == (0, 0)
+    recording = step(make)
+    assert {workspaces(recording, RTX_3060, each) for each in Workspaces} == {(0, 0)}
+    assert not take_workspace(recording.operators, RTX_3060)
 
 
-def test_the_first_layer_takes_patches_below_a_size_on_one_architecture() -> None:
-    small = step(convolution(3, 32, 3, size=86, n=300, stride=2, padding=1))
-    assert workspaces(small, RTX_3060) == (0, 9 * 300 * 32 * 43 * 43 * 4)
-    assert workspaces(small, cards.find("rtx-4060")) == (0, 0)
-    large = step(convolution(3, 32, 3, size=86, n=400, stride=2, padding=1))
-    assert workspaces(large, RTX_3060) == (0, 0)
+def test_the_middle_is_the_weighted_median() -> None:
+    peaks = dict(zip(Workspaces, (100, 130, 110, 180, 100), strict=True))
+    equal = dict.fromkeys(Workspaces, 1.0)
+    assert middle(peaks, equal) is Workspaces.COPIES_IN_BACKWARD
+    assert middle(peaks, {**equal, Workspaces.COPIES: 5.0}) is Workspaces.COPIES
+    assert middle({Workspaces.NONE: 7}, equal) is Workspaces.NONE
 
 
 def test_layer_norm_copies_what_is_not_contiguous() -> None:

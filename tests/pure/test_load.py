@@ -13,7 +13,6 @@ from memlab.costs.cost_store import Store
 from memlab.costs.doubt import doubted
 from memlab.costs.targets import Kernels
 from memlab.devices import load
-from memlab.devices.cards import Target
 from memlab.errors import MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import signature_of
@@ -174,8 +173,7 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     assert targets._noise_note(share)[0].startswith("75% of the time comes from operators")
     assert targets._noise_note(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
-    target = Target(kind="cpu", card=None, name="cpu")
-    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), target)
+    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None)
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)
 
 

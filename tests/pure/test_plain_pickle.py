@@ -232,7 +232,7 @@ def test_a_wrong_value_anywhere_is_a_sentence_or_a_snapshot(tmp_path_factory, da
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 2**63, "size": 1}]]}),
          "is damaged"),
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 1, "size": -1}]]}),
-         "tells of -1 bytes"),
+         "a size of -1 bytes"),
         (pickle.dumps({"segments": [{"total_size": 2**60, "blocks": []}]}), "which no card has"),
         (pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 1, "size": 1,
                                            "frames": ["f"]}]]}), "no list of frames"),

@@ -1,6 +1,7 @@
 import base64
 import dataclasses
 import json
+import os
 import zlib
 
 import numpy as np
@@ -9,11 +10,12 @@ import torch
 
 import memlab
 from memlab import StepConfig, workloads
+from memlab.devices import cards
 from memlab.errors import DeviceError, MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import signature_of
 from memlab.plan import Plan, Region
-from memlab.records import packing, recorded
+from memlab.records import packing, recorded, targets
 from memlab.records.records import (
     Kind,
     RecordedRun,
@@ -182,7 +184,7 @@ def test_a_recorded_target_holds_what_operators_cost_there(file):
         line = {"visit": "v", "tf32": tf32, "overheads": {"forward": 2e-6}}
         append(file, Kind.OPERATORS, line | costs_to_line({signature: cost}))
     (record,) = memlab.recordings()
-    target = recorded.target_of(record, tf32=True)
+    target = targets.target_of(record, tf32=True)
     assert (target.kind, target.name, target.card.memory_bytes) == ("cuda", "t4, recorded", 2**33)
     assert target.costs.operators == {signature: slower}
     assert target.costs.overheads == {Phase.FORWARD: 2e-6}
@@ -263,3 +265,137 @@ def test_rows_of_costs_that_cannot_be_are_left_out():
     }
     packed = {"costs": packing.pack(json.dumps(rows).encode())}
     assert list(costs_from_line(line | {"packed": packed})) == signatures[:1]
+
+
+@pytest.fixture
+def own(file, tmp_path, monkeypatch):
+    """Return the folder of a person's own records; one record ships, that of a T4."""
+    append(file, Kind.RUN, run().to_line())
+    monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "cache"))
+    folder = recorded.own_folder()
+    folder.mkdir(parents=True)
+    return folder
+
+
+def written(path, **facts):
+    append(path, Kind.VISIT, {"visit": "2026-01-01T00:00:00Z", **VISIT, **facts})
+    append(path, Kind.RUN, run(result=result(StepConfig(batch_size=4))).to_line())
+    return path
+
+
+def test_a_persons_own_record_comes_beside_those_that_ship(own):
+    written(own / "mine.jsonl", device="h200", title="NVIDIA H200")
+    shipped, mine = memlab.recordings()
+    assert (shipped.name, shipped.is_own) == ("t4", False)
+    assert (mine.name, mine.is_own, mine.label) == ("h200", True, "h200, recorded")
+    workload = workloads.get("gpt-small", **OPTIONS)
+    assert memlab.recorded(workload, StepConfig(batch_size=4), "h200").outcome == "ok"
+
+
+def test_a_second_record_of_a_device_has_a_name_of_its_own(own):
+    for name in ("a", "b"):
+        written(own / f"{name}.jsonl")
+    assert [record.name for record in memlab.recordings()] == ["t4", "t4-own", "t4-own-2"]
+    workload = workloads.get("gpt-small", **OPTIONS)
+    found = memlab.recorded(workload, StepConfig(batch_size=4), "t4-own")
+    assert (found.outcome, found.device) == ("ok", "t4-own, recorded")
+    assert memlab.recorded(workload, StepConfig(batch_size=4), "t4").outcome == "unsupported"
+    assert targets.target_of(recorded.record_of("t4-own"), tf32=False).card.name == "t4"
+
+
+OTHERS = {
+    "another schema": (b'{"schema":99,"kind":"visit"}\n', "schema=99; allowed is 1"),
+    "no record": (b"a,b\n1,2\n", "its first line is not the beginning of a record"),
+    "nothing": (b"", "its first line is not the beginning of a record"),
+    "half a line": (b'{"schema":1,"kind":"vis', "its first line is not the beginning"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_file_that_is_no_record_is_a_sentence_and_takes_nothing_away(own, other):
+    content, said = OTHERS[other]
+    (own / "other.jsonl").write_bytes(content)
+    found = memlab.recordings()
+    assert [record.name for record in found] == ["t4"]
+    (note,) = found.notes
+    assert said in note
+    assert "other.jsonl" in note
+    assert note in repr(found)
+    with pytest.raises(DeviceError, match=r"has no record; .*other\.jsonl"):
+        memlab.recorded(workloads.get("gpt-small"), StepConfig(), "h200")
+
+
+def test_a_pipe_among_the_records_does_not_keep_anybody_waiting(own):
+    os.mkfifo(own / "pipe.jsonl")
+    found = memlab.recordings()
+    assert [record.name for record in found] == ["t4"]
+    assert "pipe.jsonl is not used" in found.notes[0]
+
+
+@pytest.mark.parametrize("device", ["", {"a": 1}, None])
+def test_a_device_without_a_name_is_no_record(own, device):
+    (own / "odd.jsonl").write_text(json.dumps({**VISIT, "schema": 1, "kind": "visit",
+                                               "device": device}) + "\n")  # fmt: skip
+    found = memlab.recordings()
+    assert [record.name for record in found] == ["t4"]
+    assert "odd.jsonl" in found.notes[0]
+
+
+@pytest.mark.parametrize("size", [None, 0, "much"])
+def test_a_record_that_does_not_know_its_memory_is_of_the_card_as_it_is_sold(own, size):
+    written(own / "odd.jsonl", device="rtx-3090", memory_bytes=size)
+    target = targets.target_of(recorded.record_of("rtx-3090"), tf32=False)
+    assert target.card.memory_bytes == cards.find("rtx-3090").memory_bytes
+
+
+def test_half_a_record_is_used_up_to_the_damage_and_says_so(own):
+    path = written(own / "half.jsonl", device="h200")
+    path.write_bytes(path.read_bytes()[:-9])
+    found = memlab.recordings()
+    assert [record.name for record in found] == ["t4", "h200"]
+    assert "line 2 is damaged or cut short" in found.notes[0]
+    assert found[1].notes == found.notes
+
+
+def test_a_folder_of_own_records_that_is_a_file_is_as_good_as_none(own):
+    own.rmdir()
+    own.write_text("")
+    assert [record.name for record in memlab.recordings()] == ["t4"]
+
+
+class Here:
+    """A card of this machine, as `torch.cuda.get_device_properties` tells of it."""
+
+    name, total_memory, major, minor, multi_processor_count = "Tesla T4", 15 * 2**30, 7, 5, 40
+
+
+@pytest.fixture
+def t4_here(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator",
+                        lambda check_available=False: torch.device("cuda"))  # fmt: skip
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Here)
+
+
+def test_a_card_of_this_machine_takes_its_operators_from_the_persons_record(own, t4_here):
+    config = StepConfig()
+    assert targets.target_for("cuda", config).costs is None
+    x = torch.ones(2, 3)
+    signature = signature_of(torch.ops.aten.mm.default, (x, x.T), {})
+    path = written(own / "mine.jsonl")
+    line = {"visit": "v", "tf32": False, "overheads": {}}
+    append(path, Kind.OPERATORS, line | costs_to_line({signature: COST}))
+    for device in ("cuda", "cuda:0", None, torch.device("cuda", 0)):
+        costs = targets.target_for(device, config).costs
+        assert costs.operators == {signature: COST}
+        assert str(path) in costs.origin
+    assert targets.target_for("cuda", StepConfig(precision="tf32")).costs is None
+    assert targets.target_for("t4", config).costs is None  # any card of this name
+    path.rename(own.parent.parent / "elsewhere.jsonl")
+    assert targets.target_for("cuda", config).costs is None
+
+
+def test_a_record_of_another_card_says_nothing_of_this_one(own, t4_here):
+    written(own / "mine.jsonl", device="h200", title="NVIDIA H200")
+    assert targets.target_for("cuda", StepConfig()).costs is None

@@ -60,6 +60,10 @@ def test_any_budget_is_told_from_any_other(device, steps):
                 wanted.peak_allocated_bytes, rel=WITHIN
             )
             for name, width in exact[before].uncertainty.items():
+                if name == "needed_bytes":  # an estimate does not say what is needed
+                    assert found.needed_bytes is None
+                    assert name not in found.uncertainty
+                    continue
                 assert found.uncertainty[name] > width
             if device == "t4":
                 assert found.step_seconds == pytest.approx(wanted.step_seconds, rel=WITHIN)

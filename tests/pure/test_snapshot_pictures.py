@@ -87,7 +87,7 @@ def test_what_there_is_not_is_said_in_its_place(opened):
     card = Card()
     card.alloc(0, 512, SCRIPT)
     found = opened(card)
-    assert "Nothing grows from step to step; no step was told." in said(
+    assert "Nothing grows from step to step; no step was recognised." in said(
         plots.snapshot_growth(found)
     )
     assert "lists no segment" in said(plots.snapshot_fragmentation(found))

@@ -274,7 +274,7 @@ def _without_state(card):
 def test_too_few_steps_for_a_leak_are_said(opened):
     found = opened(training(4, leaks=True))
     assert found.leaks == ()
-    assert any("Too few steps to tell a leak: it takes 5" in note for note in found.notes)
+    assert any("Too few steps to recognise a leak: it takes 5" in note for note in found.notes)
 
 
 def test_steps_are_told_by_annotations_where_the_optimizer_allocates_nothing(opened):

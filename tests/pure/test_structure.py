@@ -30,9 +30,10 @@ FLOORS = [
     ["recording/", "costs/"],
     ["measuring/", "planning/", "predicting/", "verifying/"],
     ["sending/", "worker/", "records/"],
-    ["api", "loaders", "explaining/", "snapshots/"],
+    ["api", "loaders", "explaining/", "snapshots/", "visits/"],
     ["figures/", "plots"],
-    ["comparing/", "_panel/"],
+    ["comparing/", "_panel/", "doctor/"],
+    ["__main__"],
 ]
 MOST_LINES = 400  # of a file that people read
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}
@@ -265,7 +266,7 @@ def test_no_two_classes_have_one_name():
 
 
 def test_what_lies_outside_of_the_rooms_is_little():
-    assert len(list(PACKAGE.glob("*.py"))) <= 15
+    assert len(list(PACKAGE.glob("*.py"))) <= 16  # `__main__` among them
 
 
 def test_no_file_is_too_long_to_read():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import __main__ as suite
-from benchmarks.gpu_suite import bench, card, cases, operator_times, tasks, visit
+from benchmarks.gpu_suite import card, cases, tasks, visit
 from memlab import Outcome, StepConfig
 from memlab.arguments.units import GIB
 from memlab.devices.cards import resolve
@@ -22,6 +22,8 @@ from memlab.errors import WorkloadError
 from memlab.operators.signatures import signature_of
 from memlab.records.recorded import read_record
 from memlab.records.records import Kind, read_lines
+from memlab.visits import bench, driver, operator_times
+from memlab.visits import lines as lines_of
 from memlab.workloads.language import Gpt
 from tests import ROOT
 from tests.suite_parts import TINY, tiny
@@ -141,7 +143,7 @@ def test_out_of_memory_and_unsupported_are_recorded_and_the_next_case_follows(
     assert "limit is 1000 B" in first.result.message
     assert "no caching allocator" in second.result.message
     assert third.result.timeline is not None
-    assert third.before_reading == tasks.BEFORE_READING["cpu"]
+    assert third.before_reading == lines_of.BEFORE_READING["cpu"]
     assert "2 lines" not in capsys.readouterr().err
 
 
@@ -186,7 +188,7 @@ def test_the_way_of_a_card_with_a_cpu_in_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(Gpt, "build", lambda spec: built.append(spec) or build(spec))
     monkeypatch.setattr(bench.Bench, "is_card", property(lambda self: True))
     monkeypatch.setattr(bench, "alike", copy.deepcopy)  # on a CPU memory must not be shared
-    monkeypatch.setattr(card, "used_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr(driver, "used_bytes", lambda device: 3 * GIB)
     here = bench.Bench(device=bench.CPU, target=resolve("t4"), at_start_bytes=GIB)
     monkeypatch.setattr(bench, "bench_of", lambda device: here)
     half = {"memory_budget": 0.5}
@@ -271,16 +273,16 @@ def test_without_a_card_there_is_a_sentence_and_status_two(monkeypatch, tmp_path
 
 
 def test_a_card_that_others_use_is_refused(monkeypatch, tmp_path, capsys):
-    driver = SimpleNamespace(
+    library = SimpleNamespace(
         NVMLError=RuntimeError,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=30 * GIB),
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(card, "nvml", lambda: driver)
+    monkeypatch.setattr(driver, "nvml", lambda: library)
     assert suite.main(["--out", str(tmp_path)]) == 2
     assert "in use by others, who hold 30.0 GiB; allowed is 1.00 GiB" in capsys.readouterr().err
-    driver.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=GIB // 2)
+    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=GIB // 2)
     assert card.refusal("cuda") == ""
 
 
@@ -299,13 +301,6 @@ def test_a_broken_card_is_left_to_a_new_process(monkeypatch, tmp_path):
     (arguments,) = called
     assert arguments[1:3] == ["-m", "benchmarks.gpu_suite"]
     assert arguments[arguments.index("--minutes") + 1] == "1.500"
-
-
-def test_processes_started_meanwhile_see_no_card(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with card.hidden():
-        assert suite.os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in suite.os.environ
 
 
 def test_a_model_that_was_built_once_gives_new_ones_over_the_same_memory():

@@ -66,6 +66,54 @@ def test_every_end_is_an_outcome_with_a_sentence(action, outcome, said):
     assert_worker_is_back()
 
 
+def abort_here():
+    os.abort()
+
+
+def test_a_prediction_that_aborts_is_a_sentence_with_its_place():
+    class Aborts(torch.nn.Linear):
+        def forward(self, x):
+            abort_here()
+            return super().forward(x)
+
+    workload = Workload.from_module(Aborts(3, 3), BATCH, torch.nn.functional.mse_loss)
+    result = predict(workload, StepConfig(batch_size=4), "rtx-3090")
+    assert result.outcome == "crashed"
+    for said in ("SIGABRT", "in abort_here", "the next run starts a new worker"):
+        assert said in result.message, result.message
+    again = predict(linear(), StepConfig(batch_size=4), "rtx-3090")
+    assert again.outcome == "ok", again.message
+
+
+def end_for_want_of_a_thread():
+    os.write(2, b"terminate called after throwing an instance of 'std::system_error'\n"
+             b"  what():  Resource temporarily unavailable\n")  # fmt: skip
+    os.abort()
+
+
+def test_an_abort_for_want_of_a_thread_is_out_of_memory():
+    result = doing(end_for_want_of_a_thread)
+    assert (result.outcome, "Resource temporarily" in result.message) == ("out_of_memory", True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+def test_a_limit_on_data_from_outside_is_kept_and_ends_no_job():
+    code = """
+import resource, sys
+from memlab.worker.serving import limit_memory
+hard = 2**33
+resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+for guard in (2**40, None, sys.maxsize, 2**20):
+    limit_memory(guard)
+    print(resource.getrlimit(resource.RLIMIT_DATA)[0] <= hard)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.stdout.split() == ["True"] * 4, done.stderr
+    assert done.returncode == 0
+
+
 def test_a_crash_says_where_in_the_persons_code():
     assert "in segfault" in doing(segfault).message
 
@@ -362,6 +410,27 @@ def test_a_config_that_holds_a_function_comes_back_with_it():
     assert measured.outcome == "ok", measured.message
     assert measured.config is config
     assert predict(blocks(), config, "cpu").config is config
+
+
+@pytest.mark.slow
+def test_predictions_see_no_card_and_measurements_see_those_of_the_caller(monkeypatch):
+    def build():
+        print("cards:", repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+        return nn.Linear(3, 3)
+
+    build.__module__ = "__main__"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    workload = Workload(
+        name="cards",
+        build_model=build,
+        make_batch=lambda n: torch.ones(n, 3),
+        compute_loss=lambda model, batch: model(batch).mean(),
+    )
+    for _ in range(2):  # nor does the second one need another worker
+        found = predict(workload, StepConfig(), "cpu")
+        assert "cards: ''" in found.printed
+    assert "cards: '1'" in measure(workload, StepConfig(), "cpu", repeats=1).printed
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memlab.arguments.units import from_milliseconds
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import Signature
 from memlab.operators.standalone import as_in_training, prepare
@@ -47,7 +48,7 @@ def time_operators(
 def _seconds(signature: Signature, device: torch.device) -> float:
     if NOT_ALONE in signature[0]:
         raise ValueError("a fused RNN does not run alone")
-    call = prepare(signature, device)()
+    call = prepare(signature, device)().__call__
     for _ in range(WARMUP):
         call()
     once = _timed(call, 1, device)
@@ -68,4 +69,4 @@ def _timed(call: Callable[[], Any], count: int, device: torch.device) -> float:
         call()
     end.record()
     torch.cuda.synchronize(device)
-    return float(begin.elapsed_time(end)) / 1e3 / count
+    return from_milliseconds(begin.elapsed_time(end)) / count

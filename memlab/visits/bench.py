@@ -17,19 +17,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_suite import card
-from benchmarks.gpu_suite.cases import Case
-from memlab import Outcome, StepResult, Workload, workloads
+from memlab import workloads
 from memlab.devices.cards import Target, resolve
 from memlab.operators.signatures import Signature
 from memlab.plan import Plan
 from memlab.planning.plans import plan_for
 from memlab.predicting.operator_costs import StepOperators
 from memlab.records.records import Kind
-from memlab.result import Source
+from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Progress, explain
 from memlab.step import set_seed
+from memlab.visits import driver
+from memlab.visits.case import Case
 from memlab.worker import isolation
+from memlab.workload import Workload
 
 CPU = torch.device("cpu")
 SEED, WARMUP = 0, 1
@@ -100,18 +101,37 @@ class Bench:
             more = {"repeats": REPEATS[self.device.type], "memory_limit": None} | more
             arguments = self.arguments_of(case) | {"plan": plan, "warmup": WARMUP} | more
             run = isolation.run_here if self.is_card else isolation.run
-            with self.measuring():
+            with self.measuring(), self._undisturbed():
                 result: StepResult = run(
                     "measure", arguments, timeout_seconds=seconds, on_progress=tell
                 )
         except Exception as error:  # a model that cannot be built here is a result like any other
-            outcome, message = why(error)
-            result = StepResult(
-                outcome=outcome, message=message, source=Source.MEASURED,
-                device=str(self.device), versions={"torch": torch.__version__},
-                config=case.config, workload_name=case.workload,
-            )  # fmt: skip
+            result = self._without(case, error, Source.MEASURED)
         return result, plan
+
+    def predict(self, case: Case, seconds: float) -> StepResult:
+        """Return what a step is predicted to cost on the target."""
+        try:
+            plan = self.plan_of(case, seconds)
+            arguments = {"workload": self.workload(case), "config": case.config, "plan": plan}
+            arguments |= {"target": self.target, "seed": SEED, "memory_limit": None}
+            found: StepResult = self.ask("predict", arguments, seconds).result
+        except Exception as error:  # as above
+            return self._without(case, error, Source.PREDICTED)
+        return found
+
+    def _without(self, case: Case, error: Exception, source: Source) -> StepResult:
+        """Return the result of a case that has none but an error."""
+        outcome, message = why(error)
+        return StepResult(
+            outcome=outcome, message=message, source=source, device=str(self.device),
+            versions={"torch": torch.__version__}, config=case.config, workload_name=case.workload,
+        )  # fmt: skip
+
+    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Start no worker while a step is timed in this process."""
+        waits = isolation.spare.waits(is_timed=True)
+        return waits if self.is_card else contextlib.nullcontext()
 
     def plan_of(self, case: Case, seconds: float) -> Plan | None:
         """Return the plan of a case, None if it needs none.
@@ -203,12 +223,10 @@ def alike(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def bench_of(device: str) -> Bench:
+def bench_of(device: torch.device) -> Bench:
     """Return the bench of a device of this machine; on a card, its memory is empty then."""
-    at_start = card.used_bytes() if device == "cuda" else None
-    here = torch.device("cuda", 0) if device == "cuda" else CPU
-    if here.type == "cuda":
-        torch.cuda.init()  # this process has seen its card, so that the next may not
-        with card.hidden():
-            isolation.predicting.ensure()
-    return Bench(device=here, target=resolve(str(here)), at_start_bytes=at_start or 0)
+    at_start = driver.used_bytes(device) if device.type == "cuda" else None
+    if device.type == "cuda":
+        isolation.predicting.ensure()  # it starts while this process meets the card
+        torch.cuda.init()
+    return Bench(device=device, target=resolve(str(device)), at_start_bytes=at_start or 0)

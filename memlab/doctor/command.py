@@ -1,0 +1,319 @@
+"""The command `python -m memlab doctor`: its options, the order of things, and what it prints."""
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from memlab import api
+from memlab._version import __version__
+from memlab.arguments.units import format_bytes, format_seconds
+from memlab.config import StepConfig
+from memlab.devices.cards import of_device
+from memlab.devices.here import describe
+from memlab.doctor import machine, settings, tries, verdict
+from memlab.doctor.keeping import RecordKeeper
+from memlab.doctor.machine import Room
+from memlab.doctor.tries import Try
+from memlab.doctor.verdict import SettingPair
+from memlab.doctor.visit import DoctorVisit
+from memlab.errors import MemlabError
+from memlab.records.recorded import own_folder
+from memlab.records.records import Kind
+from memlab.result import Outcome, StepResult, format_percent
+from memlab.visits import driver
+from memlab.visits.bench import CPU, bench_of
+from memlab.visits.case import Case
+from memlab.workload import Workload
+
+TRY_SHARE = 0.35  # of the time, for trying techniques
+OPERATOR_SHARE = 0.15  # of it, left for timing operators
+TRY_SECONDS = 45.0  # of one technique; compiling takes most
+
+
+class ProgressLine:
+    """Says on one line of a terminal what is being done; says nothing where there is none."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._width = stream, 0
+
+    def __call__(self, text: str) -> None:
+        """Show a text instead of the last one; "" for none."""
+        if not self._stream.isatty():
+            return
+        text = text[:78]
+        self._stream.write(f"\r{text.ljust(self._width)}\r")
+        self._stream.flush()
+        self._width = len(text)
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return what a person asked for; ends the process with status 2 if it is not allowed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m memlab doctor",
+        description="What this machine has, which techniques work on it, and how good memlab's "
+        "predictions are here. It downloads nothing and uses at most half of a card's free memory",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.jsonl", help="write a record, to keep or to send"
+    )
+    parser.add_argument("--device", help="the card or the CPU, where there are several devices")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="that it may take; raise it on a slow machine"
+    )
+    given = parser.parse_args(arguments)
+    if not (math.isfinite(given.minutes) and given.minutes > 0):
+        parser.error(f"--minutes {given.minutes} is not allowed; take a number above 0, such as 5")
+    return given
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run doctor and return the status of the process: 0, or 2 for options that cannot be met."""
+    given = options(arguments)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # two lines of the profiler for each step
+    try:
+        device, home = machine.device_here(given.device), own_folder()
+        with _own_cache():
+            return examine(device, RecordKeeper(given.out), home, seconds=60 * given.minutes)
+    except MemlabError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """Keep nothing of what memlab learns meanwhile, and let it know nothing from before."""
+    before = os.environ.get("MEMLAB_CACHE")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        os.environ["MEMLAB_CACHE"] = name  # before the first worker is started
+        try:
+            yield
+        finally:
+            del os.environ["MEMLAB_CACHE"]
+            if before is not None:
+                os.environ["MEMLAB_CACHE"] = before
+
+
+def examine(
+    device: torch.device,
+    keeper: RecordKeeper,
+    home: Path,
+    *,
+    seconds: float,
+    wanted: Sequence[Case] | None = None,
+    configs: Mapping[str, StepConfig] | None = None,
+    isolate: bool = True,
+) -> int:
+    """Examine a device of this machine, print what is found, and return 0.
+
+    Args:
+        device: of this machine.
+        keeper: of the record.
+        home: the folder of the person's own records.
+        seconds: that it may take.
+        wanted: settings to measure; None for all.
+        configs: settings of techniques to try, by name; None for all.
+        isolate: whether techniques are tried in a worker.
+
+    Raises:
+        ConfigError: the record cannot be written.
+    """
+    begun, tell = time.monotonic(), ProgressLine(sys.stderr)
+    _show("This machine", machine.about())
+    device, room = _device_with_room(device)
+    keeper.begin({"minutes": seconds / 60, **driver.facts(device), **_versions()})
+    try:
+        tried = tries.settings() if configs is None else configs
+        end = begun + TRY_SHARE * seconds
+        if _try(device, room, tried, end, tell, isolate=isolate):
+            here = DoctorVisit(
+                bench=bench_of(device),
+                keeper=keeper,
+                tell=tell,
+                limit_bytes=room.limit_bytes,
+                end=begun + seconds,
+            )
+            cases = settings.settings_for(device.type) if wanted is None else wanted
+            _compare(here, cases, begun + (1 - OPERATOR_SHARE) * seconds)
+    except KeyboardInterrupt:
+        tell("")
+        _show("", ["Ctrl-C ended the visit. What was measured until then is kept."])
+
+    tell("")
+    took = time.monotonic() - begun
+    runs = sum(kind is Kind.RUN for kind, _ in keeper.lines)
+    summary = {"seconds": took, "runs": runs}
+    keeper.add(Kind.VISIT, {"visit": keeper.visit, "summary": summary})
+    _show(
+        f"Record (after {format_seconds(took)})",
+        _about_record(keeper, home, is_card=device.type == "cuda"),
+    )
+    return 0
+
+
+def _device_with_room(device: torch.device) -> tuple[torch.device, Room]:
+    """Return the device that can be examined, this one or the CPU, and say which limits hold."""
+    room = machine.room_on(device)
+    if room.why_not:
+        _show("", [f"{room.why_not}. What follows is about the processor."])
+        return CPU, Room()
+    if room.limit_bytes is not None:
+        limit = format_bytes(room.limit_bytes)
+        _show("", [f"This visit uses at most {limit} of {device}, and what CUDA itself takes."])
+    return device, room
+
+
+def _versions() -> dict[str, Any]:
+    versions = {"memlab": __version__, "torch": torch.__version__}
+    return {
+        "versions": versions | {"python": platform.python_version(), "numpy": np.__version__},
+        "processor": describe(CPU),
+        "num_cores": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+    }
+
+
+def _try(
+    device: torch.device,
+    room: Room,
+    configs: Mapping[str, StepConfig],
+    end: float,
+    tell: ProgressLine,
+    *,
+    isolate: bool,
+) -> bool:
+    """Try techniques until a time on the monotonic clock, and show which work.
+
+    Returns:
+        Whether steps can be measured there. They run in this process on a card, which a worker
+        must not have ended in before.
+    """
+
+    def measure(workload: Workload, config: StepConfig, limit: int | None) -> StepResult:
+        tell(f"trying {config}")
+        left = min(max(end - time.monotonic(), 1.0), TRY_SECONDS)
+        return api.measure(
+            workload, config, device, repeats=1, warmup=0, memory_limit=limit or room.limit_bytes,
+            timeout_seconds=left, isolate=isolate,
+        )  # fmt: skip
+
+    found: list[Try] = []
+    try:
+        card = of_device(device) if device.type == "cuda" else None
+        for each in tries.tried(configs, device, card, measure):
+            is_over = time.monotonic() > end
+            if not (is_over and each.why_not.startswith(Outcome.TIMED_OUT)):
+                found.append(each)
+            if is_over:
+                break
+    finally:  # also of Ctrl-C
+        tell("")
+        _show(f"Techniques on {device}", _about_tries(found, configs))
+
+    plain = next((each for each in found if each.name == tries.PLAIN), None)
+    if device.type == "cpu" or plain is None or not plain.why_not:
+        return True
+    _show("", [f"No step runs on {device}, so that nothing was measured; please send this text."])
+    return False
+
+
+def _about_tries(found: Sequence[Try], configs: Mapping[str, StepConfig]) -> list[str]:
+    """Return which techniques work, and of the others why not; the same reason once."""
+    works = "; ".join(each.name for each in found if not each.why_not) or "nothing"
+    reasons: dict[str, list[str]] = {}
+    for each in found:
+        if each.why_not:
+            reasons.setdefault(each.why_not, []).append(each.name)
+
+    lines = [f"works: {works}"]
+    lines += [f"{'; '.join(names)}: {why_not}" for why_not, names in reasons.items()]
+    tried = {each.name for each in found}
+    if left := [name for name in configs if name not in tried]:
+        lines.append(f"not tried, for want of time: {'; '.join(left)}")
+    return lines
+
+
+def _compare(here: DoctorVisit, cases: Sequence[Case], end: float) -> None:
+    """Predict and measure settings, and show the errors and a verdict.
+
+    Args:
+        here: the visit.
+        cases: the settings.
+        end: of measuring, on the monotonic clock; what is left is for operators.
+    """
+    pairs: list[SettingPair] = []
+    said: list[str] = []
+    try:
+        for each in dataclasses.replace(here, end=end).pairs(cases):
+            (said if isinstance(each, str) else pairs).append(each)  # type: ignore[arg-type]
+    finally:  # also of Ctrl-C
+        here.tell("")
+        _show_pairs(pairs, said, is_card=here.bench.is_card)
+
+    is_card = here.bench.is_card
+    first = {pair.case.workload: pair.case for pair in reversed(pairs) if pair.is_compared}
+    every = [pair.case for pair in pairs if pair.is_compared]
+    here.operators(list(first.values()) if is_card else every)
+    if is_card:
+        compared = [pair for pair in pairs if pair.is_compared and pair.case in first.values()]
+        _show_again(compared, here.predicted_again(compared))
+
+
+def _show_pairs(pairs: Sequence[SettingPair], said: Sequence[str], *, is_card: bool) -> None:
+    """Show the errors of predictions, what was left out, and a verdict."""
+    lines = verdict.settings_table(pairs)
+    if lines:
+        lines.append("error: of the prediction; !: beyond its stated uncertainty")
+    ends = [p for p in pairs if not p.is_compared and p.case.group != "again"]
+    lines += [f"{p.name}: {p.why_not}" for p in ends] + list(said)
+    if not settings.has_transformers():
+        lines.append(
+            f"The settings of a GPT-2 were left out: {settings.LIBRARY} is not installed "
+            "(pip install 'memlab[zoo]')."
+        )
+    _show("Predicted and measured", lines)
+    scores = [found for what in verdict.FIELDS if (found := verdict.score(pairs, what))]
+    table = verdict.summary_table(scores) if scores else []
+    _show("Verdict", [*table, *verdict.words(scores, pairs, is_card=is_card)])
+
+
+def _show_again(pairs: Sequence[SettingPair], again: Sequence[SettingPair]) -> None:
+    """Show what the times of a card's own operators do for predictions."""
+    before, after = verdict.score(pairs[: len(again)], "time"), verdict.score(again, "time")
+    if before and after:
+        _show("With the times of this card's own operators", [
+            f"{len(after.errors)} settings whose operators were timed: the median error of time is "
+            f"{format_percent(after.median)}, and by the datasheet {format_percent(before.median)}."
+        ])  # fmt: skip
+
+
+def _about_record(keeper: RecordKeeper, home: Path, *, is_card: bool) -> list[str]:
+    """Return where the record is, and what a person can do with it."""
+    if keeper.said:
+        return [f"{keeper.said}. It holds what was measured until then."]
+    if keeper.path is None:
+        return [
+            "Nothing was written. With --out FILE.jsonl there is a record, which you can keep for "
+            f"predictions (in {home}) or send in an issue."
+        ]
+    size = format_bytes(keeper.path.stat().st_size)
+    lines = [f"{keeper.path} ({size}) has every result. Send it in an issue if the verdict is bad."]
+    if keeper.path.absolute().parent != home.absolute():
+        use = "predicts this card by the times of its operators" if is_card else "can play it back"
+        lines.append(f"Put it into {home}, and memlab {use} (memlab.recordings() lists it).")
+    return lines
+
+
+def _show(title: str, lines: Sequence[str]) -> None:
+    print("\n".join([f"\n{title}"] * bool(title) + [f"  {line}" for line in lines]), flush=True)

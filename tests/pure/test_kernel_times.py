@@ -1,0 +1,230 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlab.costs import kernel_times, roofline
+from memlab.costs.kernel_parts import BATCH_NORM_PASSES
+from memlab.costs.kernel_times import Factors, Ideal, combined, sustained, whole_tiles
+from memlab.costs.roofline import KernelCall
+from memlab.devices import cards
+from memlab.operators.signatures import TensorSpec, signature_of
+
+aten = torch.ops.aten
+FP16 = torch.float16
+
+
+def meta(*shape, dtype=torch.float32, channels_last=False):
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(shape, dtype=dtype, device="meta", memory_format=layout)
+
+
+def call(func, *args):
+    result = func(*args)
+    outputs = [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+    specs = tuple(TensorSpec(x.dtype, tuple(x.shape), x.stride()) for x in outputs)
+    return KernelCall(signature_of(func, args, {}), specs)
+
+
+def parts(recorded):
+    return roofline.work_of(recorded.signature, recorded.outputs).parts
+
+
+def seconds(recorded, card, **options):
+    return roofline.step_time([recorded], cards.card(card), **options).estimate_seconds
+
+
+def convolution(x, weight, groups=1):
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    return call(aten.convolution.default, x, weight, *rest)
+
+
+# rows of benchmarks/data/operator_ms.csv: card, rows, columns, inner size, measured milliseconds
+PRODUCTS = [
+    ("v100-pcie-32", 32768, 1280, 5120, 31.195),
+    ("v100-pcie-32", 4096, 1280, 5120, 3.959),
+    ("a100-pcie-40", 8192, 2560, 7680, 19.810),
+    ("a100-pcie-40", 1536, 2048, 6144, 2.451),
+    ("t4", 32768, 1280, 3840, 78.753),
+    ("p4", 8192, 1280, 3840, 17.369),
+    ("p100", 2048, 2048, 6144, 7.178),
+]
+
+
+@pytest.mark.parametrize(("card", "rows", "columns", "inner", "milliseconds"), PRODUCTS)
+def test_products_take_about_as_long_as_they_took(card, rows, columns, inner, milliseconds):
+    product = call(aten.mm.default, meta(rows, inner), meta(inner, columns))
+    assert 1e3 * seconds(product, card) == pytest.approx(milliseconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("card", "milliseconds"),
+    [("a100-pcie-40", 14.2269), ("v100-pcie-32", None), ("t4", None)],
+)
+def test_a_large_sum_takes_about_as_long_as_it_took(card, milliseconds):
+    rows = {"a100-pcie-40": (786432, 2048), "v100-pcie-32": (32768, 3072), "t4": (65536, 4096)}
+    known = {"v100-pcie-32": 1.46694, "t4": 13.20379}
+    x = meta(*rows[card])
+    found = 1e3 * seconds(call(aten.add.Tensor, x, meta(*rows[card])), card)
+    assert found == pytest.approx(milliseconds or known[card], rel=0.05)
+
+
+def test_batch_normalization_reads_its_input_twice():
+    x = meta(8, 16, 32, 32, dtype=FP16)
+    vector = meta(16)
+    forward = call(
+        aten.native_batch_norm.default, x, vector, vector, vector, vector, True, 0.1, 1e-5
+    )
+    work = roofline.work_of(forward.signature, forward.outputs)
+    (part,) = work.parts
+    assert part.group == "batch_norm"
+    assert part.read_bytes == round(work.num_bytes * BATCH_NORM_PASSES["forward"])
+    assert part.read_bytes >= 3 * x.numel() * 2
+
+
+def test_half_precision_convolutions_copy_what_is_not_channels_last():
+    for dtype, is_last, copies in ((FP16, False, 2), (FP16, True, 0), (torch.float32, False, 0)):
+        x = meta(4, 32, 16, 16, dtype=dtype, channels_last=is_last)
+        (part,) = parts(convolution(x, meta(64, 32, 3, 3, dtype=dtype)))
+        assert part.layout_bytes == copies * 2 * (4 * 32 + 4 * 64) * 16 * 16
+        assert part.flops == 2 * 4 * 16 * 16 * 64 * 32 * 9
+
+
+def test_channels_are_padded_to_tiles():
+    (part,) = parts(convolution(meta(1, 3, 8, 8), meta(33, 3, 3, 3)))
+    assert part.flops == 2 * 64 * 9 * 8 * 64  # 3 channels count as 8, and 33 as 64
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_last", "group"),
+    [(32, False, "depthwise_forward"), (4, False, "grouped_first"), (4, True, "grouped_last")],
+)
+def test_convolutions_in_groups_are_kinds_of_their_own(groups, is_last, group):
+    x = meta(2, 32, 8, 8, dtype=FP16, channels_last=is_last)
+    (part,) = parts(convolution(x, meta(32, 32 // groups, 3, 3, dtype=FP16), groups))
+    assert part.group == group
+
+
+@pytest.mark.parametrize(("mask", "number"), [((1, 1, 0), 2), ((0, 1, 1), 1), ((0, 0, 1), 1)])
+def test_each_gradient_of_a_convolution_is_a_kernel(mask, number):
+    x, y, weight = meta(2, 8, 8, 8), meta(2, 16, 8, 8), meta(16, 8, 3, 3)
+    shape = ([16], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [bool(m) for m in mask])
+    signature = signature_of(aten.convolution_backward.default, (y, x, weight, *shape), {})
+    found = roofline.work_of(signature, (TensorSpec(torch.float32, (16,), (1,)),)).parts
+    assert len(found) == number
+    assert {part.group for part in found} == ({"convolution"} if mask != (0, 0, 1) else {"reduce"})
+
+
+def test_a_copy_into_another_order_is_a_kind_of_its_own():
+    x = meta(64, 32)
+    copied = aten.clone.default
+    assert parts(call(copied, x))[0].group == "stream"
+    signature = signature_of(copied, (x.t(),), {"memory_format": torch.contiguous_format})
+    output = TensorSpec(torch.float32, (32, 64), (64, 1))
+    assert roofline.work_of(signature, (output,)).parts[0].group == "transpose"
+
+
+@given(
+    batch=st.integers(1, 40),
+    rows=st.integers(1, 3000),
+    columns=st.integers(1, 3000),
+    inner=st.integers(1, 3000),
+    multiprocessors=st.integers(1, 170),
+)
+def test_whole_tiles_hold_all_flops_and_more_rows_take_no_less(
+    batch, rows, columns, inner, multiprocessors
+):
+    found = whole_tiles((batch, rows, columns, inner), multiprocessors)
+    assert found >= 2 * batch * rows * columns * inner
+    assert whole_tiles((batch, rows + 128, columns, inner), multiprocessors) >= found
+
+
+def test_tiles_fill_waves():
+    # 16 x 10 tiles of 128 x 128 fill 80 multiprocessors twice; another row of them is a third wave
+    full, more = (whole_tiles((1, 128 * n, 1280, 4096), 80) for n in (16, 17))
+    assert full == pytest.approx(2 * 128 * 16 * 1280 * 4096, rel=0.05)
+    assert more > full * 17 / 16
+
+
+def test_a_few_tiles_share_a_long_inner_size():
+    # the gradient of a weight: 4 tiles on 80 multiprocessors, of an inner size of 100 000
+    found = whole_tiles((1, 256, 256, 100_000), 80)
+    assert found < 2.5 * 2 * 256 * 256 * 100_000
+
+
+def test_cards_with_little_power_for_their_peak_work_below_their_boost_clock():
+    needed = kernel_times.table().joules_per_flop
+    t4, p4, v100 = (sustained(cards.card(name), needed) for name in ("t4", "p4", "v100-pcie-32"))
+    assert t4 == pytest.approx(70 / 8.1e12 / needed)
+    assert t4 < p4 < v100 == 1.0
+    assert sustained(cards.card("l4"), needed) < 0.8 < sustained(cards.card("rtx-4090"), needed)
+    assert sustained(cards.card("24GiB"), needed) == 1.0  # nothing is known
+
+
+@given(watts=st.floats(10, 1000), name=st.sampled_from(cards.names()))
+def test_more_power_is_never_slower(watts, name):
+    card = cards.card(name)
+    less, more = (dataclasses.replace(card, board_watts=x * watts) for x in (1, 2))
+    assert 0 < sustained(less, 15e-12) <= sustained(more, 15e-12) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reach"),
+    [("p100", "low"), ("p4", "low"), ("t4", "low"), ("l4", "low"), ("v100-16", "high"),
+     ("a100-80", "high"), ("rtx-3090", "high"), ("h100", "high")],
+)  # fmt: skip
+def test_memory_delivers_less_before_volta_and_with_error_correction_in_it(name, reach):
+    assert kernel_times.reach_of(cards.card(name)) == reach
+    found = kernel_times.table().reach
+    assert 0 < found["low"] < found["high"] <= 1
+
+
+def test_arithmetic_and_memory_overlap_and_copies_of_layout_do_not():
+    factors = Factors(compute=2, memory=3, written=5, layout=7)
+    assert combined(Ideal(10, 1, 1, 1), factors) == 20 + 7
+    assert combined(Ideal(1, 10, 1, 0), factors) == 30 + 5
+
+
+def test_no_factor_is_absurd_and_every_kind_of_kernel_has_one():
+    groups = kernel_times.table().groups
+    for group in ("stream_fp32", "stream_half", "product_fp32", "product_half", "attention",
+                  "other_product", "batch_norm", "normalize_forward", "normalize_backward",
+                  "reduce", "pool", "transpose", "convolution", "grouped_first", "grouped_last",
+                  "depthwise_forward", "depthwise_data", "depthwise_weight"):  # fmt: skip
+        factors = groups[group]
+        values = (factors.compute, factors.memory, factors.written, factors.layout)
+        assert min(values) > 0.5
+        assert max(values) < 10
+
+
+def test_the_half_width_grows_with_what_is_not_known():
+    known, other = cards.card("rtx-3090"), cards.card("h100")
+    width = kernel_times.time_half_width
+    doubt = kernel_times.table().doubt
+    assert width(known, 0.0) == doubt["model"]["half_width"]
+    assert width(other, 0.0) == pytest.approx(
+        np.hypot(doubt["model"]["half_width"], doubt["card"]["half_width"])
+    )
+    assert width(other, 0.0) < width(other, 0.2) < width(other, 0.4)
+    assert width(None, 0.0) == width(other, 0.0)
+    note = kernel_times.time_note(other, 0.4)
+    assert f"± {width(other, 0.4):.0%}" in note
+    steps = doubt["model"]["steps"] - doubt["erratic"]["steps"]
+    assert f"from {steps} steps of other models in fp16" in note
+    assert "fp32 operators on 5 other cards" in note
+    of_operators = kernel_times.time_note(cards.card("t4"), 0.0)
+    assert "fp32 operators on 4 other cards" in of_operators, "its own are not those of another"
+    assert "few or no measurements" in note
+    assert "other cards" not in kernel_times.time_note(known, 0.0)
+
+
+def test_formats_and_kinds_without_data_are_told_apart():
+    a, b = meta(256, 256, dtype=torch.bfloat16), meta(256, 256)
+    for x, is_measured in ((a, False), (a.half(), True), (b, True)):
+        time = roofline.step_time([call(aten.mm.default, x, x)], cards.card("rtx-3090"))
+        unmeasured = kernel_times.table().doubt["unmeasured"]["half_width"]
+        width = 0.0 if is_measured else unmeasured
+        assert time.unsure_seconds == pytest.approx(width * time.estimate_seconds)
