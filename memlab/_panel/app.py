@@ -103,6 +103,7 @@ class Panel:
             log=self._log,
             changed=self._changed,
             run=self._run_clicked,
+            entered=self._entered,
             stop=self._stop_clicked,
         )
 
@@ -292,6 +293,9 @@ class Panel:
 
     def _run_clicked(self) -> None:
         self._settling.call(self._runner.start)
+
+    def _entered(self) -> None:
+        self._settling.call(self._runner.start, typed=True)
 
     def _stop_clicked(self) -> None:
         self._runner.stop()

@@ -34,8 +34,7 @@ class Runner:
     def start(self) -> None:
         """Measure what is on screen in a thread, or keep its prediction for a device elsewhere.
 
-        Nothing happens while another run goes on. What cannot be run, or not yet, is said on the
-        page.
+        What cannot be run, or not yet, is said on the page.
         """
         with self._page.guarded():
             if self._page.closed:
@@ -46,6 +45,8 @@ class Runner:
                 self._page.keep()
             elif job := self._begin():
                 threading.Thread(target=self._work, args=(job,), daemon=True).start()
+            else:
+                self._page.say("a run is going on; press Run again once it has ended")
 
     def stop(self) -> None:
         """Stop the run that goes on."""

@@ -16,7 +16,8 @@ class Settling:
 
     While a change of a control is on its way to the kernel, the page holds its next change back.
     The press of a button, or of Enter, is not held back and may overtake it: who types 16 and
-    presses Enter would run a batch of 1.
+    presses Enter would run a batch of 1. JupyterLab may even send the first change of a control to
+    another thread of the kernel than the press, which then finds no change at all.
     """
 
     def __init__(self) -> None:
@@ -33,21 +34,24 @@ class Settling:
             SETTLED_SECONDS, min(TIMES_HANDLING * handling_seconds, LONGEST_SECONDS)
         )
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call the function: now, or in a thread a moment after the last change.
+    def call(self, function: Callable[[], None], *, typed: bool = False) -> None:
+        """Call the function: now, or in a thread once nothing has changed for a moment.
 
         What comes while a call waits is that call pressed again, and is dropped.
+
+        Args:
+            function: what was pressed for.
+            typed: whether Enter was pressed, just before which something was typed.
         """
-        seconds = self._changed_at + self._settled_seconds - time.monotonic()
+        now = time.monotonic()
+        seconds = SETTLED_SECONDS if typed else self._changed_at + self._settled_seconds - now
         if seconds <= 0:
             function()
             return
 
         with self._lock:
             if self._waiting is None and not self._closed:
-                self._waiting = threading.Timer(seconds, self._call_now, (function,))
-                self._waiting.daemon = True
-                self._waiting.start()
+                self._wait(seconds, function, until=now + LONGEST_SECONDS)
 
     def close(self) -> None:
         """Drop a call that waits, and all later ones."""
@@ -56,9 +60,20 @@ class Settling:
             if self._waiting is not None:
                 self._waiting.cancel()
 
-    def _call_now(self, function: Callable[[], None]) -> None:
+    def _wait(self, seconds: float, function: Callable[[], None], *, until: float) -> None:
+        self._waiting = threading.Timer(seconds, self._look, (function, until))
+        self._waiting.daemon = True
+        self._waiting.start()
+
+    def _look(self, function: Callable[[], None], until: float) -> None:
+        """Call the function, or wait on if something has changed meanwhile."""
+        now = time.monotonic()
+        seconds = min(self._changed_at + self._settled_seconds, until) - now
         with self._lock:
-            self._waiting = None
             if self._closed:
                 return
+            if seconds > 0:
+                self._wait(seconds, function, until=until)
+                return
+            self._waiting = None
         function()

@@ -24,7 +24,7 @@ RUN, KEEP = "Run", "Keep this prediction"
 
 
 class View:
-    """All widgets. It reports what a person does through `changed`, `run` and `stop`.
+    """All widgets. It reports what a person does through the functions that it is given.
 
     Args:
         workload_names: the workloads to choose from.
@@ -34,7 +34,8 @@ class View:
         settings: the first settings of the controls.
         log: the runs, shown in the table.
         changed: called after any change of a control.
-        run: called when Run, *Keep this prediction* or Enter is pressed.
+        run: called when Run or *Keep this prediction* is pressed.
+        entered: called when Enter is pressed in a box, for the same.
         stop: called when Stop is pressed.
     """
 
@@ -49,6 +50,7 @@ class View:
         log: RunLog,
         changed: Callable[[], None],
         run: Callable[[], None],
+        entered: Callable[[], None],
         stop: Callable[[], None],
     ) -> None:
         self._quiet, self._ready = True, False
@@ -61,9 +63,9 @@ class View:
         self.card = widgets.Text(value="24 GiB", description="Memory", continuous_update=True)
         self.card.tooltip = "memory of any CUDA card, such as 24 GiB; its speed is not known"
         self.card.layout.display = "none"
-        on_enter(self.limit, run)
-        self.controls = Controls(settings, self._tell, run)
-        self.size = SizeRow(self._tell, run, self._set_others)
+        on_enter(self.limit, entered)
+        self.controls = Controls(settings, self._tell, entered)
+        self.size = SizeRow(self._tell, entered, self._set_others)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
         self.pictures = Pictures()
         self.table = Table(log, changed)

@@ -9,6 +9,7 @@ from memlab._panel import settling
 from memlab._panel.settling import Settling
 
 MOMENT_SECONDS = 0.2
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_without_a_change_nothing_waits(settling_soon):
     assert called == [threading.current_thread()]
 
 
-def test_presses_after_a_change_are_one_call_that_later_changes_do_not_put_off(settling_soon):
+def test_presses_after_a_change_are_one_call_once_nothing_changes(settling_soon):
     called, done = [], threading.Event()
 
     def call():
@@ -33,13 +34,35 @@ def test_presses_after_a_change_are_one_call_that_later_changes_do_not_put_off(s
         done.set()
 
     settling_soon.note()
-    start = time.monotonic()
     settling_soon.call(call)
     settling_soon.call(call)
-    while not done.wait(MOMENT_SECONDS / 10):
+    for _ in range(10):
+        time.sleep(MOMENT_SECONDS / 10)
         settling_soon.note()
+    last = time.monotonic()
+    assert done.wait(PATIENCE_SECONDS)
     assert len(called) == 1
-    assert called[0] - start >= MOMENT_SECONDS / 2
+    assert called[0] - last >= MOMENT_SECONDS / 2
+
+
+def test_changes_without_end_do_not_put_it_off_for_ever(settling_soon, monkeypatch):
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    done = threading.Event()
+    settling_soon.call(done.set, typed=True)
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not done.wait(MOMENT_SECONDS / 10) and time.monotonic() < end:
+        settling_soon.note()
+    assert done.is_set()
+
+
+def test_enter_waits_for_what_has_not_come_yet(settling_soon):
+    batch, called, done = [8], [], threading.Event()
+    settling_soon.call(lambda: (called.append(batch[0]), done.set()), typed=True)
+    assert called == []
+    batch[0] = 16
+    settling_soon.note()
+    assert done.wait(PATIENCE_SECONDS)
+    assert called == [16]
 
 
 def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch):
@@ -48,7 +71,7 @@ def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch
     start = time.monotonic()
     settling_soon.note(handling_seconds=60)
     settling_soon.call(lambda: (called.append(time.monotonic()), done.set()))
-    assert done.wait(60)
+    assert done.wait(PATIENCE_SECONDS)
     assert called[0] - start >= 2 * MOMENT_SECONDS
 
 

@@ -99,6 +99,16 @@ ATTACKS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_lane():
+    """A worker for these tests alone: a panel closed by a test before may still use its own."""
+    lane = isolation.Lane(is_predicting=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "measuring", lane)
+        yield
+    lane.worker.kill()
+
+
 def worker_of(lane):
     return lane.worker.process.pid
 

@@ -6,7 +6,13 @@ import nbformat
 import pytest
 
 from tests.system.browser import lab_browser as lab_ui
-from tests.system.browser.panel_page import button, first_row, press_run, status, wait_for
+from tests.system.browser.panel_page import (
+    button,
+    first_row,
+    press_run,
+    status,
+    wait_for,
+)
 
 PREDICTED = ".memlab-picture-timeline svg"
 HANDLE = ".noUi-handle"
@@ -119,6 +125,15 @@ def focus_by_tab(page, name):
     raise AssertionError(f"{name} is not reached by Tab")
 
 
+def test_enter_runs_what_was_typed_before_it(page, panel):
+    panel.get_by_label("Batch size", exact=True).focus()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("16")
+    page.keyboard.press("Enter")
+    wait_for(lambda: first_row(panel).get("batch"))
+    assert first_row(panel)["batch"] == "16"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["short.ipynb", pytest.param("quickstart.ipynb", marks=pytest.mark.long)]
@@ -133,13 +148,15 @@ def test_from_the_first_cell_to_a_pinned_comparison_by_keyboard_alone(page, lab,
             break
     panel = page.locator(".memlab-panel").last
     wait_for(lambda: first_row(panel).get("outcome", "").endswith("ok"))
+    wait_for(lambda: button(panel, "Run").is_enabled())
     page.keyboard.press("ArrowUp")  # from the next cell to that of the panel
 
     focus_by_tab(page, "Batch size")
     page.keyboard.press("ControlOrMeta+a")
     page.keyboard.type("16")
     page.keyboard.press("Enter")  # which runs
-    wait_for(lambda: first_row(panel).get("batch") == "16")
+    wait_for(lambda: first_row(panel).get("batch", "8") != "8")
+    assert first_row(panel)["batch"] == "16"
     wait_for(lambda: button(panel, "Run").is_enabled())
     focus_by_tab(page, "pin run 1")
     page.keyboard.press("Space")
