@@ -133,7 +133,7 @@ class Reserved:
 class _Allocator:
     """Both pools under one limit."""
 
-    __slots__ = ("_large", "_limit", "_small", "num_flushes")
+    __slots__ = ("_large", "_limit", "_small", "num_flushes", "reserved")
 
     def __init__(self, settings: AllocatorSettings) -> None:
         self._small: SegmentPool
@@ -146,10 +146,7 @@ class _Allocator:
         limit = settings.limit_bytes
         self._limit = UNLIMITED if limit is None else limit // BLOCK_BYTES
         self.num_flushes = 0
-
-    @property
-    def reserved(self) -> int:
-        return self._small.reserved + self._large.reserved
+        self.reserved = 0  # in both pools, in blocks of 512 B
 
     def allocate(self, size: int) -> tuple[SegmentPool, int, int] | None:
         """Return pool, start and size of a new block; None if out of memory."""
@@ -160,6 +157,7 @@ class _Allocator:
                 self.flush()
                 self.num_flushes += 1
                 pool.grow(size, self._limit - self.reserved)
+            self.reserved = self._small.reserved + self._large.reserved
             block = pool.take(size)
 
         return None if block is None else (pool, *block)
@@ -168,6 +166,7 @@ class _Allocator:
         """Release all memory without a block in use, as `torch.cuda.empty_cache` does."""
         self._large.flush()
         self._small.flush()
+        self.reserved = self._small.reserved + self._large.reserved
 
 
 def replay(
@@ -247,11 +246,13 @@ def least_limit(
     settings: AllocatorSettings,
     *,
     flush_before: Collection[int] = (),
+    peak_reserved_bytes: int | None = None,
 ) -> int:
     """Return the smallest limit, in bytes, within which the allocator serves these allocations.
 
     It is found by halving between the live bytes and the peak without a limit, to half a per cent
-    of the peak; what is returned was tried. The arguments are those of `replay`.
+    of the peak; what is returned was tried. The arguments are those of `replay`, and that peak,
+    where it is known already.
 
     >>> events = np.array([1, 2, 1, 3]), np.array([30, 20, -30, 40]) * 2**20
     >>> replay(*events).peak_reserved_bytes // 2**20  # the cached 30 MiB are too small for 40
@@ -259,16 +260,19 @@ def least_limit(
     >>> least_limit(*events, AllocatorSettings()) // 2**20  # at a limit they are given back
     60
     """
-    low = int(np.cumsum(nbytes).max(initial=0))
-    held = replay(address, nbytes, settings, flush_before=flush_before)
-    high = max(held.peak_reserved_bytes, 1)
+    if peak_reserved_bytes is None:
+        held = replay(address, nbytes, settings, flush_before=flush_before)
+        peak_reserved_bytes = held.peak_reserved_bytes
+
+    low, high = int(np.cumsum(nbytes).max(initial=0)), max(peak_reserved_bytes, 1)
     step = max(int(LIMIT_STEP * high), 1)
+    limit = high - step  # many steps need all that they take, so this is tried first
     while high - low > step:
-        limit = (low + high) // 2
         if serves(address, nbytes, settings, limit, flush_before=flush_before):
             high = limit
         else:
             low = limit
+        limit = (low + high) // 2
     return high
 
 

@@ -73,7 +73,10 @@ class Forecast:
         does, its cached segments are given back before each step.
         """
         trace = self.program.trace(self.own, micro_batch_sizes)
-        return (trace, None) if self.settings is None else replayed(trace, self.settings)
+        if self.settings is None:
+            return trace, None
+        held = replayed(trace, self.settings)
+        return held.given, held.reserved_bytes
 
     def fits(self, micro_batch_sizes: Sequence[int], limit_bytes: int) -> bool:
         """Return whether a step with these micro-batches fits a limit."""
@@ -97,17 +100,6 @@ class Forecast:
         trace = self.program.trace(self.least, micro_batch_sizes)
         starts = _starts(trace)
         return serves(trace.address, trace.nbytes, self.settings, limit_bytes, flush_before=starts)
-
-    def needed_bytes(self, micro_batch_sizes: Sequence[int]) -> int | None:
-        """Return the least memory limit within which a caching allocator serves the whole run.
-
-        None where there is no such allocator.
-        """
-        if self.settings is None:
-            return None
-        trace = self.program.trace(self.least, micro_batch_sizes)
-        starts = _starts(trace)
-        return least_limit(trace.address, trace.nbytes, self.settings, flush_before=starts)
 
     def against_limit(self, result: StepResult, limit_bytes: int | None) -> StepResult:
         """Return a result that this forecast gave with a limit, and whether the step fits it."""
@@ -204,18 +196,50 @@ class Forecast:
         return change, order, part_of
 
 
-def replayed(trace: Trace, settings: AllocatorSettings) -> tuple[Trace, int]:
-    """Return a trace with the sizes of the blocks that a caching allocator gives out.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Replayed:
+    """A run as a caching allocator serves it without a limit; `replayed` makes it.
 
-    Also return the most bytes reserved during `STEP`. As `measure` does, cached segments are given
-    back before each step.
+    Attributes:
+        asked: the trace with the sizes that were asked for.
+        given: the same with the sizes of the blocks that were given out.
+        reserved_bytes: the most bytes reserved during `STEP`.
+        run_reserved_bytes: the most bytes reserved in the whole run.
+        settings: of the allocator.
+    """
+
+    asked: Trace
+    given: Trace
+    reserved_bytes: int
+    run_reserved_bytes: int
+    settings: AllocatorSettings
+
+    def needed_bytes(self) -> int:
+        """Return the least memory limit within which the allocator serves the whole run."""
+        return least_limit(
+            self.asked.address,
+            self.asked.nbytes,
+            self.settings,
+            flush_before=_starts(self.asked),
+            peak_reserved_bytes=self.run_reserved_bytes,
+        )
+
+
+def replayed(trace: Trace, settings: AllocatorSettings) -> Replayed:
+    """Return a run as a caching allocator serves it.
+
+    As `measure` does, cached segments are given back before each step.
     """
     starts = _starts(trace)
     last = int(np.flatnonzero(_steps(trace) == STEP)[-1])
     held = replay(trace.address, trace.nbytes, settings, flush_before=starts)
-    given = np.diff(held.allocated_bytes, prepend=0)
-    reserved = int(held.reserved_bytes[starts[-1] : last + 1].max())
-    return replace(trace, nbytes=given), reserved
+    return Replayed(
+        asked=trace,
+        given=replace(trace, nbytes=np.diff(held.allocated_bytes, prepend=0)),
+        reserved_bytes=int(held.reserved_bytes[starts[-1] : last + 1].max()),
+        run_reserved_bytes=held.peak_reserved_bytes,
+        settings=settings,
+    )
 
 
 def _steps(trace: Trace) -> npt.NDArray[np.int64]:

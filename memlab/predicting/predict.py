@@ -9,7 +9,6 @@ caching allocator, and time the card's datasheet. Left out: compiled steps.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,14 +190,20 @@ def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecas
     if held is None:
         own = sizes_of(program.recording, program.layout, kernels.effects)
         return forecast_of(lean, own, seconds, settings=None)
-    return forecast_of(lean, held.own, seconds, settings=held.settings, least=held.least)
+    settings = held.own_run.settings
+    return forecast_of(lean, held.own, seconds, settings=settings, least=held.least)
 
 
 def _facts(
     forecast: Forecast, config: StepConfig, kernels: Kernels, held: Taken | None
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
-    trace, reserved = forecast.trace(sizes)
+    if held is None:
+        trace, reserved, needed = forecast.program.trace(forecast.own, sizes), None, None
+    else:  # the search may find more by as much as it is coarse
+        trace, reserved = held.own_run.given, held.own_run.reserved_bytes
+        needed = min(held.least_run.needed_bytes(), reserved)
+
     memory = step_memory(trace, 1)
     allocated = memory.peak_bytes
     seconds = forecast.step_seconds(sizes)
@@ -207,7 +212,7 @@ def _facts(
         "timeline": memory.timeline,
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
-        "needed_bytes": _needed(forecast, sizes, reserved),
+        "needed_bytes": needed,
         "peak_by_category": memory.timeline.peak_by_category,
         "peak_place": memory.peak_place,
         "peak_holdings": memory.holdings(),
@@ -233,12 +238,6 @@ def _without_time(facts: dict[str, Any], unknown: float) -> dict[str, Any]:
         "uncertainty": without,
         "notes": (*facts["notes"], note),
     }
-
-
-def _needed(forecast: Forecast, sizes: Sequence[int], reserved: int | None) -> int | None:
-    """Return what the step needs: what it takes, where the search for less found no less."""
-    needed = forecast.needed_bytes(sizes)
-    return None if needed is None or reserved is None else min(needed, reserved)
 
 
 def _uncertainty(

@@ -15,7 +15,7 @@ from memlab.costs.cudnn_workspace import Workspaces, middle, take_workspace, wit
 from memlab.costs.memory_widths import weights
 from memlab.costs.targets import Kernels
 from memlab.devices.cards import Card
-from memlab.predicting.forecast import replayed
+from memlab.predicting.forecast import Replayed, replayed
 from memlab.recording.assembly import sizes_of
 from memlab.recording.program import Program
 
@@ -32,13 +32,15 @@ class Taken:
         own: with the workspaces of the hypothesis in the middle.
         least: without workspaces of convolutions.
         has_workspaces: whether it matters for the peak what convolutions take.
-        settings: of the caching allocator.
+        own_run: the recorded run with `own`.
+        least_run: the same with `least`.
     """
 
     own: npt.NDArray[np.int64]
     least: npt.NDArray[np.int64]
     has_workspaces: bool
-    settings: AllocatorSettings
+    own_run: Replayed
+    least_run: Replayed
 
 
 def taken(
@@ -59,17 +61,30 @@ def taken(
     """
     recording = program.recording
     least = sizes_of(recording, program.layout, kernels.effects)
+    least_run = replayed(program.trace(least, sizes), settings)
+    nothing = Taken(
+        own=least, least=least, has_workspaces=False, own_run=least_run, least_run=least_run
+    )
     if not take_workspace(recording.operators, card):
-        return Taken(own=least, least=least, has_workspaces=False, settings=settings)
+        return nothing
 
-    owns, reserved, allocated = {}, {}, set()
+    owns, runs = {Workspaces.NONE: least}, {Workspaces.NONE: least_run}
     for hypothesis in Workspaces:
-        effects = with_workspaces(kernels.effects, recording.operators, card, hypothesis)
-        owns[hypothesis] = sizes_of(recording, program.layout, effects)
-        trace, reserved[hypothesis] = replayed(program.trace(owns[hypothesis], sizes), settings)
-        allocated.add(int(trace.nbytes.cumsum().max()))
+        if hypothesis is not Workspaces.NONE:
+            effects = with_workspaces(kernels.effects, recording.operators, card, hypothesis)
+            owns[hypothesis] = sizes_of(recording, program.layout, effects)
+            runs[hypothesis] = replayed(program.trace(owns[hypothesis], sizes), settings)
 
+    reserved = {hypothesis: run.reserved_bytes for hypothesis, run in runs.items()}
+    allocated = {int(run.given.nbytes.cumsum().max()) for run in runs.values()}
     if len(allocated) == len(set(reserved.values())) == 1:  # such as one patch embedding
-        return Taken(own=least, least=least, has_workspaces=False, settings=settings)
-    own = owns[middle(reserved, weights())]
-    return Taken(own=own, least=least, has_workspaces=True, settings=settings)
+        return nothing
+
+    chosen = middle(reserved, weights())
+    return Taken(
+        own=owns[chosen],
+        least=least,
+        has_workspaces=True,
+        own_run=runs[chosen],
+        least_run=least_run,
+    )
