@@ -55,8 +55,11 @@ from memlab.worker import isolation
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3
 TIMEOUT_SECONDS = 60
 SHOWN_RAW = 20
-OWN = {"build_step": {"mark"}}  # called back in the middle of a build: its errors are the caller's
-TELLER = "_teller.<locals>.tell"  # in isolation.py, calls on_progress
+OWN = {
+    "build_step": {"mark"},  # called back in the middle of a build: its errors are the caller's
+    "sweep": {"path"},  # a text would be a new file in the working folder
+}
+TELLER = "teller.<locals>.tell"  # in isolation.py, calls on_progress
 MEMLAB_FOLDER = str(Path(memlab.__file__).parent)
 
 
@@ -171,6 +174,8 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     for name in memlab.__all__:
         value = getattr(memlab, name)
         is_made_by_memlab = value in (MemlabError, Outcome, memlab.VerifyReport)
+        # a thread that goes on after the call; what it takes is checked by `sweep`
+        is_made_by_memlab |= value is memlab.live_sweep
         if callable(value) and not is_made_by_memlab:
             found[name] = value
     found |= {f"plots.{n}": getattr(plots, n) for n in plots.__all__ if callable(getattr(plots, n))}
@@ -219,14 +224,20 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
              "make_workload": workload.resized}  # fmt: skip
     return {
         "measure": step, "predict": step, "verify": step, "explain": {"result": result},
+        "export_script": step | {"device": "cpu"},
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},
         "measure_loading": step | {"dataset": torch.utils.data.TensorDataset(*batch)},
         "panel": {}, "recorded": step | {"device": record.name}, "recordings": {},
         "forget_costs": {}, "build_step": step | {"device": "cpu"}, "card": {"name": "t4"},
+        "results": {}, "stored_results": {}, "store_records": {},
+        "sweep": {"workload": workload, "configs": [config], "device": "t4"},
         "compare_recompute": {"workload": workload, "device": "t4"},
+        "recommend": {"workload": workload, "memory_limit": "1GiB", "device": "t4"},
+        "largest_batch": step | {"device": "t4", "batch_limit": 4},
         "predict_batches": step | {"batch_sizes": [2, 4], "device": "t4"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
         "open_snapshot": {"path": folder / "snapshot.pickle"},
+        "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},
         "plots.snapshot_timeline": opened, "plots.snapshot_peak": opened,
         "plots.snapshot_fragmentation": opened, "plots.snapshot_growth": opened,
         "plots.snapshot_comparison": {"comparison": compared},

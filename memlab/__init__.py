@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlab import workloads
 from memlab._version import __version__
-from memlab.api import measure, predict, to_frame, verify
+from memlab.api import measure, predict, verify
 from memlab.config import StepConfig
 from memlab.costs.cost_store import forget_costs
 from memlab.devices.cards import card
@@ -14,32 +14,44 @@ from memlab.loaders import measure_loading
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
+from memlab.store.frames import results, stored_results, to_frame
 from memlab.verifying.report import VerifyReport
 from memlab.workload import SampleSize, Workload
 
 if TYPE_CHECKING:
     from memlab import plots
     from memlab._panel import panel
+    from memlab._panel.live_sweep import live_sweep
     from memlab.allocator.hygiene import replay_allocations
     from memlab.comparing.batches import predict_batches
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
+    from memlab.exporting.export import export_script
+    from memlab.importing.opening import from_trainer
+    from memlab.recommending.largest import largest_batch
+    from memlab.recommending.recommend import recommend
     from memlab.snapshots.opening import open_snapshot
     from memlab.step import build_step
+    from memlab.store.from_records import store_records
+    from memlab.sweeping.sweep import sweep
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
     "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
-    "compare_recompute", "explain", "forget_costs", "ladder", "measure", "measure_loading",
-    "open_snapshot", "panel", "plots", "predict", "predict_batches", "recorded", "recordings",
-    "replay_allocations", "to_frame", "verify", "workloads",
+    "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "ladder",
+    "largest_batch", "live_sweep", "measure", "measure_loading", "open_snapshot", "panel", "plots",
+    "predict", "predict_batches", "recommend", "recorded", "recordings", "replay_allocations",
+    "results", "store_records", "stored_results", "sweep", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 LATE = {
     "build_step": "step", "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
-    "ladder": "comparing.ladder", "open_snapshot": "snapshots.opening", "panel": "_panel",
-    "plots": "plots",
-    "predict_batches": "comparing.batches", "replay_allocations": "allocator.hygiene",
+    "export_script": "exporting.export", "from_trainer": "importing.opening",
+    "ladder": "comparing.ladder", "largest_batch": "recommending.largest",
+    "live_sweep": "_panel.live_sweep", "open_snapshot": "snapshots.opening", "panel": "_panel",
+    "plots": "plots", "predict_batches": "comparing.batches",
+    "recommend": "recommending.recommend", "replay_allocations": "allocator.hygiene",
+    "store_records": "store.from_records", "sweep": "sweeping.sweep",
 }  # fmt: skip
 """Public names whose modules `import memlab` does not wait for."""
 

@@ -2,7 +2,6 @@
 
 import platform
 import threading
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended
+from memlab.store.keeping import kept
+from memlab.store.rows import RunArguments
 from memlab.techniques.recompute import policies
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
@@ -25,8 +26,6 @@ from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from memlab.predicting.predict import Prediction
 
 # rules for arguments whose annotation does not say which values are allowed
@@ -52,7 +51,8 @@ def measure(
 
     Memory and time are measured in separate passes over the same step. The memory pass records
     every allocation of the real allocator in the first step that begins with optimizer state. The
-    time pass runs without a meter.
+    time pass runs without a meter. The result is written to the store (`memlab.results`); if that
+    is not possible, its notes say why.
 
     The step runs in a worker process. The worker imports your own modules from the newest version
     of their files, and sets plain values, functions and classes that you have changed in them here.
@@ -86,6 +86,45 @@ def measure(
     >>> result.outcome, result.peak_by_category["parameters"]
     (<Outcome.OK: 'ok'>, 2080)
     """
+    result = measure_only(
+        workload,
+        config,
+        device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        memory_limit=memory_limit,
+        timeout_seconds=timeout_seconds,
+        isolate=isolate,
+        on_progress=on_progress,
+        cancel=cancel,
+    )
+    asked = RunArguments(
+        seed=seed,
+        repeats=repeats,
+        warmup=warmup,
+        memory_limit_bytes=size("memory_limit", memory_limit),
+        timeout_seconds=timeout_seconds,
+    )
+    return kept(result, workload, asked, is_isolated=isolate, device=resolve_device(device))
+
+
+@checked(repeats=count(1), **LIMITS)
+def measure_only(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    repeats: int = 5,
+    warmup: int = 1,
+    seed: int = 0,
+    memory_limit: int | str | None = None,
+    timeout_seconds: float = 120,
+    isolate: bool = True,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> StepResult:
+    """Return what `measure` returns, and leave the store alone; a sweep writes by itself."""
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
     limit = size("memory_limit", memory_limit)
@@ -281,42 +320,6 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
         raise WorkloadError(f"workload {workload.name!r} cannot be built: {ended}") from None
 
     return facts
-
-
-@checked()
-def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
-    """Return a pandas DataFrame with one row per result: config, outcome and costs, no timeline.
-
-    Columns that end in `_bytes` are bytes, in `_seconds` seconds.
-
-    Raises:
-        MemlabError: something in `results` is no `StepResult`.
-
-    >>> import memlab
-    >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
-    >>> result = memlab.recorded(workload, memlab.StepConfig(batch_size=4), "amd-epyc")
-    >>> to_frame([result])[["batch_size", "peak_allocated_bytes", "peak_activations_bytes"]]
-       batch_size  peak_allocated_bytes  peak_activations_bytes
-    0           4              38325928                13656628
-    """
-    import pandas as pd
-
-    rows = []
-    for result in results:
-        row = result.to_dict()
-        del row["timeline"], row["step_seconds_all"], row["versions"], row["peak_holdings"]
-        del row["parameter_formats"], row["printed"]
-        config, categories = row.pop("config"), row.pop("peak_by_category") or {}
-        place = result.peak_place
-        rows.append(
-            {"workload_name": row.pop("workload_name"), "number_format": result.number_format}
-            | config
-            | row
-            | {"peak_place": str(place) if place else None, "notes": " ".join(result.notes)}
-            | {f"peak_{name}_bytes": size for name, size in categories.items()}
-        )
-
-    return pd.DataFrame(rows)
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:

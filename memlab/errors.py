@@ -32,3 +32,7 @@ class WorkloadError(MemlabError):
 
 class UnsupportedError(MemlabError):
     """A setting is not implemented, or this device or combination of settings cannot do it."""
+
+
+class StoreError(MemlabError):
+    """The store of results cannot be read or written. The message says why and what to do."""

@@ -1,7 +1,7 @@
 """`script`: the step of a config as plain PyTorch, which a person can run without memlab.
 
-It puts the sources of the techniques together in the order of `build_step`. Left out: loss terms
-that are no samples (a workload's `num_loss_terms`), which a script cannot know.
+It puts the sources of the techniques together in the order of `build_step`. `exporting/` writes a
+whole file around it, with the workload's own functions.
 """
 
 import torch
@@ -31,7 +31,7 @@ def script(
     """Return a script that defines `train(build_model, batches, compute_loss, device)`.
 
     Its losses and weights are those of `build_step`, bit by bit. For a workload with a
-    `split_batch`, `train` takes that function as its last argument.
+    `split_batch`, `train` takes that function too, and then a `num_loss_terms` if it needs one.
 
     Args:
         config: how to train.
@@ -46,6 +46,18 @@ def script(
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
     """
+    imports, functions = parts(config, device, plan, workload)
+    first = "\n".join([_docstring(config), "", *imports])
+    return "\n\n\n".join([first, *functions]) + "\n"
+
+
+def parts(
+    config: StepConfig,
+    device: torch.device | str,
+    plan: Plan | None,
+    workload: Workload | None = None,
+) -> tuple[list[str], list[str]]:
+    """Return the imports of a script, and its functions, of which `train` is the last."""
     device = as_device(device)
     every.check(config, device)
     checkpointing.check_plan(config, plan)
@@ -53,9 +65,16 @@ def script(
     asked = Setup(config=config, device=device, plan=plan, workload=workload)
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
     always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
-    imports = merged([*always, *whole.imports])
-    definitions = ["\n".join([_docstring(config), "", *imports]), *whole.functions]
-    return "\n\n\n".join([*definitions, "\n".join(_train(config, device, whole, workload))]) + "\n"
+    train = "\n".join(_train(config, device, whole, workload))
+    return merged([*always, *whole.imports]), [*whole.functions, train]
+
+
+def train_arguments(config: StepConfig, workload: Workload | None) -> list[str]:
+    """Return the functions of a workload that `train` takes after the device."""
+    if workload is None:
+        return []
+    has_terms = config.accumulation_steps > 1 and workload.num_loss_terms is not None
+    return ["split_batch"] * batches.is_own_kind(workload) + ["num_loss_terms"] * has_terms
 
 
 def _docstring(config: StepConfig) -> str:
@@ -66,10 +85,10 @@ def _docstring(config: StepConfig) -> str:
 def _train(
     config: StepConfig, device: torch.device, source: ScriptLines, workload: Workload | None
 ) -> list[str]:
-    arguments = "build_model, batches, compute_loss, device"
+    more = train_arguments(config, workload)
+    arguments = ", ".join(["build_model", "batches", "compute_loss", "device", *more])
     said = f"structure of CPU tensors with its samples along dim 0, {config.batch_size} of them;"
     if workload is not None and batches.is_own_kind(workload):
-        arguments += ", split_batch"
         said = f"kind of {config.batch_size} samples that split_batch(batch, sizes) takes apart;"
     return [
         f"def train({arguments}):",
@@ -109,10 +128,10 @@ def _accumulate(
     """Return the loop over the micro-batches of one update."""
     forward = ["loss = compute_loss(model, micro_batch)"]
     for context in reversed(source.contexts):
-        forward = [f"with {context}:", *_indented(forward)]
+        forward = _inside(context, forward)
     backward = list(source.backward)
     for context in reversed(source.backward_contexts):
-        backward = [f"with {context}:", *_indented(backward)]
+        backward = _inside(context, backward)
     # read where reading is free; on an accelerator it would stall the queue of kernels
     value = "loss.item()" if device.type == "cpu" else "loss.detach()"
     if config.accumulation_steps == 1:
@@ -122,6 +141,13 @@ def _accumulate(
     body = [*forward, f"total = total + weight * {value}", *backward]
     body += ["del loss, micro_batch"]
     return ["total = 0.0", *accumulation.lines(config, workload), *_indented(body)]
+
+
+def _inside(context: str, lines: list[str]) -> list[str]:
+    """Return lines in a context; a comment among the contexts stays a comment."""
+    if context.startswith("#"):
+        return [context, *lines]
+    return [f"with {context}:", *_indented(lines)]
 
 
 def _indented(lines: tuple[str, ...] | list[str]) -> list[str]:

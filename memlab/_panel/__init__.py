@@ -1,4 +1,4 @@
-"""The widgets of `memlab.panel`; nothing else in memlab imports ipywidgets.
+"""The widgets of `memlab.panel` and `memlab.live_sweep`; nothing else in memlab imports ipywidgets.
 
 - `app.py`: `Panel`, which people hold. `view.py` arranges the widgets, `page.py` shows what is new.
 - `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
@@ -14,6 +14,7 @@
   several runs compare, `guide.py` the help.
 - `table.py` is the table of runs, `rows.py` its rows, `csv_link.py` its file. `cards_table.py` is
   the setting on screen on several cards, `elsewhere.py` fills it.
+- `live_sweep.py` is no part of the panel: a sweep that shows itself, `memlab.live_sweep`.
 
 A choice or a checkbox for a setting needs nothing here: the `Control` of its technique makes it. To
 add a slider, give the technique a `Control` whose `offered` is empty, then name the field in

@@ -18,11 +18,11 @@ from memlab._panel.runner import Runner
 from memlab._panel.runs import RunLog, count_runs
 from memlab._panel.settling import Settling
 from memlab._panel.view import View
-from memlab.api import to_frame
 from memlab.arguments.checks import anything, checked
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
+from memlab.store.frames import to_frame
 from memlab.worker.isolation import prewarm
 from memlab.workload import Workload
 

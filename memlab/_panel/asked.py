@@ -13,6 +13,7 @@ from memlab.arguments.checks import count
 from memlab.arguments.units import parse_bytes
 from memlab.config import StepConfig
 from memlab.errors import MemlabError, WorkloadError
+from memlab.records import where
 from memlab.records.recorded import is_recorded, nearest, sizes
 from memlab.workload import SampleSize, Workload
 
@@ -128,7 +129,7 @@ class Asked:
     @property
     def is_here(self) -> bool:
         """Whether the device is in this machine."""
-        return choices.is_here(self.device)
+        return where.is_here(self.device)
 
     @property
     def is_recorded(self) -> bool:
@@ -190,7 +191,7 @@ class Asked:
     @property
     def capacity(self) -> int | None:
         """The bytes that the device on screen can hold; None if that is not known."""
-        return None if self.device_problem else choices.capacity(self.device)
+        return None if self.device_problem else where.capacity(self.device)
 
     @property
     def limit(self) -> int | None:

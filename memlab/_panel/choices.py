@@ -8,10 +8,9 @@ import torch
 from memlab import workloads
 from memlab.arguments.units import KIB, parse_bytes
 from memlab.devices import cards
-from memlab.devices.here import describe, machine_memory_bytes, resolve_device
-from memlab.errors import ConfigError, DeviceError, WorkloadError
+from memlab.devices.here import describe, resolve_device
+from memlab.errors import ConfigError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings
-from memlab.records.targets import target_of
 from memlab.workload import Workload
 
 OTHER_FORMS = {"pcie", "laptop"}
@@ -93,34 +92,6 @@ def name_of(device: Any) -> str:
         DeviceError: the name is unknown.
     """
     return record_of(device).label if is_recorded(device) else cards.resolve(device).name
-
-
-def is_here(device: str) -> bool:
-    """Return whether this machine has the device, so that it can measure on it."""
-    try:
-        resolve_device(device)
-    except DeviceError:
-        return False
-    return True
-
-
-def capacity(device: str) -> int | None:
-    """Return the bytes that a step can hold there at most; None if that is not known.
-
-    Of a card it is what PyTorch can reserve, the card's memory without the CUDA context; of the
-    CPU it is this machine's memory.
-
-    Raises:
-        DeviceError: the name is unknown.
-    """
-    if is_recorded(device):
-        card = target_of(record_of(device), tf32=False).card
-        return card.usable_bytes if card else None
-
-    target = cards.resolve(device)
-    if target.kind == "cpu":
-        return machine_memory_bytes()
-    return target.card.usable_bytes if target.card else None
 
 
 def of_capacity(device: str) -> str:

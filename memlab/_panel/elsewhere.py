@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from memlab._panel import choices
 from memlab._panel.asked import Asked
 from memlab._panel.cards_table import CardsTable
 from memlab._panel.forecasts import Forecasts
 from memlab._panel.job import Latest
 from memlab._panel.questions import Question
+from memlab.records import where
 
 REST_SECONDS = 0.3  # settings at rest for this long are looked up on all cards
 
@@ -62,6 +62,6 @@ class Elsewhere:
                 return not self._closed and self._asked.question == question
 
             if question is not None and is_newest():
-                limits = {name: choices.capacity(name) for name in self._cards.names}
+                limits = {name: where.capacity(name) for name in self._cards.names}
                 limits[question.device] = self._asked.limit
                 self._cards.fill(question, limits, self._forecasts, is_newest)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 SETTLED_SECONDS = 0.5
 # where the kernel takes long for a change, the page does too: it has as much to do with it, and
-# sends its next change only after that; 0.5 s was too short on two cores with 14 busy processes
+# sends its next change only after that; 5 s was too short on two cores with 24 busy processes
 TIMES_HANDLING = 10
-LONGEST_SECONDS = 5.0
+LONGEST_SECONDS = 20.0
 
 
 class Settling:
@@ -44,7 +44,8 @@ class Settling:
             typed: whether Enter was pressed, just before which something was typed.
         """
         now = time.monotonic()
-        seconds = SETTLED_SECONDS if typed else self._changed_at + self._settled_seconds - now
+        last = now if typed else self._changed_at  # what was typed may still be on its way
+        seconds = last + self._settled_seconds - now
         if seconds <= 0:
             function()
             return

@@ -46,6 +46,7 @@ REMEDIES = {
     "VerifyReport": "pass what memlab.verify returned",
     "Figure": "pass what a function of memlab.plots returned",
     "Event": "pass a threading.Event()",
+    "Executor": "pass one of concurrent.futures, or client.get_executor() of dask.distributed",
     "Module": "pass the torch.nn.Module itself",
 }
 

@@ -100,3 +100,15 @@ def literal(value: Any) -> str:
         return f"[{inside}]" if type(value) is list else f"({inside}{',' * (len(value) == 1)})"
 
     raise TypeError(f"{type(value).__name__} has no literal")
+
+
+def quoted(text: str) -> str:
+    r"""Return the literal of a text, in double quotes if that needs no escapes.
+
+    >>> print(quoted("layers.*"), quoted('say "hi"\n'))
+    "layers.*" 'say "hi"\n'
+    """
+    plain = repr(str.__str__(text))
+    if plain[0] == "'" and '"' not in plain:
+        return f'"{plain[1:-1]}"'
+    return plain

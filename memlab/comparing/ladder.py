@@ -16,10 +16,8 @@ from memlab.api import measure, predict
 from memlab.arguments.checks import anything, checked, count, of_type, seconds
 from memlab.arguments.quoting import is_a, shown
 from memlab.config import StepConfig
-from memlab.devices.cards import resolve
-from memlab.devices.here import resolve_device
-from memlab.errors import ConfigError, DeviceError
-from memlab.records.recorded import is_recorded
+from memlab.errors import ConfigError
+from memlab.records.where import is_here
 from memlab.result import Outcome, StepResult
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
@@ -88,7 +86,7 @@ def ladder(
     options |= {"on_progress": on_progress, "cancel": cancel}
 
     def run(config: StepConfig) -> StepResult:
-        if _is_here(device):
+        if is_here(device):
             return measure(workload, config, device, repeats=repeats, **options)
         return predict(workload, config, device, **options)
 
@@ -175,23 +173,6 @@ def _idle(result: StepResult, before: StepResult) -> str:
     if not known or any(now < then for now, then in known):
         return ""
     return "it does not lower the peak here"
-
-
-def _is_here(device: str | torch.device | None) -> bool:
-    """Return whether a device is in this machine.
-
-    Raises:
-        DeviceError: it is neither here nor a card that memlab knows.
-    """
-    if is_recorded(device):
-        return False
-    resolve(device)
-    try:
-        resolve_device(device)
-    except DeviceError:
-        return False
-
-    return True
 
 
 def _on_top(config: StepConfig, rung: Rung) -> StepConfig:

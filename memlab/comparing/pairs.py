@@ -12,22 +12,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from memlab import workloads
-from memlab.api import measure, predict, predict_with_forecast
+from memlab.api import measure, predict
 from memlab.arguments.checks import checked, count, size
 from memlab.arguments.units import GIB, format_bytes, format_seconds, parse_bytes
 from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
 from memlab.devices.here import resolve_device
-from memlab.errors import ConfigError, DeviceError, MemlabError, UnsupportedError
-from memlab.limits.judgement import CountedPeak
+from memlab.errors import DeviceError, MemlabError, UnsupportedError
+from memlab.recommending.alternatives import counted
+from memlab.recommending.largest import LargestSearch
 from memlab.result import Outcome, StepResult
 from memlab.workload import Workload
-
-if TYPE_CHECKING:
-    from memlab.predicting.forecast import Forecast
 
 # from its table: how many times more images, volumes and words fit (tutorial/results.png; its
 # LSTM has 20 samples of 800 and 8100 words, so that the ratio is one of words). None for DenseNet.
@@ -35,7 +32,6 @@ REPOSITORY_RATIOS = {"resnet": 51 / 15, "vnet": 9 / 5, "lstm": 8100 / 800}
 DEFAULT_CPU_LIMIT_BYTES = 2 * GIB
 DEFAULT_BATCH_LIMIT = 4096
 FIRST_BATCH = 2  # a single sample often runs other operators than a larger batch
-GUESSES = 6  # tries that a forecast chooses; after them the interval is halved
 REPEATS = 3
 TIMEOUT_SECONDS = 1800.0
 RECOMPUTE = ({"memory_budget": 0.0}, {"checkpointing": Checkpointing.BLOCKS})
@@ -94,7 +90,7 @@ class Pair:
     def __str__(self) -> str:
         """Return a table of plain text."""
         plain = self.baseline.predicted
-        kind = _counted(plain).kind
+        kind = counted(plain).kind
         rows = [["", "batch", "peak predicted", "peak measured", "step", "a sample"]]
         rows += [_row("baseline", self.baseline), _row("optimized", self.optimized)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -142,7 +138,8 @@ def compare_recompute(
     """
     limit_bytes = _limit(memory_limit, device)
     plain = StepConfig(batch_size=1, optimizer=Optimizer.SGD_MOMENTUM)
-    search = _Search(workload, limit_bytes, device, batch_limit)
+    options = {"timeout_seconds": TIMEOUT_SECONDS}
+    search = _Search(workload, limit_bytes, device, batch_limit, options)
     baseline = search.largest(plain, FIRST_BATCH)
     first = baseline.config.batch_size
     optimized = search.largest(search.least(replace(plain, batch_size=first)), first)
@@ -154,47 +151,8 @@ def compare_recompute(
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    workload: Workload
-    limit_bytes: int
-    device: str | None
-    batch_limit: int
-
-    def largest(self, config: StepConfig, first: int) -> StepResult:
-        """Return the step with the largest batch that certainly fits.
-
-        A batch certainly fits if its predicted peak does at the upper end of its uncertainty.
-
-        Args:
-            config: the settings; their batch size is ignored.
-            first: the batch that is tried first.
-        """
-        best: StepResult | None = None
-        low, high, guess = 0, self.batch_limit + 1, first
-        tries = 0
-        while high - low > 1:
-            size = min(max(guess, low + 1), high - 1)
-            found = predict_with_forecast(
-                self.workload, replace(config, batch_size=size), self.device,
-                memory_limit=self.limit_bytes, timeout_seconds=TIMEOUT_SECONDS,
-            )  # fmt: skip
-            result = _ran(found.result)
-            if result.fit == "fits":
-                low, best = size, result
-            else:
-                high = size
-            tries += 1
-            guess = (low + high) // 2
-            if tries <= GUESSES and found.forecast is not None:
-                peak = _counted(result)
-                limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
-                guess = _guess(found.forecast, low, high, limit_bytes)
-        if best is None:
-            raise ConfigError(
-                f"memory_limit={format_bytes(self.limit_bytes)} is not enough for one sample of "
-                f"{self.workload.name}, {config}; allowed is the memory of one sample or more"
-            )
-        return best
+class _Search(LargestSearch):
+    """The search for both steps of a pair."""
 
     def least(self, config: StepConfig) -> StepConfig:
         """Return the config with the recompute whose step has the lowest predicted peak.
@@ -210,7 +168,7 @@ class _Search:
         possible = [result for result in results if result.outcome is Outcome.OK]
         if not possible:
             raise UnsupportedError(results[0].message)
-        return min(possible, key=lambda result: _counted(result).nbytes).config
+        return min(possible, key=lambda result: counted(result).nbytes).config
 
     def confirmed(self, predicted: StepResult) -> Fit:
         """Return a prediction with its measurement, where the device is here."""
@@ -226,34 +184,11 @@ class _Search:
         return Fit(predicted=predicted, measured=measured, is_capped=is_capped)
 
 
-def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int) -> int:
-    """Return the largest batch between `low` and `high` that fits according to the forecast."""
-    while high - low > 1:
-        size = (low + high) // 2
-        if not forecast.covers([size]):
-            return min(size, 2 * max(low, 1))
-        low, high = (size, high) if forecast.fits([size], limit_bytes) else (low, size)
-    return low
-
-
 def _limit(limit: int | str | None, device: str | None) -> int:
     if limit is not None:
         return parse_bytes(limit)
     card = resolve(device).card
     return DEFAULT_CPU_LIMIT_BYTES if card is None else card.usable_bytes
-
-
-def _ran(result: StepResult) -> StepResult:
-    if result.outcome is not Outcome.OK:
-        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
-    return result
-
-
-def _counted(result: StepResult) -> CountedPeak:
-    """Return the peak that counts against a limit, of a prediction that has one."""
-    peak = result.counted_peak
-    assert peak is not None
-    return peak
 
 
 def _row(title: str, fit: Fit) -> list[str]:

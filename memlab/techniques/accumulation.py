@@ -196,13 +196,29 @@ def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
     A workload with a `split_batch` is split by it.
     """
     sizes = list(config.micro_batch_sizes)
-    if workload is not None and batches.is_own_kind(workload):
-        return _lines_of_own_kind(sizes)
+    own_kind = workload is not None and batches.is_own_kind(workload)
+    move = "tree_map_only(torch.Tensor, lambda t: t.to(device), {})"
+    move = "moved({}, device)" if own_kind else move
     if len(sizes) == 1:
-        return ["micro_batch = tree_map_only(torch.Tensor, lambda t: t.to(device), batch)"]
+        return [f"micro_batch = {move.format('batch')}"]
 
+    # the comments are lines of the script
+    first = ["# one micro-batch after another, whose gradients add up to that of the whole batch"]
+    first += [f"sizes = {sizes}"]
+    if own_kind:
+        first += ["parts = split_batch(batch, sizes)"]
+        first += ["del batch  # parts that are copies need not be held beside the whole batch"]
+    if workload is not None and workload.num_loss_terms is not None:
+        return [*first, *_lines_of_terms(own_kind), f"    micro_batch = {move.format('part')}"]
+    if own_kind:
+        return [
+            *first,
+            "for part, size in zip(parts, sizes, strict=True):",
+            "    weight = size / sum(sizes)",
+            f"    micro_batch = {move.format('part')}",
+        ]
     return [
-        f"sizes = {sizes}",
+        *first,
         "for index, size in enumerate(sizes):",
         "    weight = size / sum(sizes)",
         "    micro_batch = tree_map_only(",
@@ -211,18 +227,22 @@ def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
     ]
 
 
-def _lines_of_own_kind(sizes: list[int]) -> list[str]:
-    """Return the same for batches that the workload's own `split_batch` splits."""
-    if len(sizes) == 1:
-        return ["micro_batch = moved(batch, device)"]
-
+def _lines_of_terms(own_kind: bool) -> list[str]:
+    """Return the loop over micro-batches whose losses are means over what the workload counts."""
+    parts = [
+        "parts = [",
+        "    tree_map_only(torch.Tensor, lambda t: t.split(sizes)[index], batch)",
+        "    for index in range(len(sizes))",
+        "]",
+    ]
     return [
-        f"sizes = {sizes}",
-        "parts = split_batch(batch, sizes)",
-        "del batch",  # parts that are copies need not be held beside the whole batch
-        "for part, size in zip(parts, sizes, strict=True):",
-        "    weight = size / sum(sizes)",
-        "    micro_batch = moved(part, device)",
+        *([] if own_kind else parts),
+        "# the loss is a mean over these terms, and micro-batches have different numbers of them",
+        "terms = [float(num_loss_terms(part)) for part in parts]",
+        "for part, count in zip(parts, terms, strict=True):",
+        "    weight = count / sum(terms)",
+        "    if weight == 0:",
+        "        continue  # no terms, so no mean to add",
     ]
 
 

@@ -11,7 +11,8 @@ import torch
 from memlab.techniques.source import UPDATE, ScriptLines
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
-CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {:g})"
+CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {!r})"
+WHY = "# an update is bounded: gradients with a larger total norm are scaled down to it"
 UNSCALE = "scaler.unscale_(optimizer)"
 
 
@@ -39,7 +40,7 @@ def source(asked: Setup) -> ScriptLines:
         return ScriptLines()
     clip = CLIP.format(config.max_grad_norm)
     has_scaler = config.precision is config.precision.FP16_MIXED
-    return ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), clip, UPDATE))
+    return ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), WHY, clip, UPDATE))
 
 
 def says(asked: Setup) -> str:

@@ -262,6 +262,7 @@ IN_PLACE = Technique(
     source=source,
     controls=(switch("inplace", "activations in place", "in place", "not in place"),),
     says=says,
+    searches=({"inplace": True},),
     savings=(
         Saving(
             setting="`inplace=True`",

@@ -50,6 +50,7 @@ def source(asked: Setup) -> ScriptLines:
     return ScriptLines(
         before=(f"formats = {{{formats}}}",),
         built=(
+            "# convolutions whose weights are channels last give outputs of that layout",
             "for module in model.modules():",
             f"    if isinstance(module, ({kinds})):",
             "        weight = module.weight",

@@ -238,6 +238,12 @@ def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision is Precision.FP16_MIXED else None
 
 
+TF32_WHY = "# matrix products of fp32 on tensor cores, which read ten bits of each mantissa"
+CAST_WHY = "# weights, gradients and optimizer state have this format"
+AUTOCAST_WHY = "# matrix products in half precision; weights and sums stay in fp32"
+SCALER_WHY = "# small gradients would be zero in fp16, so the loss is scaled up"
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return the casts, the autocast and the loss scaler of a script.
 
@@ -254,12 +260,12 @@ def source(asked: Setup) -> ScriptLines:
 
     lines = ScriptLines(
         imports=("from torchao.float8 import convert_to_float8_training",) if is_fp8 else (),
-        before=('torch.set_float32_matmul_precision("high")',) if is_tf32 else (),
-        built=(f"cast_weights(model, {dtype})",) if dtype else (),
+        before=(TF32_WHY, 'torch.set_float32_matmul_precision("high")') if is_tf32 else (),
+        built=(CAST_WHY, f"cast_weights(model, {dtype})") if dtype else (),
         model=(TO_FP8,) if is_fp8 else (),
         batch=_batch_lines(dtype, in_objects) if dtype else (),
-        optimizer=("scaler = torch.amp.GradScaler(device.type)",) if has_scaler else (),
-        contexts=(context,) if precision in AUTOCAST_DTYPE else (),
+        optimizer=(SCALER_WHY, "scaler = torch.amp.GradScaler(device.type)") if has_scaler else (),
+        contexts=(AUTOCAST_WHY, context) if precision in AUTOCAST_DTYPE else (),
         backward=("loss = scaler.scale(loss)", BACKWARD) if has_scaler else (),
         update=("scaler.step(optimizer)", "scaler.update()") if has_scaler else (),
     )
@@ -269,9 +275,13 @@ def source(asked: Setup) -> ScriptLines:
 def _batch_lines(dtype: torch.dtype, in_objects: bool) -> tuple[str, ...]:
     """Return the lines of a script that cast the floating-point tensors of `batch`."""
     cast = f"lambda t: t.to({dtype}) if t.is_floating_point() else t"
+    why = "# real numbers of the batch get the format of the weights"
     if in_objects:
-        return (f"batch = map_tensors({cast}, batch)",)
-    return ("batch = tree_map_only(", f"    torch.Tensor, {cast}, batch", ")")
+        return (
+            why,
+            f"batch = map_tensors({cast}, batch)",
+        )
+    return (why, "batch = tree_map_only(", f"    torch.Tensor, {cast}, batch", ")")
 
 
 PRECISION = Technique(
@@ -285,6 +295,12 @@ PRECISION = Technique(
     source=source,
     notes=notes,
     controls=(Control(field="precision", label="Precision"),),
+    searches=(
+        {"precision": "tf32"},
+        {"precision": "bf16-mixed"},
+        {"precision": "fp16-mixed"},
+    ),
+    may_be_faster=True,
     savings=(
         Saving(
             setting='`precision="bf16-mixed"`, `"fp16-mixed"`',

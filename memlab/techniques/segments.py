@@ -41,7 +41,8 @@ def source(asked: Setup) -> ScriptLines:
     if not asked.config.expandable_segments:
         return ScriptLines()
     setting = 'torch.cuda.memory._set_allocator_settings("expandable_segments:True")'
-    return ScriptLines(before=(setting,))
+    why = "# segments grow by pages, so that fewer bytes are reserved and not used"
+    return ScriptLines(before=(why, setting))
 
 
 def says(asked: Setup) -> str:
@@ -67,6 +68,7 @@ SEGMENTS = Technique(
         ),
     ),
     says=says,
+    searches=({"expandable_segments": True},),
     savings=(
         Saving(
             setting="`expandable_segments=True`",

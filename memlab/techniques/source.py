@@ -7,6 +7,7 @@
 
 import ast
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -133,8 +134,10 @@ def _one_name_a_line(statement: ast.ImportFrom) -> list[str]:
 def merged(imports: Iterable[str]) -> list[str]:
     """Return imports in order; those from one module are one line, unless it would be too long.
 
-    >>> merged(["from math import pi", "import torch", "from math import e", "import torch"])
-    ['from math import e, pi', 'import torch']
+    Those of Python come first, and an empty line after them.
+
+    >>> merged(["import torch", "from math import pi", "from math import e", "import torch"])
+    ['from math import e, pi', '', 'import torch']
     """
     from_module: dict[str, set[str]] = defaultdict(set)
     lines: set[str] = set()
@@ -149,4 +152,15 @@ def merged(imports: Iterable[str]) -> list[str]:
         joined = f"from {module} import {', '.join(sorted(names))}"
         each = [f"from {module} import {name}" for name in names]
         lines.update([joined] if len(joined) <= LONGEST_LINE else each)
-    return sorted(lines, key=lambda line: (line.split()[1], line))
+
+    ordered = sorted(lines, key=lambda line: (line.startswith("from "), line))
+    future = [line for line in ordered if _module(line) == "__future__"]
+    of_python = [line for line in ordered if _module(line) in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in of_python]
+    groups = [future, [line for line in of_python if line not in future], others]
+    return "\n\n".join("\n".join(group) for group in groups if group).split("\n")
+
+
+def _module(line: str) -> str:
+    """Return the package that a line imports."""
+    return line.split()[1].split(".")[0]

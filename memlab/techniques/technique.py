@@ -147,6 +147,8 @@ class Technique:
             set in code.
         says: returns a clause that explains what it does now, for the line below its controls.
         savings: its lines in docs/saving.md, one for each setting that a person chooses.
+        searches: alternatives that `memlab.recommend` tries; none for what it leaves alone.
+        may_be_faster: whether one of these may make a step faster, besides saving memory.
     """
 
     fields: tuple[str, ...]
@@ -160,6 +162,8 @@ class Technique:
     controls: tuple[Control, ...] = ()
     says: Callable[[Setup], str] = lambda _: ""
     savings: tuple[Saving, ...] = ()
+    searches: tuple[Mapping[str, Any], ...] = ()
+    may_be_faster: bool = False
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:

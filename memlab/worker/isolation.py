@@ -33,7 +33,9 @@ from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
 from memlab.workload import Workload
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minutes of a busy one
+TOO_LONG = "raise timeout_seconds, or make the step smaller"
+NOT_STARTED = "other programs keep the processor busy: try again once they have ended"
 BY_NAME = "on <module '__main__'"  # part of Python's error for a name that __main__ lacks
 OnProgress = Callable[[Progress], None]
 
@@ -162,7 +164,7 @@ def run(
         WorkloadError: the arguments cannot be sent.
     """
     cancel = cancel or threading.Event()
-    tell = _teller(on_progress)
+    tell = teller(on_progress)
     arguments = _in_one_size(arguments)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
@@ -193,8 +195,8 @@ def _converse(
         try:
             if worker.doing == STARTING:
                 tell(Progress(text="starting the worker", fraction=0.0))
-                _receive(worker, _check(worker, START_SECONDS, cancel), tell)
-            check = _check(worker, timeout_seconds, cancel)
+                _receive(worker, _check(worker, START_SECONDS, cancel, NOT_STARTED), tell)
+            check = _check(worker, timeout_seconds, cancel, TOO_LONG)
             worker.send(job, check)
             kind, value = _receive(worker, check, tell)
         except Ended as ended:
@@ -234,12 +236,14 @@ def _unloadable(error: str) -> str:
     )
 
 
-def _check(worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event) -> Check:
+def _check(
+    worker: WorkerProcess, timeout_seconds: float, cancel: threading.Event, remedy: str
+) -> Check:
     """Return a function that raises `Ended` once the run is cancelled or its time is over."""
     deadline = time.monotonic() + timeout_seconds
 
     def check() -> None:
-        if over := _over(cancel, deadline, timeout_seconds, worker.doing):
+        if over := _over(cancel, deadline, timeout_seconds, worker.doing, remedy):
             raise Ended(*over)
 
     return check
@@ -323,7 +327,7 @@ def run_here(
     raised: list[Exception] = []
 
     def report(progress: Progress) -> None:
-        if over := _over(cancel, deadline, timeout_seconds, progress.text):
+        if over := _over(cancel, deadline, timeout_seconds, progress.text, TOO_LONG):
             raise Ended(*over)
         try:
             tell(progress)
@@ -331,7 +335,7 @@ def run_here(
             raised.append(error)
             raise
 
-    tell = _teller(on_progress)
+    tell = teller(on_progress)
     with _lane_of(function).turn(tell, cancel or threading.Event()):
         value = FUNCTIONS[function](**arguments, report=report)
     if raised:
@@ -340,22 +344,24 @@ def run_here(
     return value
 
 
-def _teller(on_progress: OnProgress | None) -> OnProgress:
-    """Return a function that calls `on_progress`; errors that this raises reach the caller."""
+def teller(
+    function: Callable[[Any], None] | None, name: str = "on_progress", what: str = "a Progress"
+) -> Callable[[Any], None]:
+    """Return a function that calls a person's own; errors that this raises reach the caller."""
 
-    def tell(progress: Progress) -> None:
-        if on_progress is None:
+    def tell(value: Any) -> None:
+        if function is None:
             return
 
         try:
-            on_progress(progress)
+            function(value)
         except Exception as error:
             here = error.__traceback__
             was_entered = here is not None and here.tb_next is not None
             if was_entered or isinstance(error, MemlabError):
                 raise
             raise ConfigError(
-                f"on_progress={shown(on_progress)} cannot be called with a Progress ({error}); "
+                f"{name}={shown(function)} cannot be called with {what} ({error}); "
                 "pass a function of one argument"
             ) from error
 
@@ -363,17 +369,19 @@ def _teller(on_progress: OnProgress | None) -> OnProgress:
 
 
 def _over(
-    cancel: threading.Event | None, deadline: float, timeout_seconds: float, doing: str
+    cancel: threading.Event | None,
+    deadline: float,
+    timeout_seconds: float,
+    doing: str,
+    remedy: str,
 ) -> tuple[Outcome, str] | None:
     """Return the outcome and the message of a run that has to end now, or None."""
     if cancel is not None and cancel.is_set():
         return Outcome.CANCELLED, f"stopped while {doing}"
 
     if time.monotonic() > deadline:
-        return Outcome.TIMED_OUT, (
-            f"not finished after {format_seconds(timeout_seconds)}, while {doing}; raise "
-            "timeout_seconds, or make the step smaller"
-        )
+        text = f"not finished after {format_seconds(timeout_seconds)}, while {doing}; {remedy}"
+        return Outcome.TIMED_OUT, text
     return None
 
 

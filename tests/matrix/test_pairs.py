@@ -12,6 +12,7 @@ import memlab
 from memlab import MemlabError, Outcome, StepConfig, Workload, workloads
 from memlab.arguments.units import MIB
 from memlab.comparing import batches, pairs
+from memlab.recommending import largest
 from memlab.result import Source, StepResult
 from tests.models import blocks, linear
 
@@ -90,8 +91,10 @@ def search(monkeypatch, peak_of, limit, batch_limit=pairs.DEFAULT_BATCH_LIMIT, *
         found = result_of(config.batch_size, peak_of(config.batch_size), **facts)
         return SimpleNamespace(result=found.against_limit(options["memory_limit"]), forecast=None)
 
-    monkeypatch.setattr(pairs, "predict_with_forecast", predicted)
-    found = pairs._Search(linear(), limit, "cpu", batch_limit).largest(StepConfig(batch_size=1), 2)
+    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    found = largest.LargestSearch(linear(), limit, "cpu", batch_limit).largest(
+        StepConfig(batch_size=1), 2
+    )
     return found.config.batch_size, tried
 
 
@@ -118,13 +121,14 @@ def test_a_limit_below_one_sample_says_so(monkeypatch):
 
 def test_a_forecast_needs_few_predictions(monkeypatch):
     asked = []
-    predict = pairs.predict_with_forecast
+    predict = largest.predict_with_forecast
     monkeypatch.setattr(
-        pairs,
+        largest,
         "predict_with_forecast",
         lambda *args, **kw: asked.append(args) or predict(*args, **kw),
     )
-    pairs._Search(blocks(**WIDE), 64 * MIB, "t4", 4096).largest(StepConfig(batch_size=1), 2)
+    search = largest.LargestSearch(blocks(**WIDE), 64 * MIB, "t4", 4096)
+    search.largest(StepConfig(batch_size=1), 2)
     assert len(asked) <= 5
 
 

@@ -75,6 +75,17 @@ def test_where_a_change_takes_long_the_wait_is_longer(settling_soon, monkeypatch
     assert called[0] - start >= 2 * MOMENT_SECONDS
 
 
+def test_so_is_that_of_enter_whenever_the_change_was(settling_soon, monkeypatch):
+    monkeypatch.setattr(settling, "LONGEST_SECONDS", 3 * MOMENT_SECONDS)
+    settling_soon.note(handling_seconds=60)
+    time.sleep(3 * MOMENT_SECONDS)
+    called, done = [], threading.Event()
+    start = time.monotonic()
+    settling_soon.call(lambda: (called.append(time.monotonic()), done.set()), typed=True)
+    assert done.wait(PATIENCE_SECONDS)
+    assert called[0] - start >= 2 * MOMENT_SECONDS
+
+
 def test_nothing_is_called_once_it_is_closed(settling_soon):
     called = []
     settling_soon.note()

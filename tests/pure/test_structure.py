@@ -29,10 +29,10 @@ FLOORS = [
     ["meters/", "allocator/", "step", "script"],
     ["recording/", "costs/"],
     ["measuring/", "planning/", "predicting/", "verifying/"],
-    ["sending/", "worker/", "records/"],
-    ["api", "loaders", "explaining/", "snapshots/", "visits/"],
+    ["sending/", "worker/", "records/", "store/"],
+    ["api", "loaders", "explaining/", "snapshots/", "visits/", "recommending/", "exporting/"],
     ["figures/", "plots"],
-    ["comparing/", "_panel/", "doctor/"],
+    ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],
     ["__main__"],
 ]
 MOST_LINES = 400  # of a file that people read
@@ -43,6 +43,7 @@ ONLY_IN = {
     "monai": {"workloads/"},
     "sklearn": {"workloads/"},
     "transformers": {"workloads/"},
+    "yaml": {"importing/"},
 }
 # imports of a file by a file of another room; about a hundred are of torch_private/, instead of
 # imports of PyTorch
@@ -137,7 +138,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_from_floors_below(path):
     if path == PACKAGE / "__init__.py":
-        assert len(path.read_text().splitlines()) <= 60  # a list of names, and little else
+        assert len(path.read_text().splitlines()) <= 70  # a list of names, and little else
         return
     own = place_of_file(path)
     assert own in ORDER, f"{own} has no floor: give it one in FLOORS and in docs/architecture.md"

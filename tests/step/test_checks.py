@@ -113,9 +113,9 @@ def test_drawn_calls_repeat_with_their_seed_and_none_is_raw():
          WorkloadError, "is not a torch.nn.Module"),
         (lambda: memlab.measure_loading(WORKLOAD, CONFIG, bad_calls.NoClass()), WorkloadError,
          "is not map-style"),
-        (lambda: isolation._teller(lambda: 3)(Progress(text="", fraction=0.0)), ConfigError,
+        (lambda: isolation.teller(lambda: 3)(Progress(text="", fraction=0.0)), ConfigError,
          "cannot be called with a Progress"),
-        (lambda: isolation._teller(int)(Progress(text="", fraction=0.0)), ConfigError,
+        (lambda: isolation.teller(int)(Progress(text="", fraction=0.0)), ConfigError,
          "on_progress=<class 'int'> cannot be called with a Progress"),
         (lambda: units.format_bytes("much"), ConfigError, "num_bytes='much' is not a number"),
     ],
@@ -135,7 +135,7 @@ def test_a_loss_function_that_raises_when_it_is_looked_at_is_no_error_of_memlab(
 def test_bad_calls_counts_what_on_progress_raises_as_the_callers_and_nothing_else():
     def caught(on_progress):
         with pytest.raises(Exception) as found:
-            isolation._teller(on_progress)(Progress(text="", fraction=0.0))
+            isolation.teller(on_progress)(Progress(text="", fraction=0.0))
         return found.value
 
     def stumble(progress):

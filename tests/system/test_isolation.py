@@ -132,6 +132,18 @@ def test_the_time_limit_ends_a_run():
     assert_worker_is_back()
 
 
+def test_a_worker_that_does_not_start_is_not_the_fault_of_the_step(monkeypatch):
+    monkeypatch.setattr(isolation, "START_SECONDS", 0.0)
+    monkeypatch.setattr(isolation.spare, "take", lambda: None)
+    isolation.measuring.replace()
+    result = measure(linear(), StepConfig(), "cpu", repeats=1)
+    assert result.outcome == "timed_out"
+    assert "while starting; other programs keep the processor busy" in result.message
+    assert "timeout_seconds" not in result.message
+    monkeypatch.undo()
+    assert_worker_is_back()
+
+
 @pytest.mark.slow
 def test_stop_ends_a_run_without_waiting_for_it():
     measure(linear(), StepConfig(), "cpu", repeats=1)  # the worker is warm

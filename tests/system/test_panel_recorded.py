@@ -6,7 +6,7 @@ import memlab
 from memlab import StepConfig, workloads
 from memlab._panel import advice, choices
 from memlab.errors import DeviceError
-from memlab.records import recorded
+from memlab.records import recorded, where
 from memlab.records.records import Kind, append
 from memlab.result import Source
 from tests.panel_parts import until
@@ -29,7 +29,7 @@ def panel(tmp_path, monkeypatch):
 
 def test_it_is_offered_by_its_title_with_the_memory_of_the_card(panel):
     assert ("Tesla T4, recorded", LABEL) in choices.devices("cpu")
-    assert panel._asked.limit == choices.capacity(LABEL) > 2**30
+    assert panel._asked.limit == where.capacity(LABEL) > 2**30
     assert "is another machine: Run shows what was measured there" in panel._view._status.value
     with pytest.raises(DeviceError, match="allowed is one of 't4'"):
         panel.set(device="h200, recorded")

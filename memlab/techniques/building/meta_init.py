@@ -58,6 +58,9 @@ def notes(asked: Setup) -> list[str]:
     ]
 
 
+WHY = "# built without memory first, so that weights are created where they stay"
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that build the model."""
     config = asked.config
@@ -67,7 +70,9 @@ def source(asked: Setup) -> ScriptLines:
     # offloaded weights are created in host memory
     where = 'torch.device("cpu")' if config.offload_parameters else "device"
     before = f"build_model = functools.partial(build_on_meta, build_model, {where})"
-    return together([whole(deferred), ScriptLines(imports=("import functools",), before=(before,))])
+    return together(
+        [whole(deferred), ScriptLines(imports=("import functools",), before=(WHY, before))]
+    )
 
 
 def says(asked: Setup) -> str:

@@ -129,15 +129,19 @@ def source(asked: Setup) -> ScriptLines:
         "activation_memory_budget_solver": str(config.budget_solver),
         "activation_memory_budget_runtime_estimator": str(config.budget_estimator),
     }
-    lines = (f"torch._functorch.config.{name} = {value!r}" for name, value in switches.items())
-    arguments = f"backend={backend(device)!r}, fullgraph={budget < 1.0}"
+    lines = ["# the partitioner keeps this share of the activations and recomputes the rest"]
+    for name, value in switches.items():
+        written = f'"{value}"' if isinstance(value, str) else repr(value)
+        lines.append(f"torch._functorch.config.{name} = {written}")
+    why = "# compiled when it first runs: fewer kernels, and fewer passes over memory"
+    arguments = f'backend="{backend(device)}", fullgraph={budget < 1.0}'
     if mode != "default":
-        arguments += f", mode={mode!r}"
+        arguments += f', mode="{mode}"'
 
     return ScriptLines(
         imports=("import torch._functorch.config",) if budget < 1.0 else (),
         before=tuple(lines) if budget < 1.0 else (),
-        model=(f"model = torch.compile(model, {arguments})",),
+        model=(why, f"model = torch.compile(model, {arguments})"),
     )
 
 

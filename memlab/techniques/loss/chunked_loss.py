@@ -51,6 +51,7 @@ def source(asked: Setup) -> ScriptLines:
         return ScriptLines()
 
     lines = (
+        "# the logits of a chunk are freed before the next, so that all are never held at once",
         "_, head = find_head(model)",
         f"head.forward = ChunkedHead(head, {config.loss_chunks})",
     )
@@ -99,6 +100,7 @@ CHUNKED_LOSS = Technique(
         ),
     ),
     says=says,
+    searches=({"loss_chunks": 16},),
     savings=(
         Saving(
             setting="`loss_chunks=16`",

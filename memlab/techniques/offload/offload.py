@@ -97,6 +97,10 @@ def notes(config: StepConfig, host_bytes: int) -> list[str]:
     return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
 
 
+WEIGHTS_WHY = "# weights stay in host memory while other modules run"
+HOOKS_WHY = "# what backward needs later waits in host memory"
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script for all three of `FIELDS`."""
     config = asked.config
@@ -111,14 +115,18 @@ def source(asked: Setup) -> ScriptLines:
     if config.offload_parameters:
         files += [weight_reads, weight_offloading]
         stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
-        place = (f"weights = OffloadedWeights(model, device{stay})",)
+        place = (
+            WEIGHTS_WHY,
+            f"weights = OffloadedWeights(model, device{stay})",
+        )
         after, given = ("weights.restore()",), ", weights"
 
     fraction = config.offload_fraction if config.offload_activations else 0.0
     is_hooked = config.offload_activations or config.offload_parameters
+    hooks = (HOOKS_WHY, f"offloader = Offloader(model, {fraction!r}{given})")
     lines = ScriptLines(
         place=place,
-        model=(f"offloader = Offloader(model, {fraction:g}{given})",) if is_hooked else (),
+        model=hooks if is_hooked else (),
         contexts=("offloader",) if is_hooked else (),
         backward_contexts=("offloader.in_backward()",) if config.offload_parameters else (),
         after=after,
@@ -169,6 +177,7 @@ ACTIVATIONS = Technique(
         ),
     ),
     says=says,  # for the other two techniques as well
+    searches=({"offload_activations": True},),
     savings=(
         Saving(
             setting="`offload_activations=True`",
@@ -197,6 +206,7 @@ PARAMETERS = Technique(
     changes_plans=False,
     refusals=partial(refusals, "offload_parameters"),
     controls=(offload_control("offload_parameters"),),
+    searches=({"offload_parameters": True},),
     savings=(
         Saving(
             setting="`offload_parameters=True`",
@@ -219,6 +229,7 @@ OPTIMIZER_STATE = Technique(
     examples={"offload optimizer": {"offload_optimizer": True}},
     refusals=partial(refusals, "offload_optimizer"),
     controls=(offload_control("offload_optimizer"),),
+    searches=({"offload_optimizer": True},),
     savings=(
         Saving(
             setting="`offload_optimizer=True`",

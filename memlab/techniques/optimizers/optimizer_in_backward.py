@@ -165,6 +165,7 @@ IN_BACKWARD = Technique(
         ),
     ),
     says=says,
+    searches=({"optimizer_in_backward": True},),
     savings=(
         Saving(
             setting="`optimizer_in_backward=True`",

@@ -297,6 +297,12 @@ OPTIMIZER = Technique(
     source=source,
     controls=(Control(field="optimizer", label="Optimizer", in_words=lambda name: TITLES[name]),),
     says=lambda asked: STATES[asked.config.optimizer],
+    searches=(
+        {"optimizer": "adamw-8bit"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "sgd-momentum"},
+        {"optimizer": "sgd"},
+    ),
     savings=(
         Saving(
             setting='`optimizer="adafactor"`',
@@ -324,6 +330,8 @@ IMPLEMENTATION = Technique(
         ),
     ),
     says=lambda asked: TEMPORARIES[asked.config.optimizer_implementation],
+    searches=({"optimizer_implementation": "fused"},),
+    may_be_faster=True,
     savings=(
         Saving(
             setting='`optimizer_implementation="foreach"`',

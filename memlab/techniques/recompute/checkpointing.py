@@ -231,6 +231,9 @@ CHECKPOINTING = Technique(
         ),
     ),
     says=says,
+    searches=tuple(
+        {"checkpointing": "blocks", "checkpoint_policy": policy} for policy in PRESET_POLICIES
+    ),
     savings=(
         Saving(
             setting='`checkpointing="blocks"`',

@@ -5,7 +5,7 @@ plain attributes that a forward changes. A buffer that a forward reads and chang
 from its changed value; running statistics, which training does not read, are exact.
 """
 
-from memlab.arguments.quoting import literal
+from memlab.arguments.quoting import quoted
 from memlab.config import PRESET_POLICIES, Checkpointing, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
@@ -19,7 +19,7 @@ from memlab.techniques.recompute import (
     presets,
     repeated_blocks,
 )
-from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.source import LONGEST_LINE, ScriptLines, together, whole
 from memlab.techniques.technique import Setup
 
 IMPORTS = (
@@ -76,7 +76,8 @@ def keeping():
     """Return contexts that keep what a policy says; a new pair for each call of a block."""
 
     def policy(context, func, *args, **kwargs):
-        keep = {rule} and can_be_kept(func, values_of(func, args, kwargs))
+        named = {rule}
+        keep = named and can_be_kept(func, values_of(func, args, kwargs))
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -96,6 +97,10 @@ def keeping(planned):
 '''.strip()
 
 
+WHY = "# activations inside of these blocks are freed in forward and computed again in backward"
+PLAN_WHY = "# of each of these modules only the named outputs are kept; the rest is computed again"
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return what a script checkpoints.
 
@@ -112,7 +117,7 @@ def source(asked: Setup) -> ScriptLines:
         lines = ScriptLines(
             imports=(*IMPORTS[1:], "import functools"),
             functions=(COMPILED,),
-            model=(f"for block in {chosen}:", "    checkpointed(block)"),
+            model=(WHY, f"for block in {chosen}:", "    checkpointed(block)"),
         )
         return together([files, lines])
     keeping = _policy(config)
@@ -120,6 +125,7 @@ def source(asked: Setup) -> ScriptLines:
         imports=IMPORTS,
         functions=(CHECKPOINTED,),
         model=(
+            WHY,
             f"for block in {chosen}:",
             f"    checkpointed(block{', keeping' if keeping.functions else ''})",
         ),
@@ -131,9 +137,9 @@ def _chosen(which: str) -> tuple[ScriptLines, str]:
     """Return the files that a text for modules needs, and the expression that selects them."""
     every = blocks.EVERY.fullmatch(which)
     if which != blocks.AUTO and not every:
-        return whole(nesting, named_modules), f"find_named(model, {literal(which)}).values()"
+        return whole(nesting, named_modules), f"find_named(model, {quoted(which)}).values()"
     found = "find_blocks(model).values()"
-    chosen = f"list({found})[:: {every[1]}]" if every else found
+    chosen = f"list({found})[::{every[1]}]" if every else found
     return whole(nesting, repeated_blocks), chosen
 
 
@@ -148,7 +154,7 @@ def _policy(config: StepConfig) -> ScriptLines:
             "the source of your function; name operators ('aten.mm, aten.addmm') or a preset"
         )
     if policy in PRESET_POLICIES:
-        rule = f"by_preset({policy!r}, func, 0, args, kwargs, None)"
+        rule = f'by_preset("{policy}", func, 0, args, kwargs, None)'
         keeping = ScriptLines(imports=OF_POLICIES, functions=(KEEPING.format(rule=rule),))
         return together([whole(keepable, presets), keeping])
     overloads = sorted(str(overload) for overload in policies.overloads(policy))
@@ -162,8 +168,12 @@ def _policy(config: StepConfig) -> ScriptLines:
 def _of_plan(plan: Plan) -> ScriptLines:
     regions = []
     for region in plan.regions:
-        kept = ", ".join(map(literal, sorted(region.keep)))
-        regions.append(f"    {literal(region.path)}: {f'{{{kept}}}' if kept else None},")
+        kept = [f"({quoted(operator)}, {index})" for operator, index in sorted(region.keep)]
+        line = f"    {quoted(region.path)}: {{{', '.join(kept)}}},"
+        if len(line) > LONGEST_LINE:
+            line = "\n        ".join([f"    {quoted(region.path)}: {{", *(f"{k}," for k in kept)])
+            line += "\n    },"
+        regions.append(line if kept else f"    {quoted(region.path)}: None,")
     return ScriptLines(
         imports=(
             *IMPORTS,
@@ -173,6 +183,7 @@ def _of_plan(plan: Plan) -> ScriptLines:
         ),
         functions=("\n".join(["PLAN = {", *regions, "}"]), PLANNED, CHECKPOINTED),
         model=(
+            PLAN_WHY,
             "for path, kept in PLAN.items():",
             "    contexts = functools.partial(keeping, kept) if kept else None",
             "    checkpointed(model.get_submodule(path), contexts)",

@@ -14,11 +14,14 @@ OFF = "model_cache=False"
 """The setting that switches the cache off. The panel offers it if a refusal has these words."""
 
 
+WHY = "# keys and values of earlier tokens are of use in generation alone"
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that switch caches off."""
     if asked.config.model_cache:
         return ScriptLines()
-    return together([whole(caches), ScriptLines(built=("switch_caches_off(model)",))])
+    return together([whole(caches), ScriptLines(built=(WHY, "switch_caches_off(model)"))])
 
 
 def says(asked: Setup) -> str:
@@ -39,6 +42,8 @@ MODEL_CACHE = Technique(
         ),
     ),
     says=says,
+    searches=({"model_cache": False},),
+    may_be_faster=True,
     savings=(
         Saving(
             setting="`model_cache=False`",

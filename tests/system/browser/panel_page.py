@@ -84,9 +84,9 @@ def costs(panel):
     return panel.locator(".memlab-costs").inner_text()
 
 
-def wait_for(condition):
+def wait_for(condition, seconds=lab_ui.PATIENCE_SECONDS):
     """Wait for a state of the page; never for a time."""
-    deadline = time.monotonic() + lab_ui.PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(POLL_SECONDS)

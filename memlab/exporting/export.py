@@ -1,0 +1,135 @@
+"""`export_script`: a step as a file that a person would have written."""
+
+import contextlib
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from memlab.arguments.checks import checked
+from memlab.arguments.quoting import shown
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.exporting import (
+    whole_file,
+    with_accelerate,
+    with_lightning,
+    with_pytorch,
+    with_transformers,
+)
+from memlab.exporting.library_parts import check
+from memlab.plan import Plan
+from memlab.planning.plans import plan_for
+from memlab.records.targets import target_for
+from memlab.running import Ended
+from memlab.techniques.accumulation import has_samples_first
+from memlab.techniques.batches import tensors_of
+from memlab.techniques.recompute import policies
+from memlab.worker.isolation import runner
+from memlab.workload import Workload
+
+PLANNING_SECONDS = 120.0
+TRIED_SAMPLES = 7  # no usual size of a dimension, such as the three colours of an image
+
+
+class Flavor(StrEnum):
+    """The library whose loop a script uses."""
+
+    PYTORCH = "pytorch"
+    LIGHTNING = "lightning"
+    TRANSFORMERS = "transformers"
+    ACCELERATE = "accelerate"
+
+
+LIBRARIES = {
+    Flavor.LIGHTNING: with_lightning.loop,
+    Flavor.TRANSFORMERS: with_transformers.loop,
+    Flavor.ACCELERATE: with_accelerate.loop,
+}
+
+
+@checked()
+def export_script(
+    workload: Workload,
+    config: StepConfig,
+    device: str | torch.device | None = None,
+    *,
+    flavor: Flavor = Flavor.PYTORCH,
+) -> str:
+    """Return a Python file that trains as this config says, and needs no memlab.
+
+    `python file.py` trains for ten updates and prints the loss of each. The file holds the
+    workload's own functions and what they use; what lies in your own importable modules is
+    imported from there, unless these modules import memlab.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained.
+        device: where; the file is written for this kind of device, "cpu" or "cuda". A card by
+            its name is "cuda". None is the accelerator if there is one, else the CPU.
+        flavor: "pytorch" is a loop in plain PyTorch, whose losses are those of memlab's own step
+            bit by bit. "lightning", "transformers" (its Trainer) and "accelerate" use the loop of
+            that library, with the defaults set aside that would change training. They know fewer
+            settings, and refuse the others by name.
+
+    Raises:
+        UnsupportedError: the config cannot be expressed, or the source of a function of the
+            workload cannot be found; the message names it and a remedy.
+        MemlabError: an argument is not allowed.
+
+    >>> import memlab
+    >>> text = export_script(memlab.workloads.get("plain-mlp"), StepConfig(), "cpu")
+    >>> print(text.splitlines()[0])
+    \"\"\"Train plain-mlp with plain PyTorch.
+    >>> "memlab." in text
+    False
+    """
+    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
+    kind = target_for(device, config).kind
+    where = torch.device(kind)
+    _check_split(workload, config)
+    if flavor in LIBRARIES:
+        check(workload, config, where, flavor)
+    plan = plan_of(workload, config, device)
+    loop = LIBRARIES.get(flavor, with_pytorch.loop)(workload, config, where, plan)
+    return whole_file.written(workload, config, kind, loop)
+
+
+def _check_split(workload: Workload, config: StepConfig) -> None:
+    """Refuse micro-batches of a batch that is a list of samples, which a script cannot split.
+
+    Raises:
+        UnsupportedError: the batch holds such a list.
+    """
+    if config.accumulation_steps == 1 or workload.split_batch is not None:
+        return
+    batch = None
+    # what make_batch raises is told by `measure`, and by the script
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+        batch = workload.make_batch(TRIED_SAMPLES)
+    if _holds_samples(batch):
+        raise UnsupportedError(
+            f"accumulation_steps={config.accumulation_steps} cannot be exported: the batch of "
+            f"{shown(workload.name)} holds a list of samples; give the workload a split_batch, "
+            "or use accumulation_steps=1"
+        )
+
+
+def _holds_samples(part: Any) -> bool:
+    """Return whether a part of a batch is a list with an entry for each sample."""
+    is_list = isinstance(part, list) and len(part) == TRIED_SAMPLES
+    if is_list and tensors_of(part) and not has_samples_first(part, TRIED_SAMPLES):
+        return True
+    parts = part.values() if isinstance(part, dict) else part
+    return isinstance(part, dict | list | tuple) and any(map(_holds_samples, parts))
+
+
+def plan_of(
+    workload: Workload, config: StepConfig, device: str | torch.device | None
+) -> Plan | None:
+    """Return what is recomputed, for a memory budget of the eager engine."""
+    try:
+        run = runner(True, PLANNING_SECONDS, None, None)
+        return plan_for(workload, config, target_for(device, config), seed=0, run=run)
+    except Ended as ended:
+        raise UnsupportedError(str(ended)) from None

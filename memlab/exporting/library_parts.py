@@ -1,0 +1,144 @@
+"""What the scripts for libraries share: which settings they know, the model, the micro-batches.
+
+The library owns the loop: precision, accumulation, clipping and devices. The model, with what is
+recomputed and compiled, and the optimizer come from the same techniques as everywhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from memlab.config import Optimizer, Precision, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.plan import Plan
+from memlab.script import TREE_MAP
+from memlab.techniques import batches, every
+from memlab.techniques.recompute import checkpointing
+from memlab.techniques.source import ScriptLines
+from memlab.techniques.technique import Setup
+from memlab.workload import Workload
+
+KNOWN: Mapping[str, tuple[Any, ...] | None] = {
+    "batch_size": None,
+    "accumulation_steps": None,
+    "precision": (Precision.AS_BUILT, Precision.FP32, Precision.BF16_MIXED),
+    "memory_budget": None,
+    "compile": None,
+    "compile_mode": None,
+    "optimizer": (Optimizer.SGD, Optimizer.ADAM, Optimizer.ADAMW),
+    "optimizer_implementation": None,
+    "max_grad_norm": None,
+    "checkpointing": None,
+    "checkpoint_modules": None,
+    "checkpoint_policy": None,
+    "model_cache": None,
+}
+"""The fields that a script for a library can express, and their values; None for all of them."""
+
+MODEL = '''
+def make_model():
+    """Return the model as it is trained; the library moves it."""
+    model = build_model()
+    {lines}
+    return model
+'''.strip()
+
+MICRO_BATCHES = '''
+def make_micro_batches():
+    """Return the micro-batches of one batch, as memlab measures it; put your own loader here."""
+    set_seed(SEED)
+    batch = make_batch(BATCH_SIZE)
+    {lines}
+'''.strip()
+
+SPLIT = (
+    "size = BATCH_SIZE // ACCUMULATION_STEPS",
+    "sizes = [size] * ACCUMULATION_STEPS",
+    "return [",
+    "    tree_map_only(torch.Tensor, lambda t: t.split(sizes)[index], batch)",
+    "    for index in range(ACCUMULATION_STEPS)",
+    "]",
+)
+WHOLE = ("return [batch]",)
+OWN_SPLIT = (
+    "size = BATCH_SIZE // ACCUMULATION_STEPS",
+    "return list(split_batch(batch, [size] * ACCUMULATION_STEPS))",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LibraryParts:
+    """What a script for a library contains besides the library's own lines.
+
+    Attributes:
+        imports: one a line.
+        functions: among them `make_model` and `make_micro_batches`.
+        optimizer: the lines that define `optimizer`, from `parameters`.
+        calls: the functions of the workload that they call.
+    """
+
+    imports: tuple[str, ...]
+    functions: tuple[str, ...]
+    optimizer: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def check(workload: Workload, config: StepConfig, device: torch.device, flavor: StrEnum) -> None:
+    """Raise UnsupportedError for a setting that a script for a library cannot express."""
+    every.check(config, device)
+    plain = f"use flavor='pytorch', which knows every setting, or {{}} with flavor={str(flavor)!r}"
+    for field in fields(config):
+        value, known = getattr(config, field.name), KNOWN.get(field.name, (field.default,))
+        if known is not None and value not in known:
+            written = str(value) if isinstance(value, StrEnum) else value
+            default = str(known[0]) if isinstance(known[0], StrEnum) else known[0]
+            raise UnsupportedError(
+                f"{field.name}={written!r} is not expressed by flavor={str(flavor)!r}; "
+                + plain.format(f"{field.name}={default!r}")
+            )
+    if config.batch_size % config.accumulation_steps:
+        raise UnsupportedError(
+            f"accumulation_steps={config.accumulation_steps} does not divide "
+            f"batch_size={config.batch_size}, and flavor={str(flavor)!r} gives every micro-batch "
+            f"the same weight; " + plain.format("a number that divides it")
+        )
+    if config.accumulation_steps > 1 and workload.num_loss_terms is not None:
+        raise UnsupportedError(
+            f"accumulation_steps={config.accumulation_steps} with a workload that has "
+            f"num_loss_terms is not expressed by flavor={str(flavor)!r}, which gives every "
+            f"micro-batch the same weight; " + plain.format("accumulation_steps=1")
+        )
+
+
+def library_parts(
+    workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None
+) -> LibraryParts:
+    """Return the parts of a script that are the same for every library."""
+    checkpointing.check_plan(config, plan)
+    is_mixed = config.precision is Precision.BF16_MIXED
+    own = replace(
+        config,
+        accumulation_steps=1,
+        max_grad_norm=None,
+        precision=Precision.FP32 if is_mixed else config.precision,
+    )
+    source = every.source(Setup(config=own, device=device, plan=plan, workload=workload))
+    own_kind = batches.is_own_kind(workload)
+    model = [*source.before, *source.built, "model.train()", *source.model]
+    divided = OWN_SPLIT if own_kind else SPLIT
+    split = [*source.batch, *(WHOLE if config.accumulation_steps == 1 else divided)]
+    own_files = batches.source() if own_kind else ScriptLines()
+    return LibraryParts(
+        imports=("import torch", TREE_MAP, *own_files.imports, *source.imports),
+        functions=(
+            *own_files.functions,
+            *source.functions,
+            MODEL.format(lines="\n    ".join(model)),
+            MICRO_BATCHES.format(lines="\n    ".join(split)),
+        ),
+        optimizer=source.optimizer,
+        calls=("build_model", "make_batch", "compute_loss", *["split_batch"] * own_kind),
+    )

@@ -1,0 +1,93 @@
+"""The flavor `lightning`: a LightningModule and a Trainer that does nothing but train."""
+
+import torch
+
+from memlab.config import Precision, StepConfig
+from memlab.exporting.library_parts import library_parts
+from memlab.exporting.whole_file import Loop
+from memlab.plan import Plan
+from memlab.workload import Workload
+
+MODULE = '''
+class Training(lightning.LightningModule):
+    """The step, for Lightning's loop."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.losses = []  # of each micro-batch
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss of a micro-batch; Lightning divides it by their number."""
+        loss = compute_loss(self.model, batch)
+        self.losses.append(loss.detach())
+        return loss
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        """Update, and free the gradients at once; Lightning would do so after the next forward."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        """Return the optimizer; without a schedule the learning rate stays as it is."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        {optimizer}
+        return optimizer
+'''.strip()
+
+AS_IT_IS = '''
+def as_it_is(batch):
+    """Return a batch unchanged; the loader's own function would make lists of its tuples."""
+    return batch
+'''.strip()
+
+MAIN = '''
+def main():
+    """Train for NUM_STEPS updates, and print the loss of each."""
+    set_seed(SEED)
+    training = Training(make_model())
+    trainer = lightning.Trainer(
+        accelerator="{accelerator}",
+        devices=1,
+        precision="{precision}",
+        max_steps=NUM_STEPS,  # Lightning counts updates, not micro-batches
+        accumulate_grad_batches=ACCUMULATION_STEPS,
+        gradient_clip_val={norm},  # of the total norm of all gradients; None clips nothing
+        # what Lightning does besides training
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+    )
+    loader = DataLoader(
+        make_micro_batches() * NUM_STEPS,
+        batch_size=None,  # they are batches already
+        collate_fn=as_it_is,
+        generator=torch.Generator(),  # so that no random number of the step is used up
+    )
+    trainer.fit(training, loader)
+    for step in range(NUM_STEPS):
+        parts = training.losses[step * ACCUMULATION_STEPS : (step + 1) * ACCUMULATION_STEPS]
+        print(f"step {{step + 1}}: loss {{float(sum(parts)) / ACCUMULATION_STEPS}}")
+'''.strip()
+
+
+def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:
+    """Return the module and the Trainer of Lightning."""
+    parts = library_parts(workload, config, device, plan)
+    main = MAIN.format(
+        accelerator="cpu" if device.type == "cpu" else "gpu",
+        precision="bf16-mixed" if config.precision is Precision.BF16_MIXED else "32-true",
+        norm=config.max_grad_norm,
+    )
+    module = MODULE.format(optimizer="\n        ".join(parts.optimizer))
+    return Loop(
+        title="Lightning",
+        imports=[*parts.imports, "import lightning", "from torch.utils.data import DataLoader"],
+        functions=[*parts.functions, module, AS_IT_IS, main],
+        calls=parts.calls,
+        settings=(f"ACCUMULATION_STEPS = {config.accumulation_steps}  # micro-batches",),
+        needs='Lightning: pip install "lightning!=2.6.2,!=2.6.3"',
+    )

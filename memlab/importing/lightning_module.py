@@ -1,0 +1,238 @@
+"""A LightningModule as a workload: its `training_step` is the loss, a copy of it the model."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memlab.arguments.quoting import printable
+from memlab.errors import WorkloadError
+from memlab.importing.optimizer_classes import read_optimizer
+from memlab.importing.reading import NO_WORKLOAD, SourceReading
+from memlab.importing.samples import KeptSamples, first_samples
+from memlab.workload import Workload
+
+LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric")
+STEP_HOOKS = (
+    "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping",
+    "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
+    "on_train_batch_start", "on_train_batch_end", "on_train_start", "transfer_batch_to_device",
+    "on_before_batch_transfer", "on_after_batch_transfer", "training_step_end", "lr_scheduler_step",
+    "configure_sharded_model", "setup", "prepare_data", "on_fit_start", "on_train_epoch_start",
+    "configure_callbacks",
+)  # fmt: skip
+HARMLESS = ("prepare_data", "lr_scheduler_step")
+DEFAULT_BATCH = 8
+
+
+class LossOfModule(torch.nn.Module):
+    """Runs the `training_step` of a LightningModule as its forward, so that it can be compiled.
+
+    Attributes:
+        module: the copy that is trained.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+        parameters = inspect.signature(module.training_step).parameters
+        self.takes_index = "batch_idx" in parameters or len(parameters) > 1
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Return the loss of a batch."""
+        step: Any = self.module.training_step
+        found = step(batch, 0) if self.takes_index else step(batch)
+        loss: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
+        return loss
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedLightningModule:
+    """`build_model` of a workload: a copy of a LightningModule that logs nothing.
+
+    Attributes:
+        module: as it was given; never changed.
+    """
+
+    module: Any
+
+    def __call__(self) -> LossOfModule:
+        """Return a new copy on the CPU, without gradients and without a Trainer."""
+        return LossOfModule(copied(self.module))
+
+    def __repr__(self) -> str:
+        """Return the class of the module, which may print itself over pages."""
+        return f"CopiedLightningModule({type(self.module).__name__})"
+
+
+def copied(module: Any) -> Any:
+    """Return a copy of a LightningModule on the CPU, without a Trainer and without logging."""
+    # a memo that knows the Trainer already makes the copy refer to None in its place
+    trainer = getattr(module, "_trainer", None)
+    memo = {} if trainer is None else {id(trainer): None}
+    made = copy.deepcopy(module, memo).to("cpu")
+    made.zero_grad(set_to_none=True)
+    made.log = made.log_dict = ignore
+    if _is_overridden(module, "configure_model"):
+        made.configure_model()
+    return made
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """Do nothing: what a module logs is not wanted here."""
+
+
+def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """Return the loss of a batch: `compute_loss` of a workload whose model returns it."""
+    loss: torch.Tensor = model(batch)
+    return loss
+
+
+def read_module(reading: SourceReading, module: Any, dataloader: Any) -> Workload | None:
+    """Report a LightningModule and its loader, and return the workload that they make."""
+    if module is None:
+        reading.add("module", None)
+        reading.leave("module", "there is no model: pass from_trainer(trainer, module)")
+        _read_batch_size(reading, dataloader)
+        return None
+
+    reading.add("module", type(module).__name__)
+    _read_hooks(reading, module)
+    _read_optimizers(reading, module)
+    loader = dataloader if dataloader is not None else _own_loader(reading, module)
+    batch_size = _read_batch_size(reading, loader)
+    if batch_size is None or not reading.is_complete:
+        reading.leave("module", NO_WORKLOAD)
+        return None
+    reading.take_into("build_model", "module", "copied for each run, never changed")
+
+    samples = first_samples(loader.dataset, batch_size)
+    reading.take_into(
+        "make_batch",
+        "dataloader",
+        f"the first {len(samples)} samples of its data set, in their order, as often as a batch "
+        "needs them",
+    )
+    return Workload(
+        name=type(module).__name__,
+        build_model=CopiedLightningModule(module if _is_on_cpu(module) else copied(module)),
+        make_batch=KeptSamples(samples, loader.collate_fn),
+        compute_loss=loss_of,
+    )
+
+
+def _is_on_cpu(module: torch.nn.Module) -> bool:
+    return all(p.device.type == "cpu" for p in module.parameters())
+
+
+def _is_overridden(module: Any, name: str) -> bool:
+    owner = next((kind for kind in type(module).__mro__ if name in vars(kind)), None)
+    return owner is not None and owner.__module__.partition(".")[0] not in (*LIBRARIES, "torch")
+
+
+def _read_hooks(reading: SourceReading, module: Any) -> None:
+    """Report what a module does in a step apart from its training_step."""
+    reading.add("module.training_step", f"{type(module).__name__}.training_step")
+    if module.automatic_optimization and _is_overridden(module, "training_step"):
+        reading.take_into("compute_loss", "module.training_step", "what it logs is left out")
+    else:
+        reading.is_complete = False
+        reading.leave(
+            "module.training_step",
+            "the module optimizes by itself (automatic_optimization=False) or has no "
+            "training_step, so there is no workload; write a memlab.Workload with its loss",
+        )
+    for name in STEP_HOOKS:
+        if not _is_overridden(module, name):
+            continue
+        part = f"module.{name}"
+        reading.add(part, f"{type(module).__name__}.{name}")
+        if name in HARMLESS:
+            reading.skip(part, "it does not run within a step")
+        else:
+            reading.leave(part, "memlab does not call hooks; what this one does is missing")
+
+
+def _read_optimizers(reading: SourceReading, module: Any) -> None:
+    """Report the optimizer that a copy of the module configures."""
+    name = "module.configure_optimizers"
+    try:
+        own = copied(module)
+        found = own.configure_optimizers()
+    except Exception as error:  # a person's own method may raise anything without its Trainer
+        reading.add(name, f"{type(error).__name__}: {printable(str(error))}")
+        reading.leave(name, "it raised this without a Trainer; the config has the default",
+                      optimizer="adamw")  # fmt: skip
+        return
+
+    optimizers, has_schedule = _optimizers_of(found)
+    if len(optimizers) == 1:
+        read_optimizer(reading, "module.optimizer", optimizers[0], own)
+    else:
+        reading.add(name, ", ".join(type(each).__name__ for each in optimizers) or "none")
+        reading.leave(
+            name,
+            f"memlab has one optimizer for all parameters, not {len(optimizers)}; the config has "
+            "the default",
+            optimizer="adamw",
+        )
+    if has_schedule:
+        reading.add("module.lr_scheduler", "configured")
+        reading.leave(
+            "module.lr_scheduler",
+            "memlab has no schedules of this kind; memory and time of a step do not depend on it",
+        )
+
+
+def _optimizers_of(found: Any) -> tuple[list[Any], bool]:
+    """Return what `configure_optimizers` has returned, and whether it has a schedule."""
+    if isinstance(found, Mapping):
+        return [found["optimizer"]], "lr_scheduler" in found
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list):
+        return found[0], bool(found[1])
+    if isinstance(found, list | tuple):
+        parts = [_optimizers_of(each) for each in found]
+        return [each for part, _ in parts for each in part], any(flag for _, flag in parts)
+    return ([] if found is None else [found]), False
+
+
+def _own_loader(reading: SourceReading, module: Any) -> Any:
+    if not _is_overridden(module, "train_dataloader"):
+        return None
+    try:
+        return copied(module).train_dataloader()
+    except Exception as error:  # a person's own method may raise anything without its Trainer
+        raise WorkloadError(
+            f"train_dataloader of {type(module).__name__} raised {type(error).__name__}: "
+            f"{printable(str(error))}; pass dataloader=... to from_trainer"
+        ) from error
+
+
+def _read_batch_size(reading: SourceReading, loader: Any) -> int | None:
+    """Report the loader; return the samples of an update, or None if it does not say."""
+    steps = reading.whole_number("accumulate_grad_batches", 1)
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
+    reading.add("dataloader", None if loader is None else type(loader).__name__)
+    if isinstance(loader, torch.utils.data.DataLoader) and size:
+        reading.add("dataloader.batch_size", size)
+        reading.take(
+            "dataloader.batch_size", f"{size} x {steps} in one update of one process",
+            batch_size=size * steps,
+        )  # fmt: skip
+        reading.skip("dataloader", "the module has the samples")
+        reading.take("accumulate_grad_batches", accumulation_steps=steps)
+        return int(size) * steps
+
+    total = max(DEFAULT_BATCH, steps)
+    reading.take("accumulate_grad_batches", accumulation_steps=steps)
+    why = (
+        "a Trainer holds no data: pass from_trainer(trainer, module, dataloader=...)"
+        if loader is None
+        else "it does not say how many samples a batch has, or is no torch DataLoader"
+    )
+    reading.leave("dataloader", f"{why}; the batch size is memlab's default", batch_size=total)
+    return None

@@ -1,0 +1,11 @@
+"""Recommending: the fastest settings that fit a memory limit, and the largest batch that does.
+
+Start with `recommend.py`, which has `memlab.recommend`. A workload, a limit and a batch size go in.
+Out come `Recommendations` (`recommendations.py`), the best first, each with its reasons.
+
+- `space.py`: the settings that are tried, as the techniques state them.
+- `alternatives.py`: other accumulation steps and budgets of a predicted step, by arithmetic.
+- `search.py`: which steps are predicted, the most promising first.
+- `reasons.py`: what each setting of a recommendation saves and costs, in words.
+- `largest.py`: `memlab.largest_batch`.
+"""

@@ -1,0 +1,113 @@
+"""What a predicted step says of other accumulation steps and memory budgets: no model runs.
+
+A prediction of the whole batch comes with a `Forecast`, which gives every micro-batch size, and one
+recording of the plain step gives the plans of all budgets. Both are estimates with a wider
+uncertainty, good enough to decide what is worth an exact prediction.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memlab.config import StepConfig
+from memlab.limits.judgement import CountedPeak
+from memlab.planning.chain import Chain
+from memlab.predicting.interpolation import interpolated
+from memlab.predicting.predict import Prediction
+from memlab.predicting.regrouping import can_regroup, regrouped
+from memlab.predicting.replanning import can_replan, plan_at, replanned
+from memlab.recommending.space import Settings, Space
+from memlab.result import StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Alternative:
+    """One way to train, with what it is predicted or estimated to cost.
+
+    Attributes:
+        settings: that were added to the base.
+        result: of the step.
+        exact: whether the result is a prediction of this very step, not an estimate.
+    """
+
+    settings: tuple[Settings, ...]
+    result: StepResult
+    exact: bool
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step; infinite if it is not known."""
+        seconds = self.result.step_seconds
+        return float("inf") if seconds is None else seconds
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The least is the best: the fastest, then the simplest, then the smallest."""
+        return self.seconds, len(self.settings), counted(self.result).nbytes
+
+
+def counted(result: StepResult) -> CountedPeak:
+    """Return the peak that counts against a limit, of a result that has one."""
+    peak = result.counted_peak
+    assert peak is not None
+    return peak
+
+
+def alternatives_of(
+    predicted: Prediction,
+    settings: tuple[Settings, ...],
+    space: Space,
+    chain: Chain | None,
+    kind: str,
+) -> Iterator[Alternative]:
+    """Yield the predicted step first, then estimates of other accumulation steps and budgets.
+
+    Args:
+        predicted: the step with the base's own accumulation steps and budget.
+        settings: that it adds to the base.
+        space: the other accumulation steps and budgets.
+        chain: the plans of this step; None if there are none.
+        kind: of the device, "cpu" or "cuda".
+    """
+    config = predicted.result.config
+    own = config.accumulation_steps
+    for steps in sorted(space.accumulation_steps, key=lambda steps: (steps != own, steps)):
+        divided = _divided(predicted, replace(config, accumulation_steps=steps))
+        if divided is None:
+            continue
+        is_own = steps == own
+        added = settings if is_own else (*settings, {"accumulation_steps": steps})
+        yield Alternative(settings=added, result=divided, exact=is_own)
+        if chain is not None:
+            yield from _planned(divided, added, space, chain, config, kind)
+
+
+def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
+    """Return what other accumulation steps cost; None if the forecast cannot tell."""
+    forecast = predicted.forecast
+    assert forecast is not None  # the outcome is ok
+    if config == predicted.result.config:
+        return predicted.result
+    if forecast.covers(config.micro_batch_sizes):
+        return interpolated(predicted, config)
+    return regrouped(predicted, config) if can_regroup(forecast, config) else None
+
+
+def _planned(
+    divided: StepResult,
+    settings: tuple[Settings, ...],
+    space: Space,
+    chain: Chain,
+    planned: StepConfig,
+    kind: str,
+) -> Iterator[Alternative]:
+    """Yield what other budgets cost: of those with the same plan only the largest."""
+    before = plan_at(chain, divided.config)
+    for budget in sorted(space.budgets, reverse=True):
+        config = replace(divided.config, memory_budget=budget)
+        plan = plan_at(chain, config)
+        if plan is before or not can_replan(config, kind):
+            continue
+        before = plan
+        result = replanned(divided, config, chain, planned)
+        added = (*settings, {"memory_budget": budget})
+        yield Alternative(settings=added, result=result, exact=False)

@@ -1,0 +1,210 @@
+"""`largest_batch`: the most samples with which a step fits a limit, found by prediction."""
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memlab.api import predict_with_forecast
+from memlab.arguments.checks import checked, count, seconds, size
+from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
+from memlab.errors import ConfigError, MemlabError, UnsupportedError
+from memlab.limits.judgement import Judgement
+from memlab.recommending.alternatives import counted
+from memlab.records import where
+from memlab.result import Outcome, StepResult
+from memlab.worker.isolation import OnProgress
+from memlab.workload import Workload
+
+if TYPE_CHECKING:
+    from memlab.predicting.forecast import Forecast
+
+BATCH_LIMIT = 2**20
+FIRST_BATCH = 8
+GUESSES = 6  # tries that a forecast chooses; after them the interval is halved
+
+
+class LargestBatch(int):
+    """A number of samples, with the prediction behind it.
+
+    Attributes:
+        result: the predicted step with that many samples.
+        is_capped: whether `batch_limit` ended the search, so that larger batches may fit.
+    """
+
+    result: StepResult
+    is_capped: bool
+
+    @classmethod
+    def of(cls, result: StepResult, batch_limit: int) -> "LargestBatch":
+        """Return the batch size of a predicted step."""
+        found = cls(result.config.batch_size)
+        found.result = result
+        found.is_capped = int(found) == batch_limit
+        return found
+
+
+@checked(memory_limit=size, batch_limit=count(1), timeout_seconds=seconds)
+def largest_batch(
+    workload: Workload,
+    config: StepConfig | None = None,
+    device: str | torch.device | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    batch_limit: int = BATCH_LIMIT,
+    seed: int = 0,
+    timeout_seconds: float = 600,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> LargestBatch:
+    """Return the largest batch with which a step certainly fits, by prediction.
+
+    It certainly fits if its predicted peak does at the upper end of its uncertainty. Nothing runs.
+    A batch that the workload cannot make, because its data set is smaller, does not count.
+
+    Args:
+        workload: what is trained.
+        config: how it is trained; its batch size is ignored. None is `StepConfig()`.
+        device: as for `predict`.
+        memory_limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is
+            what PyTorch can reserve on the card, or the memory of this machine.
+        batch_limit: the largest batch that is tried.
+        seed: as for `predict`.
+        timeout_seconds: as for `predict`, for each of some ten predictions.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Returns:
+        An int, which has the prediction as its `result`.
+
+    Raises:
+        ConfigError: not even the smallest batch fits, or there is no limit.
+        UnsupportedError: the step cannot be predicted; the message says why.
+        MemlabError: a prediction was cancelled or took too long.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> found = largest_batch(workload, device="t4", memory_limit="64MiB", batch_limit=1024)
+    >>> found, found.result.fit
+    (1024, <Judgement.FITS: 'fits'>)
+    """
+    limit_bytes = limit_of(memory_limit, device)
+    options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
+    options |= {"on_progress": on_progress, "cancel": cancel}
+    search = LargestSearch(workload, limit_bytes, device, batch_limit, options)
+    return LargestBatch.of(search.largest(config or StepConfig(), FIRST_BATCH), batch_limit)
+
+
+def limit_of(memory_limit: int | str | None, device: str | torch.device | None) -> int:
+    """Return a limit in bytes; None is what the device can hold.
+
+    Raises:
+        ConfigError: there is no limit, and what the device can hold is not known.
+    """
+    limit_bytes = size("memory_limit", memory_limit) or where.capacity(device)
+    if limit_bytes is None:
+        raise ConfigError(
+            f"memory_limit=None needs a device whose memory is known, and device={device!r} has "
+            "none; pass memory_limit='24GiB', or the name of a card"
+        )
+    return int(limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestSearch:
+    """The search for the largest batch within a limit.
+
+    Attributes:
+        workload: what is trained.
+        limit_bytes: that the step may hold.
+        device: as for `predict`.
+        batch_limit: the largest batch that is tried.
+        options: further options of `predict_with_forecast`.
+    """
+
+    workload: Workload
+    limit_bytes: int
+    device: str | torch.device | None
+    batch_limit: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def largest(self, config: StepConfig, first: int) -> StepResult:
+        """Return the step with the largest batch that certainly fits.
+
+        Args:
+            config: the settings; their batch size is ignored.
+            first: the batch that is tried first.
+
+        Raises:
+            ConfigError: the smallest batch does not fit.
+            UnsupportedError: the step cannot be predicted.
+        """
+        best: StepResult | None = None
+        smallest = config.accumulation_steps  # every micro-batch has a sample
+        low, high, guess = smallest - 1, self.batch_limit + 1, first
+        tries = 0
+        while high - low > 1:
+            samples = min(max(guess, low + 1), high - 1)
+            found = predict_with_forecast(
+                self.workload,
+                replace(config, batch_size=samples),
+                self.device,
+                memory_limit=self.limit_bytes,
+                **self.options,
+            )
+            result = found.result
+            if result.outcome is Outcome.FAILED and best is not None:
+                high, guess = samples, (low + samples) // 2  # a data set may have no more samples
+                continue
+            result = _ran(result)
+            if result.fit is Judgement.FITS:
+                low, best = samples, result
+            else:
+                high = samples
+            tries += 1
+            guess = (low + high) // 2
+            if tries <= GUESSES and found.forecast is not None:
+                peak = counted(result)
+                limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
+                guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
+        if best is None:
+            samples_said = "one sample" if smallest == 1 else f"{smallest} samples"
+            raise ConfigError(
+                f"memory_limit={format_bytes(self.limit_bytes)} is not enough for {samples_said} "
+                f"of {self.workload.name}, {config}; allowed is what that takes, or more: use "
+                "memlab.recommend, which looks for settings that take less"
+            )
+        return best
+
+
+def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int, steps: int) -> int:
+    """Return the largest batch from `low` to `high` that fits according to the forecast.
+
+    Args:
+        forecast: of a step with this many micro-batches.
+        low: a batch that fits.
+        high: a batch that does not.
+        limit_bytes: that the step may hold.
+        steps: micro-batches of a batch, which get the same number of samples.
+    """
+    fits, fits_not = low // steps, -(-high // steps)
+    while fits_not - fits > 1:
+        samples = (fits + fits_not) // 2
+        sizes = [samples] * steps
+        if not forecast.covers(sizes):
+            return steps * min(samples, 2 * max(fits, 1))
+        if forecast.fits(sizes, limit_bytes):
+            fits = samples
+        else:
+            fits_not = samples
+    return steps * fits
+
+
+def _ran(result: StepResult) -> StepResult:
+    if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
+        raise MemlabError(f"the search for the largest batch ended: {result.message}")
+    if result.outcome is not Outcome.OK:
+        raise UnsupportedError(f"{result.workload_name}, {result.config}: {result.message}")
+    return result

@@ -1,0 +1,74 @@
+"""What each setting of a recommendation saves and costs, in words."""
+
+from collections.abc import Iterator, Mapping
+
+from memlab.arguments.units import format_bytes
+from memlab.limits.judgement import Judgement
+from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.search import Found, key_of
+from memlab.recommending.space import Settings
+from memlab.result import StepResult, format_percent
+from memlab.techniques.technique import in_words
+
+WORTH_SAYING = 0.005  # a smaller difference is none
+
+
+def reasons_of(
+    choice: Alternative, found: Found, limit_bytes: int, headroom: float
+) -> tuple[str, ...]:
+    """Return a sentence for each setting of a choice, and one for what is left free."""
+    known: Mapping[tuple[str, ...], StepResult] = {
+        **{key_of(one.settings): one.result for one in reversed(found.tried)},
+        **found.starts,
+        key_of(choice.settings): choice.result,
+    }
+    return (*_of_settings(choice.settings, known), _of_limit(choice.result, limit_bytes, headroom))
+
+
+def _of_settings(
+    settings: tuple[Settings, ...], known: Mapping[tuple[str, ...], StepResult]
+) -> Iterator[str]:
+    """Yield what each setting changes, beside the step with those before it."""
+    if not settings:
+        yield "nothing has to be changed"
+        return
+
+    before, names = known.get(()), list[str]()
+    for at, one in enumerate(settings, start=1):
+        after = known.get(key_of(settings[:at]))
+        names.append(in_words(one))
+        if after is None:
+            continue  # it was refused without the next one
+        said = " and ".join(names)
+        yield f"{said} {_difference(before, after)}" if before else said
+        before, names = after, []
+
+
+def _difference(before: StepResult, after: StepResult) -> str:
+    """Return for instance "takes 46 % less memory and 38 % less time"."""
+    memory = counted(after).nbytes / counted(before).nbytes - 1.0
+    told = [_change(memory, "memory")]
+    if before.step_seconds and after.step_seconds:
+        told.append(_change(after.step_seconds / before.step_seconds - 1.0, "time"))
+    return f"takes {' and '.join(told)}"
+
+
+def _change(share: float, what: str) -> str:
+    if abs(share) < WORTH_SAYING:
+        return f"the same {what}"
+    return f"{format_percent(abs(share))} {'more' if share > 0 else 'less'} {what}"
+
+
+def _of_limit(result: StepResult, limit_bytes: int, headroom: float) -> str:
+    """Return how much of the limit is left."""
+    peak = counted(result)
+    kind = f"{peak.kind}, {result.source}"
+    size, limit = format_bytes(peak.nbytes), format_bytes(limit_bytes)
+    free = 1.0 - peak.nbytes / limit_bytes
+    kept_free = f", of which {format_percent(headroom)} were to stay free" if headroom else ""
+    if result.fit is Judgement.TOO_CLOSE:
+        about = format_percent(peak.judged_uncertainty)
+        return f"too close to say: {size} of {limit} ({kind}, ± {about})"
+    if free < 0:
+        return f"fits {limit} with less cache ({size} {kind} where there is room)"
+    return f"fits with {format_percent(free)} of {limit} free ({kind}){kept_free}"

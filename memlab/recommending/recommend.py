@@ -1,0 +1,257 @@
+"""`recommend`: the fastest settings that fit a memory limit, with reasons.
+
+The effective batch stays as it is. Settings are searched by prediction, and the best few are
+measured if the device is in this machine.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memlab.api import inspect_workload, measure
+from memlab.arguments.checks import checked, count, number, seconds, size
+from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
+from memlab.devices.card_table import TABLE
+from memlab.errors import MemlabError
+from memlab.limits.judgement import Judgement
+from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.largest import limit_of
+from memlab.recommending.reasons import reasons_of
+from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
+from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, search
+from memlab.recommending.space import space_of
+from memlab.records.targets import target_for
+from memlab.records.where import is_here
+from memlab.result import Outcome, StepResult
+from memlab.running import Ended
+from memlab.trace import Category
+from memlab.worker.isolation import OnProgress, runner
+from memlab.workload import Workload
+
+MOST_HEADROOM = 0.9
+REPEATS = 5  # timed steps of a recommendation that is measured
+NEAREST_LIMITS = 2  # smaller ones, and larger ones
+STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
+
+
+@checked(
+    memory_limit=size,
+    headroom=number(0.0, MOST_HEADROOM),
+    top=count(1),
+    confirm=count(0),
+    timeout_seconds=seconds,
+)
+def recommend(
+    workload: Workload,
+    memory_limit: int | str | None = None,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    *,
+    config: StepConfig | None = None,
+    allow: Sequence[str] | None = None,
+    exact: bool = False,
+    headroom: float = 0.0,
+    top: int = 5,
+    confirm: int = 3,
+    seed: int = 0,
+    timeout_seconds: float = 600,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> Recommendations:
+    """Return the fastest settings that fit a memory limit, the best first.
+
+    Number formats, recomputing, micro-batches and the other techniques are tried by prediction. A
+    setting that lies too near to the limit to say whether it fits is never recommended; it is in
+    `too_close`. The batch size stays as it is, and the optimizer too unless `allow` names it.
+
+    Args:
+        workload: what is trained.
+        memory_limit: bytes, or text such as "24GiB": allocated on a CPU, reserved on CUDA. None is
+            what PyTorch can reserve on the card, or the memory of this machine.
+        batch_size: samples per optimizer update; None is that of `config`.
+        device: as for `predict`.
+        config: what is already chosen: a field that is not at its default stays as it is.
+        allow: names of the fields that may be changed, such as ["memory_budget", "optimizer"]. None
+            is every field that leaves the training as it is but for rounding.
+        exact: try only what changes no bit of the gradient, and micro-batches that change nothing
+            but the order of a sum.
+        headroom: the share of the limit that is to stay free, 0 to 0.9.
+        top: the most settings to return.
+        confirm: the most of these that are measured, if the device is in this machine.
+        seed: as for `predict`.
+        timeout_seconds: as for `predict`, for each prediction and each run.
+        on_progress: as for `measure`.
+        cancel: as for `measure`.
+
+    Raises:
+        MemlabError: an argument is not allowed, the workload cannot be built, or the search was
+            cancelled.
+
+    >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
+    >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
+    >>> ranked = recommend(workload, "64MiB", 32, "t4", allow=["accumulation_steps"])
+    >>> ranked[0].config.accumulation_steps, ranked[0].result.fit
+    (1, <Judgement.FITS: 'fits'>)
+    """
+    base = config or StepConfig()
+    base = base if batch_size is None else replace(base, batch_size=batch_size)
+    limit_bytes = limit_of(memory_limit, device)
+    target = target_for(device, base)
+    facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
+    told: dict[str, Any] = {"on_progress": on_progress, "cancel": cancel}
+    asked = Goal(
+        workload=workload,
+        space=space_of(base, allow, facts, exact=exact),
+        device=device,
+        target=target,
+        limit_bytes=int(limit_bytes * (1.0 - headroom)),
+        most=top,
+        seed=seed,
+        options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
+        run=runner(True, timeout_seconds, on_progress, cancel),
+    )
+    try:
+        found = search(asked)
+        return _answer(asked, found, limit_bytes, headroom, confirm if is_here(device) else 0)
+    except Ended as ended:
+        raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None
+
+
+def _answer(
+    asked: Goal, found: Found, limit_bytes: int, headroom: float, confirm: int
+) -> Recommendations:
+    """Return what was found, the best of it measured."""
+
+    def said(choice: Alternative) -> Recommendation:
+        result = choice.result.against_limit(limit_bytes)
+        reasons = reasons_of(choice, found, limit_bytes, headroom)
+        return Recommendation(result=result, reasons=reasons, predicted=result)
+
+    predicted = [said(choice) for choice in found.fitting[: asked.most]]
+    measured, dropped = _measured(asked, predicted[:confirm])
+    rest = predicted[confirm:]
+    fitting = (*measured, *rest)
+    return Recommendations(
+        fitting=fitting,
+        message=_message(asked, found, fitting, limit_bytes),
+        limit_bytes=limit_bytes,
+        too_close=tuple(said(choice) for choice in found.close),
+        dropped=tuple(dropped),
+        other_limits=tuple(_other_limits(found, limit_bytes)),
+        tried=tuple(choice.result for choice in found.tried),
+        num_measured=len(measured) + len(dropped),
+        notes=(*asked.space.notes, *_notes(found, dropped)),
+    )
+
+
+def _measured(
+    asked: Goal, predicted: Sequence[Recommendation]
+) -> tuple[list[Recommendation], list[StepResult]]:
+    """Return recommendations as they were measured, the fastest first, and what did not fit."""
+    kept, dropped = [], []
+    for one in predicted:
+        result = measure(
+            asked.workload,
+            one.config,
+            asked.device,
+            repeats=REPEATS,
+            memory_limit=asked.limit_bytes,
+            **asked.options,
+        )
+        if result.outcome is Outcome.CANCELLED:
+            raise Ended(result.outcome, result.message)
+        if result.outcome is Outcome.OK and result.fits:
+            kept.append(replace(one, result=result))
+        else:
+            dropped.append(result)
+    return sorted(kept, key=lambda one: one.result.step_seconds or float("inf")), dropped
+
+
+def _message(asked: Goal, found: Found, fitting: Sequence[Recommendation], limit_bytes: int) -> str:
+    """Return the answer in one sentence."""
+    limit, name = format_bytes(limit_bytes), asked.workload.name
+    batch = f"batch {asked.space.base.batch_size}"
+    if fitting:
+        best = fitting[0].result
+        return f"{name}, {batch}, on {best.device}, within {limit}: {best.config}"
+    if found.fitting:
+        return (
+            f"every setting of {name}, {batch}, that was predicted to fit {limit} failed when it "
+            "was measured; the notes say how"
+        )
+    if found.close:
+        return (
+            f"no setting of {name}, {batch}, certainly fits {limit}; {len(found.close)} lie too "
+            "near to it to say: measure them, or raise memory_limit"
+        )
+    if not found.tried:
+        why = next(iter(found.refused.values()), "no step could be predicted")
+        return f"nothing can be recommended for {name}: {why}"
+
+    least = min(found.tried, key=lambda one: counted(one.result).nbytes).result
+    peak = counted(least)
+    text = (
+        f"nothing that was tried fits {limit}: {name}, {batch}, takes at least "
+        f"{format_bytes(peak.nbytes)} {peak.kind}, with {least.config}"
+    )
+    standing = sum((least.peak_by_category or {}).get(category, 0) for category in STANDING)
+    if standing > asked.limit_bytes:
+        return (
+            f"{text}. {format_bytes(standing)} of it are parameters, buffers, optimizer state and "
+            "inputs: use a smaller model, another optimizer (allow=['optimizer', ...]) or a larger "
+            "card"
+        )
+    return f"{text}; use a smaller batch or a larger card"
+
+
+def _notes(found: Found, dropped: Sequence[StepResult]) -> list[str]:
+    """Return sentences on what was left out."""
+    notes = [f"{setting} is left out: {why}" for setting, why in found.refused.items() if setting]
+    if not found.is_whole:
+        notes.append(
+            f"Not every combination was tried: the search ends after {MOST_STEPS} recorded steps, "
+            f"or after {PATIENCE} in a row that bring nothing faster. A faster setting may exist; "
+            "name fewer fields in allow to search those wholly."
+        )
+    for result in dropped:
+        is_too_large = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
+        how = "did not when it was measured" if is_too_large else "could not be measured"
+        notes.append(f"{result.config} was predicted to fit, and {how}: {result.message}")
+    return notes
+
+
+def _other_limits(found: Found, limit_bytes: int) -> list[AtLimit]:
+    """Return what the nearest other limits mean, as far as the search has seen.
+
+    Limits are the memory sizes of cards, or halves and doubles if the limit is smaller than that.
+    """
+    if not found.fitting:
+        return []
+    sizes = sorted({card.usable_bytes for card in TABLE})
+    if limit_bytes < sizes[0]:
+        sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]
+    near = {size for size in sizes if abs(size / limit_bytes - 1.0) < 0.05}
+    below = [size for size in sizes if size < limit_bytes and size not in near]
+    above = [size for size in sizes if size > limit_bytes and size not in near]
+    nearest = [*below[-NEAREST_LIMITS:], *above[:1]]
+    return [_at_limit(found, size) for size in reversed(nearest)]
+
+
+def _at_limit(found: Found, limit_bytes: int) -> AtLimit:
+    """Return the fastest of what was tried that fits another limit, by its upper estimate."""
+    best = found.fitting[0].seconds
+    fits = [
+        choice
+        for choice in found.tried
+        if choice.result.against_limit(limit_bytes).fit is Judgement.FITS
+    ]
+    if not fits:
+        return AtLimit(limit_bytes=limit_bytes, result=None, slower=None)
+    fastest = min(fits, key=lambda choice: choice.rank)
+    is_known = 0.0 < best < float("inf") and fastest.seconds < float("inf")
+    slower = fastest.seconds / best - 1.0 if is_known else None
+    return AtLimit(limit_bytes=limit_bytes, result=fastest.result, slower=slower)

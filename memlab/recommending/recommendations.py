@@ -1,0 +1,118 @@
+"""`Recommendations`: what `recommend` returns, the best first."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from memlab.arguments.html_tables import facts_table
+from memlab.arguments.units import format_bytes, format_seconds
+from memlab.config import StepConfig
+from memlab.result import StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recommendation:
+    """A setting that fits.
+
+    Attributes:
+        result: what the step costs: measured if it was confirmed by a run, else predicted.
+        reasons: what each setting saves and costs, and how much of the limit is left.
+        predicted: what was predicted, also where it was measured.
+    """
+
+    result: StepResult
+    reasons: tuple[str, ...]
+    predicted: StepResult
+
+    @property
+    def config(self) -> StepConfig:
+        """The setting."""
+        return self.result.config
+
+    def __str__(self) -> str:
+        """Return the setting and its reasons, one to a line."""
+        seconds = self.result.step_seconds
+        cost = "time not known" if seconds is None else f"{format_seconds(seconds)} a step"
+        first = f"{self.result.settings}: {cost}, {self.result.source}"
+        return "\n".join([first, *(f"  {reason}" for reason in self.reasons)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtLimit:
+    """What another limit would mean.
+
+    Attributes:
+        limit_bytes: the other limit.
+        result: the fastest step that is estimated to fit it; None if none of those tried does.
+        slower: its time over that of the best recommendation, minus 1; None if it is not known.
+    """
+
+    limit_bytes: int
+    result: StepResult | None
+    slower: float | None
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        limit = format_bytes(self.limit_bytes)
+        if self.result is None:
+            return f"at {limit} nothing that was tried fits"
+        if self.slower is None:
+            return f"at {limit}: {self.result.config}"
+        word = "slower" if self.slower > 0 else "faster"
+        change = "as fast" if abs(self.slower) < 0.005 else f"{abs(self.slower):.0%} {word}"
+        return f"at {limit}: {change} (estimated), with {self.result.config}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recommendations(Sequence[Recommendation]):
+    """Settings that fit, the best first. It is empty if none does; `message` then says why.
+
+    Attributes:
+        fitting: the recommendations, the fastest first; measured ones before predicted ones.
+        message: the answer in one sentence.
+        limit_bytes: that a step may hold.
+        too_close: settings so near to the limit that a prediction cannot say whether they fit.
+        dropped: settings that were predicted to fit, and did not when they were measured.
+        other_limits: what other limits would mean.
+        tried: every step that was predicted or estimated, for `plots.memory_against_time`.
+        num_measured: how many steps were measured.
+        notes: sentences on what was left out.
+    """
+
+    fitting: tuple[Recommendation, ...]
+    message: str
+    limit_bytes: int
+    too_close: tuple[Recommendation, ...] = ()
+    dropped: tuple[StepResult, ...] = ()
+    other_limits: tuple[AtLimit, ...] = ()
+    tried: tuple[StepResult, ...] = ()
+    num_measured: int = 0
+    notes: tuple[str, ...] = ()
+
+    @overload
+    def __getitem__(self, index: int) -> Recommendation: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Recommendation, ...]: ...
+    def __getitem__(self, index: int | slice) -> Recommendation | tuple[Recommendation, ...]:
+        """Return a recommendation; 0 is the best."""
+        return self.fitting[index]
+
+    def __len__(self) -> int:
+        """Return how many settings are recommended."""
+        return len(self.fitting)
+
+    def __iter__(self) -> Iterator[Recommendation]:
+        """Yield the recommendations, the best first."""
+        return iter(self.fitting)
+
+    def __str__(self) -> str:
+        """Return the message, the recommendations, the other limits and the notes."""
+        listed = [f"{number}. {one}" for number, one in enumerate(self.fitting, start=1)]
+        near = [f"{one}" for one in self.too_close]
+        limits = [str(one) for one in self.other_limits]
+        return "\n".join([self.message, *listed, *near, *limits, *self.notes])
+
+    def _repr_html_(self) -> str:
+        rows = {f"{at}": str(one) for at, one in enumerate(self.fitting, start=1)}
+        rows |= {format_bytes(one.limit_bytes): str(one) for one in self.other_limits}
+        return facts_table(self.message, {**rows, "notes": " ".join(self.notes)})

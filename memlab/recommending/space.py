@@ -1,0 +1,161 @@
+"""The settings that `recommend` tries, as the techniques state them in `Technique.searches`."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from memlab.arguments.quoting import shown
+from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.errors import ConfigError
+from memlab.measuring.inspect import WorkloadFacts
+from memlab.techniques.every import EVERY
+from memlab.techniques.technique import Keeps, Technique
+
+Settings = Mapping[str, Any]
+"""Fields of `StepConfig` that are changed together."""
+
+ACCUMULATION, BUDGET = "accumulation_steps", "memory_budget"
+BUDGETS = tuple(round(0.05 * step, 2) for step in range(20))
+"""Memory budgets below 1, from 0 to 0.95."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """What may be changed.
+
+    Attributes:
+        base: the settings that a person has chosen, and the batch size.
+        faster: alternatives that may make a step faster; of each group one, or none.
+        savers: alternatives that save memory and cost time; of each group one, or none.
+        accumulation_steps: that are tried, the base's own first.
+        budgets: that are tried besides the base's own.
+        notes: what is left alone, in sentences.
+    """
+
+    base: StepConfig
+    faster: tuple[tuple[Settings, ...], ...]
+    savers: tuple[tuple[Settings, ...], ...]
+    accumulation_steps: tuple[int, ...]
+    budgets: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+    def with_one_more(
+        self, chosen: tuple[Settings, ...], *, savers: bool
+    ) -> Iterator[tuple[Settings, ...]]:
+        """Yield the choices with one setting more, so that each choice is yielded once.
+
+        Args:
+            chosen: settings of some groups, in the order of the groups.
+            savers: whether what only saves memory is added too.
+        """
+        groups = (*self.faster, *self.savers)
+        last = max((groups.index(self._group_of(one)) for one in chosen), default=-1)
+        most = len(groups) if savers else len(self.faster)
+        for group in groups[last + 1 : most]:
+            for settings in group:
+                yield (*chosen, settings)
+
+    def is_faster(self, settings: Settings) -> bool:
+        """Return whether a setting may make a step faster."""
+        return any(settings in group for group in self.faster)
+
+    def _group_of(self, settings: Settings) -> tuple[Settings, ...]:
+        return next(group for group in (*self.faster, *self.savers) if settings in group)
+
+
+def with_settings(base: StepConfig, chosen: tuple[Settings, ...]) -> StepConfig:
+    """Return a config with these settings."""
+    merged: dict[str, Any] = {}
+    for settings in chosen:
+        merged |= settings
+    return replace(base, **merged)
+
+
+def can_be_planned(config: StepConfig) -> bool:
+    """Return whether memlab can plan a memory budget for these settings."""
+    is_eager = config.budget_engine is BudgetEngine.EAGER
+    return is_eager and not config.compile and config.checkpointing is Checkpointing.NONE
+
+
+def space_of(
+    base: StepConfig, allow: Collection[str] | None, facts: WorkloadFacts, *, exact: bool
+) -> Space:
+    """Return what may be changed.
+
+    A field that the base sets to another value than its default stays as it is.
+
+    Args:
+        base: the settings that a person has chosen.
+        allow: fields that may be changed; None for all that leave the training as it is but for
+            rounding.
+        facts: of the workload.
+        exact: whether only settings are tried that change no bit of the gradient, and micro-batches
+            that change nothing but rounding.
+
+    Raises:
+        ConfigError: `allow` names a field that is not tried.
+    """
+    known = {name for technique in EVERY for one in technique.searches for name in one}
+    known |= {ACCUMULATION, BUDGET}
+    for name in allow or ():
+        if name not in known:
+            raise ConfigError(
+                f"allow names {shown(name)}; allowed is a field that recommend tries: "
+                f"{', '.join(sorted(known))}"
+            )
+
+    default = StepConfig()
+    changed = {f.name for f in fields(base) if getattr(base, f.name) != getattr(default, f.name)}
+    free = known - changed if allow is None else set(allow) - changed
+    kept = {Keeps.BITS} if exact else {Keeps.BITS, Keeps.ROUNDED}
+
+    def group(technique: Technique) -> tuple[Settings, ...]:
+        if allow is None and technique.keeps not in kept:
+            return ()
+        if exact and technique.keeps is not Keeps.BITS:
+            return ()
+        return tuple(one for one in technique.searches if set(one) <= free)
+
+    groups = [(technique.may_be_faster, group(technique)) for technique in EVERY]
+    steps, notes = _accumulation_steps(base, ACCUMULATION in free, allow, facts, exact=exact)
+    return Space(
+        base=base,
+        faster=tuple(found for is_faster, found in groups if is_faster and found),
+        savers=tuple(found for is_faster, found in groups if not is_faster and found),
+        accumulation_steps=steps,
+        budgets=BUDGETS if BUDGET in free and can_be_planned(base) else (),
+        notes=notes,
+    )
+
+
+def _accumulation_steps(
+    base: StepConfig,
+    is_free: bool,
+    allow: Collection[str] | None,
+    facts: WorkloadFacts,
+    *,
+    exact: bool,
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the numbers of micro-batches to try, and why there are no others."""
+    own = (base.accumulation_steps,)
+    if not is_free:
+        return own, ()
+
+    mixes, draws = facts.sample_mixing_modules, facts.random_modules
+    is_asked_for = allow is not None and not exact
+    if mixes and not is_asked_for:
+        return own, (
+            f"The batch is not divided, because {mixes[0]} normalises over the samples of a "
+            "micro-batch, so that another model would be trained; allow=['accumulation_steps', "
+            "...] divides it all the same.",
+        )
+    if draws and exact:
+        return own, (
+            f"The batch is not divided, because {draws[0]} draws other random numbers for each "
+            "micro-batch; exact=False divides it.",
+        )
+    notes = () if not draws else (
+        f"{draws[0]} draws random numbers, so micro-batches draw others than the whole batch does.",
+    )  # fmt: skip
+    divisors = (n for n in range(1, base.batch_size + 1) if base.batch_size % n == 0)
+    return tuple(divisors), notes

@@ -1,0 +1,69 @@
+"""Copy records of devices into the store, so that one table holds them and one's own runs."""
+
+import os
+from collections.abc import Iterable
+from datetime import datetime
+
+from memlab.arguments.checks import anything, checked
+from memlab.records.recorded import DeviceRecord, recordings
+from memlab.result import Source
+from memlab.store.database import store_path, writing
+from memlab.store.identity import setting_key
+from memlab.store.rows import RunArguments, StoredRun, insert
+
+
+@checked(path=anything)
+def store_records(
+    records: Iterable[DeviceRecord] | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Copy the runs of records into the store, and return how many were new.
+
+    The records stay as they are. A run that is in the store already is not copied again.
+
+    Args:
+        records: what `memlab.recordings` returned, or a part of it; None is all of it.
+        path: of another store.
+
+    Raises:
+        MemlabError: an argument is not allowed, or the store cannot be written.
+
+    >>> store_records([])
+    0
+    """
+    every = recordings() if records is None else tuple(records)
+    num_new = 0
+    with writing(store_path(path)) as connection:
+        present = {
+            setting
+            for (setting,) in connection.execute(
+                "SELECT setting FROM result WHERE source = ?", (str(Source.RECORDED),)
+            )
+        }
+        for run in (run for record in every for run in _runs_of(record)):
+            if run.setting not in present:
+                insert(connection, run)
+                present.add(run.setting)
+                num_new += 1
+
+    return num_new
+
+
+def _runs_of(record: DeviceRecord) -> list[StoredRun]:
+    found = []
+    for number, run in enumerate(record.runs):
+        # a repetition is a run of its own, so its place in the record counts
+        key = setting_key(record.name, run.result.config, visit=run.visit, number=number)
+        asked = RunArguments(seed=run.seed, memory_limit_bytes=run.result.memory_limit_bytes)
+        stored_at = _seconds(run.visit)
+        found.append(StoredRun(stored_at=stored_at, result=run.result, asked=asked, setting=key))
+    return found
+
+
+def _seconds(visit: str) -> float:
+    """Return when a visit began; 0 if its name is no date, as in a record made by hand."""
+    try:
+        return datetime.fromisoformat(visit).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,285 @@
+"""Fill a sweep: claim settings, have them run, write their results, until none is left.
+
+Every setting is in one place at a time:
+
+    left -> claimed and running -> written
+      ^            |
+      +------------+   its process has ended: it is tried again, three times at most
+      +-> another sweep runs it: asked for again until its result is there, or that sweep is dead
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memlab.config import StepConfig
+from memlab.errors import MemlabError, StoreError
+from memlab.result import Outcome, StepResult
+from memlab.running import Progress
+from memlab.store.claims import claim, finish
+from memlab.store.keeping import not_stored, with_note
+from memlab.store.rows import RunArguments, StoredRun
+from memlab.sweeping.tasks import POLL_SECONDS, Task, packed, run, run_packed, unpacked, without_run
+from memlab.worker.isolation import OnProgress
+
+MOST_TRIES = 3  # of a setting whose process ends
+MOST_AT_ONCE = 64  # settings that an executor holds, so that another sweep finds some to run
+ASK_SECONDS = 0.5  # between two questions whether another sweep has ended a setting
+OnResult = Callable[[StepResult], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One setting to run.
+
+    Attributes:
+        config: of the step.
+        setting: its identity in the store; None if the workload has none.
+    """
+
+    config: StepConfig
+    setting: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """What a sweep is filled with.
+
+    Attributes:
+        task: what is run of each setting.
+        asked: the arguments that are stored with each result.
+        workload_key: see `memlab.store.identity`.
+        path: of the store.
+        owner: of the claims.
+        executor: None runs one setting after another in this thread.
+        tell: called in this thread, with how far the sweep is.
+        show: called in this thread, with each result after it was written.
+        pause: while it is set, no further setting is begun.
+        cancel: once it is set, the sweep ends.
+    """
+
+    task: Task
+    asked: RunArguments
+    workload_key: str | None
+    path: Path
+    owner: str
+    executor: Executor | None
+    tell: OnProgress
+    show: OnResult
+    pause: threading.Event
+    cancel: threading.Event
+
+
+class SweepLoop:
+    """Runs the settings of a sweep.
+
+    Attributes:
+        results: of the settings that have ended, by index.
+        num_reused: how many of them the store had.
+        problem: why nothing more can be run; empty if it can.
+    """
+
+    def __init__(self, wanted: Sequence[Wanted], means: Means) -> None:
+        self.results: dict[int, StepResult] = {}
+        self.num_reused = 0
+        self.problem = ""
+        self._wanted, self._means = wanted, means
+        self._left = deque(range(len(wanted)))
+        self._running: dict[Future[Any], int] = {}
+        self._elsewhere: list[int] = []  # that another sweep has claimed
+        self._ask_at = 0.0
+        self._num_tries = [0] * len(wanted)
+        self._unwritten: dict[int, StoredRun] = {}
+
+    def run(self) -> None:
+        """Run until every setting has a result, or the sweep is cancelled.
+
+        Raises:
+            MemlabError: the workload or the device is wrong. What was written before stays.
+        """
+        try:
+            while self._left or self._running or self._elsewhere:
+                if self._means.cancel.is_set() or self.problem:
+                    self._take_back()
+                    self._left.clear()
+                    self._elsewhere.clear()
+                elif self._means.pause.is_set():
+                    self._take_back()
+                else:
+                    self._begin()
+                self._collect()
+        finally:
+            self._take_back()
+            self._rescue()
+
+        self._write_again()
+
+    def _begin(self) -> None:
+        """Begin as many settings as may run at once."""
+        if self._elsewhere and time.monotonic() >= self._ask_at:
+            self._left.extend(self._elsewhere)
+            self._elsewhere.clear()
+
+        most = MOST_AT_ONCE if self._means.executor is not None else 1
+        while self._left and len(self._running) < most and not self._is_held_up():
+            index = self._left.popleft()
+            if self._is_mine(index):
+                self._start(index)
+                if self._means.executor is None:
+                    return  # its result is written before the next one begins
+
+    def _is_held_up(self) -> bool:
+        return bool(self._means.cancel.is_set() or self._means.pause.is_set() or self.problem)
+
+    def _is_mine(self, index: int) -> bool:
+        """Return whether to run a setting; it is not if the store or another sweep has it."""
+        means, setting = self._means, self._wanted[index].setting
+        if setting is None:
+            return True
+
+        try:
+            found = claim(means.path, setting, means.owner, means.asked.timeout_seconds or 0.0)
+        except StoreError:
+            return True  # writing its result will fail too, and then a note says so
+        if isinstance(found, StoredRun):
+            self.num_reused += 1
+            self._keep(index, replace(found.result, config=self._wanted[index].config))
+            return False
+        if not found:
+            self._elsewhere.append(index)
+            self._ask_at = time.monotonic() + ASK_SECONDS
+        return found
+
+    def _start(self, index: int) -> None:
+        means, config = self._means, self._wanted[index].config
+        self._num_tries[index] += 1
+        if means.executor is None:
+            done: Future[StepResult] = Future()
+            done.set_result(run(means.task, config, self._teller(config), means.cancel))
+            self._running[done] = index
+            return
+
+        self._tell(f"{config}: handed to the executor")
+        data = packed(means.task, config)
+        try:
+            self._running[means.executor.submit(run_packed, data)] = index
+        except Exception as error:  # it is broken, was shut down, or is a person's own
+            self._left.appendleft(index)
+            self._end(error)
+
+    def _take_back(self) -> None:
+        """Take from the executor what it has not begun."""
+        for future in list(self._running):
+            if not future.done() and future.cancel():
+                self._left.appendleft(self._running.pop(future))
+
+    def _collect(self) -> None:
+        """Write the results that are there; wait for a moment if there is none."""
+        if not self._running:
+            if self._elsewhere or self._means.pause.is_set():
+                time.sleep(POLL_SECONDS)
+            return
+
+        done, _ = wait(list(self._running), timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in done:
+            index = self._running.pop(future)
+            result = self._result_of(future, self._wanted[index].config)
+            if result is None:
+                self._left.append(index)  # the executor has lost it
+            elif self._is_tried_again(index, result):
+                self._left.append(index)
+            else:
+                self._finish(index, result)
+
+    def _is_tried_again(self, index: int, result: StepResult) -> bool:
+        is_crash = result.outcome is Outcome.CRASHED and self._num_tries[index] < MOST_TRIES
+        return is_crash and not self._means.cancel.is_set() and not self.problem
+
+    def _result_of(self, future: Future[Any], config: StepConfig) -> StepResult | None:
+        """Return the result of a future; None if it was cancelled or its executor is broken."""
+        try:
+            value = future.result()
+            return value if isinstance(value, StepResult) else unpacked(value)
+        except MemlabError:
+            raise
+        except CancelledError:
+            return None
+        except Exception as error:
+            if isinstance(error, BrokenExecutor):
+                self._end(error)
+                return None
+            said = f"the executor could not run it ({type(error).__name__}: {error})"
+            return without_run(self._means.task, config, Outcome.CRASHED, said)
+
+    def _end(self, error: Exception) -> None:
+        self.problem = (
+            f"The executor takes no more settings ({type(error).__name__}: {error}). Call sweep "
+            "again with a new one; what is in the store is not run again."
+        )
+
+    def _finish(self, index: int, result: StepResult) -> None:
+        """Write a result, and only then show it. A run that was cancelled found nothing."""
+        if result.outcome is Outcome.CANCELLED:
+            self.results[index] = result
+        else:
+            self._keep(index, self._written(index, result))
+
+    def _written(self, index: int, result: StepResult) -> StepResult:
+        """Write a result and return it, with a note if it could not be written."""
+        means, wanted = self._means, self._wanted[index]
+        stored = StoredRun(
+            stored_at=time.time(),
+            result=result,
+            asked=means.asked,
+            workload_key=means.workload_key,
+            setting=wanted.setting,
+        )
+        try:
+            finish(means.path, stored, means.owner)
+        except Exception as error:  # whatever it is, what was measured is returned
+            self._unwritten[index] = stored
+            return with_note(result, not_stored(error))
+        return result
+
+    def _rescue(self) -> None:
+        """Write what an executor has ended, where an error or an interrupt has ended this loop."""
+        for future, index in self._running.items():
+            if future.done() and not future.cancelled() and future.exception() is None:
+                result = self._result_of(future, self._wanted[index].config)
+                if result is not None and result.outcome is Outcome.OK:
+                    self._written(index, result)
+
+    def _keep(self, index: int, result: StepResult) -> None:
+        self.results[index] = result
+        self._tell(f"{result.config}: {result.outcome}")
+        self._means.show(result)
+
+    def _write_again(self) -> None:
+        """Write what could not be written, in case the cause has gone."""
+        for index, stored in self._unwritten.items():
+            try:
+                finish(self._means.path, stored, self._means.owner)
+            except Exception:  # as in `_written`
+                return  # its note, and those of the others, say why
+            self.results[index] = stored.result
+
+    def _teller(self, config: StepConfig) -> OnProgress:
+        return lambda progress: self._tell(f"{config}: {progress.text}", progress.fraction)
+
+    def _tell(self, text: str, fraction: float = 0.0) -> None:
+        total, ended = len(self._wanted), len(self.results)
+        said = f"{ended} of {total} settings have ended; {text}"
+        share = min((ended + fraction) / total, 1.0)
+        self._means.tell(Progress(text=said, fraction=share))

@@ -1,0 +1,488 @@
+"""Sweeps: each setting once, whatever is killed, refused, paused or broken."""
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import sqlite3
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+import memlab
+from memlab import MemlabError, StepConfig
+from memlab.errors import ConfigError, DeviceError, StoreError
+from memlab.store import claims
+from memlab.store.claims import claim, hold, is_held, owner
+from memlab.sweeping import filling, tasks
+from tests.store_parts import Forked, a_result
+from tests.sweep_parts import CRASH, WORKLOAD, Runs, once, sizes
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.sqlite3"
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    made = Runs(tmp_path / "runs.txt")
+    monkeypatch.setattr(tasks, "measure_only", made.measure)
+    monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(filling, "ASK_SECONDS", 0.01)
+    return made
+
+
+def swept(path, configs, **options):
+    return memlab.sweep(WORKLOAD, configs, "cpu", path=path, **options)
+
+
+def stored(path) -> list[int]:
+    return sorted(result.config.batch_size for result in memlab.stored_results(path=path))
+
+
+# each setting once
+
+
+def test_each_setting_runs_once_and_is_written_before_it_is_shown(path, runs):
+    shown = []
+
+    def show(result):
+        assert stored(path)[-1] == result.config.batch_size
+        shown.append(result.config.batch_size)
+
+    table = swept(path, sizes(5), on_result=show)
+    assert shown == [result.config.batch_size for result in table] == [1, 2, 3, 4, 5]
+    assert runs.ended() == once(5)
+    assert table.num_reused == 0
+    assert str(table) == "sweep of 5 settings: 5 ok."
+
+
+def test_what_is_in_the_store_is_not_run_again(path, runs):
+    swept(path, sizes(3))
+    table = swept(path, sizes(5))
+    assert table.num_reused == 3
+    assert [result.peak_allocated_bytes for result in table] == [1, 2, 3, 4, 5]
+    assert runs.ended() == once(5)
+    assert stored(path) == [1, 2, 3, 4, 5]
+
+
+def test_another_seed_limit_workload_or_device_is_another_setting(path, runs):
+    swept(path, sizes(1))
+    swept(path, sizes(1), seed=1)
+    swept(path, sizes(1), memory_limit="1GiB")
+    swept(path, sizes(1), repeats=2)
+    other = replace(WORKLOAD, make_batch=lambda n: 2)
+    table = memlab.sweep(other, sizes(1), "cpu", path=path)
+    assert runs.ended() == {1: 5}
+    assert "4 results of another workload named 'stand-in'" in table.notes[0]
+
+
+def test_a_setting_that_is_named_twice_runs_once(path, runs):
+    table = swept(path, [StepConfig(batch_size=2), StepConfig(batch_size=2)])
+    assert [result.config.batch_size for result in table] == [2, 2]
+    assert runs.ended() == {2: 1}
+
+
+def test_what_measure_has_stored_counts(path, runs, monkeypatch):
+    monkeypatch.setenv("MEMLAB_STORE", str(path))
+    monkeypatch.setattr("memlab.api.measure_only", runs.measure)
+    memlab.measure(WORKLOAD, StepConfig(batch_size=1), "cpu")
+    assert memlab.sweep(WORKLOAD, sizes(2), "cpu").num_reused == 1
+    assert runs.ended() == once(2)
+
+
+# killed
+
+
+def test_a_setting_whose_worker_was_killed_is_run_again(path, runs):
+    random.seed(0)
+    killed = set(random.sample(range(1, 31), 20))
+    runs.doing = lambda size: CRASH if size in killed and runs.begun()[size] == 1 else None
+
+    table = swept(path, sizes(30))
+    assert {str(result.outcome) for result in table} == {"ok"}
+    assert stored(path) == list(range(1, 31))
+    assert all(runs.begun()[size] == 1 + (size in killed) for size in range(1, 31))
+
+
+def test_a_setting_that_always_crashes_ends_after_three_times_and_stops_nothing(path, runs):
+    runs.doing = lambda size: CRASH if size == 1 else None
+    table = swept(path, sizes(2))
+    assert [str(result.outcome) for result in table] == ["crashed", "ok"]
+    assert runs.begun() == {1: 3, 2: 1}
+    swept(path, sizes(2))  # a later sweep tries it again
+    assert runs.begun() == {1: 6, 2: 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_that_is_killed_twice_runs_no_finished_setting_again(path, runs, seed):
+    count, drawn = 40, random.Random(seed)
+    runs.doing = lambda size: time.sleep(0.002)
+    finished: list[set[int]] = []
+    for _ in range(2):
+        process = Forked(functools.partial(swept, path, sizes(count)))
+        target = sum(runs.begun().values()) + drawn.randint(3, 12)
+        while sum(runs.begun().values()) < target:
+            time.sleep(0.0005)
+        process.kill()
+        finished.append(set(stored(path)))
+
+    begun = runs.begun()
+    table = swept(path, sizes(count))
+    assert stored(path) == list(range(1, count + 1))  # none is lost, none is there twice
+    assert all(runs.begun()[size] == begun[size] for size in finished[-1])
+    assert sum(runs.begun().values()) <= count + 2
+    assert table.num_reused == len(finished[-1])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_sweep_that_is_killed_while_it_writes(path, runs, monkeypatch, when):
+    write = claims.insert
+
+    def killed(connection, run):
+        if when == "after":
+            write(connection, run)  # the row is there, and its transaction has not ended
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sweep_until_killed():
+        with monkeypatch.context() as patch:
+            swept(path, sizes(3))
+            patch.setattr(claims, "insert", killed)
+            swept(path, sizes(6))
+
+    assert Forked(sweep_until_killed).wait() == -signal.SIGKILL
+    assert stored(path) == [1, 2, 3]
+    swept(path, sizes(6))
+    assert stored(path) == [1, 2, 3, 4, 5, 6]
+    assert runs.begun() == {**once(6), 4: 2}  # the one whose result was not written
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT count(*) FROM claim").fetchone() == (0,)
+
+
+# two at once
+
+
+def test_two_sweeps_at_once_share_the_settings(path, runs):
+    runs.doing = lambda size: time.sleep(0.002)
+    both = [Forked(functools.partial(swept, path, sizes(30))) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert runs.ended() == once(30)
+    assert stored(path) == list(range(1, 31))
+
+
+def test_a_claim_holds_as_long_as_its_owner_lives(path):
+    with owner(path) as one, owner(path) as other:
+        assert claim(path, "setting", one, 1.0) is True
+        assert claim(path, "setting", one, 1.0) is True
+        assert claim(path, "setting", other, 1.0) is False
+    with owner(path) as third:
+        assert claim(path, "setting", third, 1.0) is True
+    assert list(path.parent.glob("*.lock")) == []
+
+
+def test_a_claim_of_a_killed_process_is_lost(path):
+    def claim_and_be_killed():
+        with owner(path) as mine:
+            assert claim(path, "setting", mine, 1.0) is True
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert Forked(claim_and_be_killed).wait() == -signal.SIGKILL
+    assert len(list(path.parent.glob("*.lock"))) == 1
+    with owner(path) as mine:
+        assert claim(path, "setting", mine, 1.0) is True
+    assert list(path.parent.glob("*.lock")) == []
+
+
+def test_a_lock_is_held_by_one(tmp_path):
+    lock = tmp_path / "lock"
+    assert not is_held(lock)
+    with hold(lock):
+        assert is_held(lock)
+        with pytest.raises(sqlite3.OperationalError), hold(lock):
+            pass
+    assert not is_held(lock)
+
+
+def test_one_measurement_at_a_time_runs_on_a_machine(path, runs):
+    at_work, most = [0], [0]
+
+    def work(size):
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        time.sleep(0.005)
+        at_work[0] -= 1
+
+    runs.doing = work
+    with ThreadPoolExecutor(4) as executor:
+        swept(path, sizes(8), executor=executor)
+    assert runs.ended() == once(8)
+    assert most == [1]
+
+
+def test_without_a_folder_for_the_lock_a_note_says_so(path, runs, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MEMLAB_CACHE", str(tmp_path / "file"))
+    (result,) = swept(path, sizes(1))
+    assert "Another sweep may have measured at the same time" in result.notes[0]
+
+
+# what is asked for
+
+
+def test_a_dict_of_lists_is_all_combinations_of_the_base(path, runs):
+    configs = {"precision": ["fp32", "bf16-mixed"], "batch_size": [1, 2]}
+    table = swept(path, configs, base=StepConfig(optimizer="sgd"))
+    frame = table.frame()
+    assert list(frame["batch_size"]) == [1, 2, 1, 2]
+    assert list(frame["precision"]) == ["fp32", "fp32", "bf16-mixed", "bf16-mixed"]
+    assert set(frame["optimizer"]) == {"sgd"}
+    assert table.varied == ["batch_size", "precision"]
+    assert "bf16-mixed" in table._repr_html_()
+
+
+def test_a_combination_that_is_not_allowed_is_a_row_with_the_reason(path, runs):
+    table = swept(path, {"batch_size": [1, 4], "accumulation_steps": [1, 2]})
+    frame = table.frame()
+    assert list(frame["outcome"]) == ["ok", "unsupported", "ok", "ok"]
+    assert list(frame["accumulation_steps"]) == [1, 2, 1, 2]
+    assert "accumulation_steps=2 is more than batch_size=1" in frame["message"][1]
+    assert len(table.results) == 3
+    assert str(table) == "sweep of 4 settings: 3 ok, 1 unsupported."
+
+
+def test_a_sweep_of_which_nothing_is_allowed_runs_nothing(path, runs):
+    table = swept(path, {"batch_size": [1], "accumulation_steps": [2, 3]})
+    assert list(table.frame()["outcome"]) == ["unsupported"] * 2
+    assert runs.begun() == {}
+
+
+def test_a_config_that_the_step_refuses_is_a_row(path, runs):
+    def refuse(size):
+        if size == 1:
+            raise ConfigError("checkpoint_policy names no operator")
+
+    runs.doing = refuse
+    table = swept(path, sizes(2))
+    assert [str(result.outcome) for result in table] == ["unsupported", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        ({"batchsize": [1]}, "configs name 'batchsize'; allowed is a field of StepConfig"),
+        ({"precision": ["fp32", "bf17"]}, "precision='bf17' is unknown"),
+        ({"batch_size": 8}, r"is not a list; allowed is a list: \{'batch_size': \[8\]\}"),
+        ({"precision": "fp32"}, "is not a list"),
+        ({"batch_size": []}, "holds no value"),
+        ([], "holds no setting"),
+        ([3], r"configs\[0\]=3 is not a StepConfig"),
+        (StepConfig(), "is not a list"),
+        ({"batch_size": range(1, 2000), "loss_chunks": range(1, 2000)}, "combinations"),
+    ],
+)
+def test_what_can_be_known_before_anything_runs_is_an_error(path, runs, configs, said):
+    with pytest.raises(MemlabError, match=said):
+        swept(path, configs)
+    assert runs.begun() == {}
+
+
+def test_a_base_and_a_list_are_refused_together(path, runs):
+    with pytest.raises(MemlabError, match="leave base out"):
+        swept(path, [StepConfig()], base=StepConfig())
+
+
+def test_a_card_that_is_not_here_is_predicted_and_an_unknown_one_is_refused(
+    path, runs, monkeypatch
+):
+    asked = []
+
+    def predict(workload, config, device, **options):
+        asked.append(device)
+        return a_result(config=config, source="predicted", device=device)
+
+    monkeypatch.setattr(tasks, "predict", predict)
+    table = memlab.sweep(WORKLOAD, sizes(2), "t4", path=path)
+    assert {str(result.source) for result in table} == {"predicted"}
+    assert memlab.sweep(WORKLOAD, sizes(2), "T4", path=path).num_reused == 2
+    assert asked == ["t4", "t4"]
+    with pytest.raises(DeviceError, match="is not a card that memlab knows"):
+        memlab.sweep(WORKLOAD, sizes(2), "gpu9000", path=path)
+
+
+# pause, stop, failures
+
+
+@pytest.mark.parametrize("outcome", ["failed", "unsupported", "crashed"])
+def test_what_may_have_had_a_cause_elsewhere_is_run_again_by_the_next_sweep(path, runs, outcome):
+    runs.doing = lambda size: {"outcome": outcome, "message": "no such file, or package"}
+    swept(path, sizes(1))
+    runs.doing = lambda size: None
+    (result,) = swept(path, sizes(1))
+    assert result.outcome == "ok"
+    assert stored(path) == [1]  # it has replaced the earlier one
+    swept(path, sizes(1))
+    assert runs.ended() == {1: 4 if outcome == "crashed" else 2}
+
+
+def test_out_of_memory_is_a_result_that_stays(path, runs):
+    runs.doing = lambda size: {"outcome": "out_of_memory", "message": "above the limit"}
+    swept(path, sizes(1))
+    assert swept(path, sizes(1)).num_reused == 1
+
+
+def test_a_setting_that_took_too_long_is_run_again_with_more_time_only(path, runs):
+    runs.doing = lambda size: {"outcome": "timed_out", "message": "not finished"}
+    swept(path, sizes(1), timeout_seconds=5)
+    swept(path, sizes(1), timeout_seconds=5)
+    assert runs.ended() == {1: 1}
+    swept(path, sizes(1), timeout_seconds=6)
+    assert runs.ended() == {1: 2}
+
+
+def test_a_sweep_that_is_stopped_keeps_what_it_has_and_goes_on_later(path, runs):
+    cancel = threading.Event()
+    runs.doing = lambda size: cancel.set() if size == 2 else None
+    table = swept(path, sizes(4), cancel=cancel)
+    assert [str(result.outcome) for result in table] == ["ok", "ok", "cancelled", "cancelled"]
+    assert "call sweep again" in table.results[-1].message
+    assert stored(path) == [1, 2]
+    assert swept(path, sizes(4)).num_reused == 2
+    assert runs.ended() == once(4)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_sweep_that_is_paused_begins_nothing_until_it_goes_on(path, runs, threads):
+    pause, is_paused = threading.Event(), threading.Event()
+
+    def pause_at_two(size):
+        if size == 2 and not is_paused.is_set():
+            pause.set()
+            is_paused.set()
+
+    runs.doing = pause_at_two
+    pool = ThreadPoolExecutor(threads) if threads else contextlib.nullcontext()
+    with pool as executor, ThreadPoolExecutor(1) as aside:
+        job = aside.submit(swept, path, sizes(200), pause=pause, executor=executor)
+        assert is_paused.wait(60)
+        while not is_quiet(runs):
+            time.sleep(0.01)
+        assert sum(runs.ended().values()) < 200
+        pause.clear()
+        assert len(job.result(600)) == 200
+    assert runs.ended() == once(200)
+
+
+def is_quiet(runs) -> bool:
+    before = runs.begun()
+    time.sleep(0.3)
+    return runs.begun() == before == runs.ended()
+
+
+def test_an_interrupted_cell_leaves_no_claim_behind(path, runs):
+    def interrupt(size):
+        if size == 2:
+            raise KeyboardInterrupt
+
+    runs.doing = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        swept(path, sizes(3))
+    assert stored(path) == [1]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM claim").fetchone() == (0,)
+
+
+def test_progress_is_that_of_the_whole_sweep(path, runs):
+    said = []
+    swept(path, sizes(4), on_progress=said.append)
+    assert [progress.fraction for progress in said] == [0.25, 0.5, 0.75, 1.0]
+    assert said[0].text == "1 of 4 settings have ended; batch_size=1: ok"
+
+
+def test_a_store_that_cannot_be_used_is_an_error_before_anything_runs(path, runs):
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="move it away"):
+        swept(path, sizes(2))
+    assert runs.begun() == {}
+
+
+def test_results_that_cannot_be_written_are_returned_with_a_note(path, runs, monkeypatch):
+    finish = filling.finish
+
+    def full(*arguments):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(filling, "finish", full)
+    table = swept(path, sizes(2))
+    assert [result.peak_allocated_bytes for result in table] == [1, 2]
+    assert "This result is not in the store: the disk is full." in table.results[0].notes
+    assert stored(path) == []
+
+    # one that is locked for a while only is written at the end
+    monkeypatch.setattr(filling, "finish", full)
+    table = swept(
+        path, sizes(2), on_result=lambda _: monkeypatch.setattr(filling, "finish", finish)
+    )
+    assert stored(path) == [1, 2]
+    assert table.results[0].notes == ()
+
+
+# executors
+
+
+def test_settings_run_in_the_threads_of_an_executor(path, runs):
+    with ThreadPoolExecutor(3) as executor:
+        table = swept(path, sizes(100), executor=executor)
+    assert [result.config.batch_size for result in table] == list(range(1, 101))
+    assert runs.ended() == once(100)
+    assert swept(path, sizes(100)).num_reused == 100  # it ran on this machine
+
+
+def test_an_executor_whose_process_is_killed_loses_nothing(path, runs):
+    import multiprocessing
+
+    def killed_once(size):
+        if size == 5 and runs.begun()[size] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    runs.doing = killed_once
+    forked = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=forked) as executor:
+        table = swept(path, sizes(8), executor=executor)
+    assert "Call sweep again with a new one" in table.notes[0]
+    done = stored(path)
+    assert done == [1, 2, 3, 4]
+
+    with ProcessPoolExecutor(1, mp_context=forked) as executor:
+        table = swept(path, sizes(8), executor=executor)
+    assert {str(result.outcome) for result in table} == {"ok"}
+    assert runs.ended() == once(8)
+
+
+def test_what_has_run_is_written_though_the_sweep_is_ended_by_an_error(path, runs):
+    executor = ThreadPoolExecutor(1)
+
+    def fail(result):
+        executor.shutdown(wait=True)  # by now all others have run too
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        swept(path, sizes(5), executor=executor, on_result=fail)
+    assert stored(path) == sorted(runs.ended())
+    swept(path, sizes(5))
+    assert runs.ended() == once(5)
+
+
+def test_a_workload_that_no_executor_can_be_sent_is_refused_by_name(path, runs):
+    lock = threading.Lock()
+    workload = replace(WORKLOAD, build_model=lambda: lock)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(MemlabError, match="'stand-in' cannot"):
+        memlab.sweep(workload, sizes(2), "cpu", path=path, executor=executor)
+    table = memlab.sweep(workload, sizes(2), "cpu", path=path)
+    assert "runs every setting again" in table.notes[0]
+    assert stored(path) == [1, 2]

@@ -1,0 +1,241 @@
+"""`recommend` and `largest_batch` against predictions of every setting, one by one."""
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
+from memlab.arguments.units import MIB
+from memlab.recommending import largest
+from memlab.recommending import recommend as recommending
+from memlab.recommending.space import BUDGETS, space_of
+from memlab.techniques.every import EVERY
+from memlab.techniques.technique import Keeps
+from tests.models import blocks, linear
+
+CARD = "t4"
+BATCH = 4096  # 4 MiB for each activation of `wide`, whose weights take 2 MiB
+
+
+def wide():
+    return blocks(width=256)
+
+
+def fits(workload, config, limit):
+    result = memlab.predict(workload, config, CARD, memory_limit=limit)
+    return result.fit == "fits"
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return memlab.predict(wide(), StepConfig(batch_size=BATCH), CARD)
+
+
+@pytest.mark.slow
+def test_what_is_recommended_fits_and_nothing_simpler_is_faster(plain):
+    limit = int(plain.peak_reserved_bytes * 0.8)
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=["accumulation_steps", "memory_budget"])
+    best = ranked[0]
+    assert best.result.fit == "fits"
+    assert best.config.batch_size == BATCH
+    for steps in (1, 2, 4, 8):
+        config = StepConfig(batch_size=BATCH, accumulation_steps=steps)
+        other = memlab.predict(wide(), config, CARD, memory_limit=limit)
+        if other.fit == "fits":
+            assert best.result.step_seconds <= other.step_seconds * 1.001
+
+
+def test_with_room_enough_nothing_has_to_be_changed():
+    ranked = recommend(linear(), "1GiB", 8, CARD, allow=["accumulation_steps", "memory_budget"])
+    assert ranked[0].config == StepConfig(batch_size=8)
+    assert ranked[0].reasons[0] == "nothing has to be changed"
+
+
+def test_what_does_not_fit_is_said_with_what_it_takes_at_least():
+    ranked = recommend(linear(), "64KiB", 8, CARD, allow=["accumulation_steps"])
+    assert len(ranked) == 0
+    assert "nothing that was tried fits 64.0 KiB" in ranked.message
+    assert "takes at least" in ranked.message
+    assert str(ranked).startswith(ranked.message)
+
+
+def test_too_close_to_say_is_never_first(plain):
+    limit = int(plain.needed_bytes * 1.001)
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=["accumulation_steps"])
+    assert plain.against_limit(limit).fit == "too close"
+    assert all(one.result.fit == "fits" for one in ranked)
+    assert StepConfig(batch_size=BATCH) in [one.config for one in ranked.too_close]
+
+
+@pytest.mark.slow
+def test_more_memory_never_gives_a_slower_answer(plain):
+    seconds = []
+    for share in (0.4, 0.7, 1.2):
+        limit = int(plain.peak_reserved_bytes * share)
+        ranked = recommend(
+            wide(), limit, BATCH, CARD, allow=["accumulation_steps", "memory_budget"]
+        )
+        seconds.append(ranked[0].result.step_seconds if len(ranked) else float("inf"))
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_headroom_stays_free(plain):
+    limit = int(plain.peak_reserved_bytes * 1.5)
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=["accumulation_steps"], headroom=0.5)
+    peak = ranked[0].result.counted_peak
+    assert peak.upper_bytes <= limit // 2 or ranked[0].result.needed_bytes <= limit // 2
+    assert "50 % were to stay free" in ranked[0].reasons[-1]
+
+
+def test_what_is_chosen_stays():
+    config = StepConfig(precision="fp16-mixed", optimizer="sgd", batch_size=16)
+    ranked = recommend(blocks(), "2GiB", None, CARD, config=config)
+    assert {one.config.precision for one in ranked} == {"fp16-mixed"}
+    assert {one.config.optimizer for one in ranked} == {"sgd"}
+    assert {one.config.batch_size for one in ranked} == {16}
+
+
+def normalised(n=8):
+    def loss(model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def model():
+        return nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 8))
+
+    def batch(samples):
+        return torch.zeros(samples, 64), torch.zeros(samples, 8)
+
+    return Workload(name="normalised", build_model=model, make_batch=batch, compute_loss=loss)
+
+
+def test_a_batch_that_is_normalised_is_not_divided():
+    ranked = recommend(normalised(), "64MiB", 32, CARD, allow=None, config=StepConfig())
+    assert {one.config.accumulation_steps for one in ranked} == {1}
+    assert any("normalises over the samples" in note for note in ranked.notes)
+
+
+def test_exact_leaves_number_formats_alone():
+    facts = memlab.api.inspect_workload(blocks())
+    space = space_of(StepConfig(), None, facts, exact=True)
+    fields = {name for group in (*space.faster, *space.savers) for one in group for name in one}
+    kept = {name for t in EVERY if t.keeps is Keeps.BITS for name in t.fields}
+    assert fields <= kept
+    assert "precision" not in fields
+    assert space.budgets == BUDGETS
+
+
+def test_every_technique_that_saves_memory_is_searched_or_named_as_left_out():
+    searched = {name for t in EVERY for one in t.searches for name in one}
+    left_out = {t.fields[0] for t in EVERY if t.savings and not searched & set(t.fields)}
+    # arithmetic has the first two; compiled steps have no prediction; the others save no memory
+    # of a running step, or change the update
+    assert left_out - {"batch_size", "accumulation_steps", "memory_budget"} <= {
+        "budget_engine", "channels_last", "compile", "init_on_meta", "max_grad_norm",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"allow": ["batch_size"]}, "allow names 'batch_size'"),
+        ({"headroom": 1.0}, "headroom=1.0"),
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"top": 0}, "top=0"),
+    ],
+)
+def test_a_wrong_argument_is_an_error(options, said):
+    with pytest.raises(MemlabError, match=said):
+        recommend(linear(), **{"device": CARD, **options})
+
+
+def test_a_limit_is_needed_where_the_device_has_no_known_memory(monkeypatch):
+    monkeypatch.setattr("memlab.records.where.capacity", lambda device: None)
+    with pytest.raises(MemlabError, match="memory_limit=None needs a device"):
+        recommend(linear(), device="cpu")
+
+
+def test_on_this_machine_the_best_are_measured():
+    ranked = recommend(linear(), "64MiB", 8, "cpu", allow=["accumulation_steps"], confirm=2)
+    assert 0 < ranked.num_measured <= 2
+    assert ranked[0].result.source == "measured"
+    assert ranked[0].predicted.source == "predicted"
+    assert ranked[0].result.peak_allocated_bytes <= 64 * MIB
+
+
+def test_what_does_not_fit_when_it_is_measured_is_dropped(monkeypatch):
+    def too_large(*args, **kwargs):
+        result = memlab.predict(args[0], args[1], "cpu")
+        return dataclasses.replace(result, outcome="out_of_memory", message="it was too much")
+
+    monkeypatch.setattr(recommending, "measure", too_large)
+    ranked = recommend(linear(), "64MiB", 8, "cpu", allow=["accumulation_steps"], confirm=9)
+    assert len(ranked) == 0
+    assert ranked.dropped
+    assert "failed when it was measured" in ranked.message
+    assert any("did not when it was measured: it was too much" in n for n in ranked.notes)
+
+
+def test_the_largest_batch_fits_and_the_next_one_does_not():
+    limit = 64 * MIB
+    found = largest_batch(wide(), StepConfig(), CARD, memory_limit=limit)
+    assert found == found.result.config.batch_size
+    assert not found.is_capped
+    assert fits(wide(), StepConfig(batch_size=int(found)), limit)
+    assert not fits(wide(), StepConfig(batch_size=int(found) + 1), limit)
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_several_micro_batches():
+    limit = 64 * MIB
+    config = StepConfig(accumulation_steps=4, batch_size=4)
+    one = largest_batch(wide(), StepConfig(), CARD, memory_limit=limit)
+    four = largest_batch(wide(), config, CARD, memory_limit=limit)
+    assert four.result.config.accumulation_steps == 4
+    assert four > one  # of four, one is held at a time
+    assert fits(wide(), dataclasses.replace(config, batch_size=int(four)), limit)
+
+
+def test_a_data_set_may_have_no_more_samples(monkeypatch):
+    predict = largest.predict_with_forecast
+
+    def predicted(workload, config, *args, **options):
+        if config.batch_size <= 100:
+            return predict(workload, config, *args, **options)
+        failed = dataclasses.replace(
+            memlab.predict(workload, StepConfig(batch_size=8), CARD),
+            outcome="failed",
+            message="make_batch returned 100 samples",
+        )
+        return SimpleNamespace(result=failed, forecast=None)
+
+    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    assert largest_batch(linear(), device=CARD, batch_limit=4096) == 100
+
+
+def test_micro_batches_of_a_model_with_dropout_are_said():
+    ranked = recommend(blocks(dropout=0.1), "1GiB", 8, CARD, allow=["accumulation_steps"])
+    assert any("micro-batches draw others" in note for note in ranked.notes)
+
+
+def test_not_even_one_sample_is_an_error():
+    with pytest.raises(MemlabError, match="is not enough for one sample"):
+        largest_batch(linear(), device=CARD, memory_limit="64KiB")
+
+
+def test_a_choice_of_settings_is_yielded_once():
+    facts = memlab.api.inspect_workload(linear())
+    space = space_of(StepConfig(), None, facts, exact=False)
+    seen, level = set(), [()]
+    for _ in range(2):
+        level = list(
+            itertools.chain.from_iterable(space.with_one_more(one, savers=True) for one in level)
+        )
+        keys = [frozenset(tuple(sorted(s.items())) for s in one) for one in level]
+        assert len(keys) == len(set(keys))
+        assert not seen & set(keys)
+        seen |= set(keys)

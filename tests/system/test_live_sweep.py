@@ -1,0 +1,79 @@
+"""A sweep in a thread: the picture fills in, and the buttons pause and stop it."""
+
+import threading
+import time
+
+import pytest
+
+import memlab
+from memlab import MemlabError
+from memlab._panel import live_sweep as live
+from memlab.sweeping import tasks
+from tests.sweep_parts import WORKLOAD, Runs, once, sizes
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    made = Runs(tmp_path / "runs.txt")
+    monkeypatch.setattr(tasks, "measure_only", made.measure)
+    monkeypatch.setattr(live, "DRAW_SECONDS", 0.0)
+    monkeypatch.setenv("MEMLAB_STORE", str(tmp_path / "results.sqlite3"))
+    return made
+
+
+def test_the_picture_fills_in_while_the_kernel_is_free(runs):
+    may_go_on, is_at_three = threading.Event(), threading.Event()
+
+    def wait_at_three(size):
+        if size == 3:
+            is_at_three.set()
+            assert may_go_on.wait(60)
+
+    runs.doing = wait_at_three
+    sweep = memlab.live_sweep(WORKLOAD, sizes(4), "cpu")
+    assert is_at_three.wait(60)
+    assert repr(sweep) == "sweep that runs: 2 settings have ended"
+    early = sweep._picture.value
+    assert "<svg" in early
+    assert sweep._bar.value == 0.5
+    with pytest.raises(TimeoutError, match="has not ended"):
+        sweep.wait(0.01)
+
+    may_go_on.set()
+    table = sweep.wait(60)
+    assert len(table) == len(sweep.results) == 4
+    assert sweep._picture.value != early
+    assert sweep._text.value == "sweep of 4 settings: 4 ok."
+    assert sweep._stop.disabled
+    assert "text/plain" in sweep._repr_mimebundle_()
+    assert runs.ended() == once(4)
+
+
+def test_the_buttons_pause_and_stop(runs):
+    sweep = None
+    is_ready = threading.Event()
+
+    def pause_at_two(size):
+        assert is_ready.wait(60)
+        if size == 2 and not sweep._pause.is_set():
+            sweep._pausing.value = True
+
+    runs.doing = pause_at_two
+    sweep = memlab.live_sweep(WORKLOAD, sizes(50), "cpu")
+    is_ready.set()
+    while not sweep._pause.is_set() or runs.ended() != once(2):
+        time.sleep(0.01)
+    assert sweep._pausing.description == "Go on"
+    sweep._stop.click()
+    table = sweep.wait(60)
+    assert [str(result.outcome) for result in table][:3] == ["ok", "ok", "cancelled"]
+    assert runs.ended() == once(2)
+
+
+def test_what_a_sweep_raises_is_shown_and_raised(runs):
+    sweep = memlab.live_sweep(WORKLOAD, {"batch_size": 3}, "cpu")
+    with pytest.raises(MemlabError, match="is not a list"):
+        sweep.wait(60)
+    assert "is not a list" in sweep._text.value
+    with pytest.raises(MemlabError, match="on_progress belongs to the buttons"):
+        memlab.live_sweep(WORKLOAD, sizes(1), "cpu", on_progress=print)
