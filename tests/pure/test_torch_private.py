@@ -39,10 +39,15 @@ IN_SCRIPTS = {
 OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these have as strings
 NOT_OF_TORCH = {
     "._data": "of os.environ",
+    "._detect_anomaly": "of a Lightning Trainer",
     "._kind": "of memlab: the class that a fake parameter stands for",
+    "._loss_shifts_labels": "of a transformers Trainer",
     "._repr_html_": "of IPython",
     "._repr_mimebundle_": "of IPython",
+    "._set_signature_columns_if_needed": "of a transformers Trainer",
+    "._signature_columns": "of a transformers Trainer",
     "._target": "of threading.Thread",
+    "._trainer": "of a LightningModule",
 }
 ATTRIBUTES = frozenset(OF_SCRIPTS).union(*map(attributes, IN_ROOM.values()))
 PROCESS = constants(IN_ROOM["torch_private/process.py"])
