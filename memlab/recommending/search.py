@@ -4,8 +4,11 @@ The search begins with the settings as they are, and adds one setting at a time:
 a step faster (number format, fused optimizer), then what only saves memory. Each such step is
 predicted once; its other accumulation steps and budgets are estimated by arithmetic. A setting that
 changes nothing here is dropped. A technique that only saves memory makes no step faster, so it is
-not added to a step that fits, and the search is over once the next step to look at is slower than
-what has been found, or once several steps in a row have brought nothing faster.
+not added to a step that fits.
+
+Steps and estimates wait in one queue, those with the least time that they can have first. So the
+search is over once the next of them is slower than what has been found. Steps that wait are left
+out once several in a row have brought no estimate that is faster and fits.
 
 Only an exact prediction decides whether a setting fits. Left out: compiled steps, which cannot be
 predicted, and channels last.
@@ -16,7 +19,6 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab.api import predict_with_forecast
 from memlab.config import StepConfig
 from memlab.devices.cards import Target
 from memlab.limits.judgement import Judgement
@@ -24,6 +26,7 @@ from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
 from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import Alternative, alternatives_of, counted
+from memlab.recommending.known import Known
 from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
 from memlab.running import Ended, Run
@@ -32,7 +35,7 @@ from memlab.techniques.technique import in_words
 from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
-PATIENCE = 8  # steps in a row that are recorded for nothing, once a setting has been found
+PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
 SAME_TIME = 1.02  # a step that saves memory alone and is predicted faster than this is no slower
 
 
@@ -50,6 +53,7 @@ class Goal:
         seed: set before the model, the batch and each step.
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
+        known: what earlier searches have predicted; this one adds to it.
     """
 
     workload: Workload
@@ -61,6 +65,7 @@ class Goal:
     seed: int
     options: dict[str, Any]
     run: Run
+    known: Known
 
 
 @dataclass(slots=True)
@@ -92,12 +97,23 @@ class Found:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A step to look at; those with the shortest known bound come first."""
+    """A step to record, or an estimate of a recorded one to predict exactly.
+
+    Attributes:
+        bound_seconds: the least time that it can have, as far as is known.
+        number: decides between equal bounds.
+        settings: of the step.
+        parent: the result of the step with one setting less.
+        start: the recorded step, if this is an estimate.
+        alternative: the estimate.
+    """
 
     bound_seconds: float
     number: int
     settings: tuple[Settings, ...] = field(compare=False)
-    parent: StepResult | None = field(compare=False)
+    parent: StepResult | None = field(compare=False, default=None)
+    start: Prediction | None = field(compare=False, default=None)
+    alternative: Alternative | None = field(compare=False, default=None)
 
 
 def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
@@ -105,53 +121,113 @@ def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
     return tuple(sorted(f"{name}={value}" for one in settings for name, value in one.items()))
 
 
-def search(asked: Goal) -> Found:
+def search(goal: Goal) -> Found:
     """Return the settings that fit, the fastest first."""
-    found, numbers = Found(), itertools.count()
-    waiting = [_Waiting(0.0, next(numbers), (), None)]
-    looked = in_vain = 0
-    while waiting:
-        next_one = heapq.heappop(waiting)
-        if next_one.bound_seconds > found.worst_seconds(asked.most):
-            break
-        is_in_vain = next_one.bound_seconds > 0.0 and found.fitting and in_vain >= PATIENCE
-        if looked >= MOST_STEPS or is_in_vain:
-            found.is_whole = False
-            break
-        best = found.worst_seconds(1)
-        predicted = _predicted(asked, next_one, found)
-        looked += 1
-        in_vain += 1
+    return _Search(goal).run()
+
+
+class _Search:
+    """One search: what was found, what waits, and how long nothing faster has come.
+
+    Attributes:
+        least_seconds: of the estimates that fit.
+        in_vain: steps recorded since that was last improved.
+        bias: what the last exact prediction was above its estimate, by the settings of the step.
+    """
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.found = Found()
+        self.numbers = itertools.count()
+        self.waiting = [_Waiting(0.0, next(self.numbers), ())]
+        self.recorded = self.in_vain = 0
+        self.least_seconds = float("inf")
+        self.bias: dict[tuple[str, ...], float] = {}
+        self.settled: set[tuple[str, ...]] = set()  # steps with an alternative that fits
+
+    def run(self) -> Found:
+        """Look at one after another, the least bound first."""
+        found, most = self.found, self.goal.most
+        while self.waiting:
+            one = heapq.heappop(self.waiting)
+            if one.bound_seconds > found.worst_seconds(most):
+                break
+            if one.alternative is not None:
+                self._confirm(one, one.alternative)
+            elif self._is_enough(one):
+                found.is_whole = False
+            else:
+                self._record(one)
+
+        return found
+
+    def _is_enough(self, one: _Waiting) -> bool:
+        """Return whether a step is left out, because those before it have brought nothing."""
+        is_in_vain = one.bound_seconds > 0.0 and self.in_vain >= PATIENCE
+        is_in_vain = is_in_vain and self.least_seconds < float("inf")
+        return self.recorded >= MOST_STEPS or is_in_vain
+
+    def _record(self, one: _Waiting) -> None:
+        """Predict a step; what it says of others waits from now on."""
+        goal = self.goal
+        predicted = _predicted(goal, one, self.found)
+        self.recorded += 1
+        self.in_vain += 1
         if predicted is None or predicted.result.outcome is not Outcome.OK:
-            continue
+            return
 
-        choices = _choices(asked, next_one.settings, predicted)
-        found.tried += choices
-        _confirm(asked, predicted, choices, found)
-        in_vain = 0 if found.worst_seconds(1) < best else in_vain
-        fits = _exact(asked, predicted, choices[0]).fit is Judgement.FITS
+        alternatives = _alternatives(goal, one.settings, predicted)
+        self.found.tried += alternatives
+        for alternative in alternatives:
+            if _may_fit(alternative, predicted.result, goal.limit_bytes):
+                self._wait(alternative.seconds, one.settings, None, predicted, alternative)
+            if alternative.seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
+                self.least_seconds, self.in_vain = alternative.seconds, 0
+
+        fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
-        for settings in asked.space.with_one_more(next_one.settings, savers=not fits):
-            if _name_of_last(settings) in found.idle:
-                found.is_whole = False  # it may save something beside other settings
+        for settings in goal.space.with_one_more(one.settings, savers=not fits):
+            if _name_of_last(settings) in self.found.idle:
+                self.found.is_whole = False  # it may save something beside other settings
                 continue
-            if _is_refused(asked, settings, found):
-                continue
-            least = 0.0 if asked.space.is_faster(settings[-1]) else bound
-            heapq.heappush(waiting, _Waiting(least, next(numbers), settings, predicted.result))
+            if not _is_refused(goal, settings, self.found):
+                least = 0.0 if goal.space.is_faster(settings[-1]) else bound
+                self._wait(least, settings, predicted.result)
 
-    return found
+    def _wait(self, bound_seconds: float, settings: tuple[Settings, ...], *rest: Any) -> None:
+        heapq.heappush(self.waiting, _Waiting(bound_seconds, next(self.numbers), settings, *rest))
+
+    def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
+        """Predict an estimate exactly, unless another one of the same step fits already."""
+        goal, found, key = self.goal, self.found, key_of(one.settings)
+        assert one.start is not None
+        bias = self.bias.get(key, 1.0)
+        may_fit = _may_fit(alternative, one.start.result, goal.limit_bytes, bias)
+        if key in self.settled or not may_fit:
+            return
+        result = _exact(goal, one.start, alternative)
+        if result.outcome is not Outcome.OK:
+            return
+        estimate = counted(alternative.result).nbytes
+        self.bias[key] = max(1.0, counted(result).nbytes / estimate)
+        sure = Alternative(settings=alternative.settings, result=result, exact=True)
+        if not alternative.exact:
+            found.tried.append(sure)
+        if result.fit is Judgement.TOO_CLOSE:
+            found.close.append(sure)
+        if result.fit is Judgement.FITS:
+            self.settled.add(key)
+            found.fitting.append(sure)
+            found.fitting.sort(key=lambda one: one.rank)
 
 
-def _predicted(asked: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
+def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
     """Return the prediction of a step; None if it is refused, or does nothing here."""
-    config = with_settings(asked.space.base, waiting.settings)
+    config = with_settings(goal.space.base, waiting.settings)
     name = _name_of_last(waiting.settings)
     is_alone = len(waiting.settings) <= 1
-    predicted = predict_with_forecast(asked.workload, config, asked.device, **asked.options)
+    predicted = goal.known.predicted(goal.workload, config, goal.device, goal.options)
     result, parent = predicted.result, waiting.parent
-    if result.outcome is Outcome.CANCELLED:
-        raise Ended(result.outcome, result.message)
     if result.outcome is not Outcome.OK and is_alone:
         found.refused[name] = result.message
     if result.outcome is Outcome.OK and parent is not None and _is_idle(result, parent):
@@ -162,10 +238,10 @@ def _predicted(asked: Goal, waiting: _Waiting, found: Found) -> Prediction | Non
     return predicted
 
 
-def _is_refused(asked: Goal, settings: tuple[Settings, ...], found: Found) -> bool:
+def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> bool:
     """Return whether a step is known to be refused, by its settings alone or by the model."""
-    config = with_settings(asked.space.base, settings)
-    return _name_of_last(settings) in found.refused or every.is_refused(config, asked.target.kind)
+    config = with_settings(goal.space.base, settings)
+    return _name_of_last(settings) in found.refused or every.is_refused(config, goal.target.kind)
 
 
 def _name_of_last(settings: tuple[Settings, ...]) -> str:
@@ -185,70 +261,52 @@ def _is_idle(result: StepResult, parent: StepResult) -> bool:
     return not any(now < then for now, then in pairs if now is not None and then is not None)
 
 
-def _choices(
-    asked: Goal, settings: tuple[Settings, ...], predicted: Prediction
+def _alternatives(
+    goal: Goal, settings: tuple[Settings, ...], predicted: Prediction
 ) -> list[Alternative]:
     """Return a predicted step as it is, then with other accumulation steps and budgets."""
-    config = predicted.result.config
-    chain = _chain(asked, config) if asked.space.budgets and can_be_planned(config) else None
-    kind = asked.target.kind
-    return list(alternatives_of(predicted, settings, asked.space, chain, kind))
+    config, space = predicted.result.config, goal.space
+
+    def make() -> list[Alternative]:
+        chain = _chain(goal, config) if space.budgets and can_be_planned(config) else None
+        return list(alternatives_of(predicted, settings, space, chain, goal.target.kind))
+
+    key = key_of(settings), config, space.accumulation_steps, space.budgets
+    return goal.known.estimated(key, make)
 
 
-def _chain(asked: Goal, config: StepConfig) -> Chain | None:
+def _chain(goal: Goal, config: StepConfig) -> Chain | None:
     try:
-        return chain_for(asked.workload, config, asked.target, seed=asked.seed, run=asked.run)
+        return chain_for(goal.workload, config, goal.target, seed=goal.seed, run=goal.run)
     except Ended as ended:
         if ended.outcome is Outcome.CANCELLED:
             raise
         return None  # this model cannot be planned: its other settings are tried without a budget
 
 
-def _confirm(asked: Goal, start: Prediction, choices: list[Alternative], found: Found) -> None:
-    """Predict the best of these choices exactly, until one of them fits."""
-    bias = 1.0  # what the last exact prediction was above its estimate
-    for choice in sorted(choices, key=lambda one: one.rank):
-        if choice.seconds > found.worst_seconds(asked.most):
-            return
-        if not _may_fit(choice, start.result, asked.limit_bytes, bias):
-            continue
-        result = _exact(asked, start, choice)
-        if result.outcome is not Outcome.OK:
-            continue
-        bias = max(1.0, counted(result).nbytes / counted(choice.result).nbytes)
-        sure = Alternative(settings=choice.settings, result=result, exact=True)
-        if not choice.exact:
-            found.tried.append(sure)
-        if result.fit is Judgement.TOO_CLOSE:
-            found.close.append(sure)
-        if result.fit is Judgement.FITS:
-            found.fitting.append(sure)
-            found.fitting.sort(key=lambda one: one.rank)
-            return
-
-
-def _may_fit(choice: Alternative, start: StepResult, limit_bytes: int, bias: float) -> bool:
-    """Return whether a choice fits if its peak is as low as its estimate allows."""
-    if choice.exact:
+def _may_fit(
+    alternative: Alternative, start: StepResult, limit_bytes: int, bias: float = 1.0
+) -> bool:
+    """Return whether an alternative fits if its peak is as low as its estimate allows."""
+    if alternative.exact:
         return True
-    peak = counted(choice.result)
+    peak = counted(alternative.result)
     needed, taken = start.needed_bytes, start.peak_reserved_bytes
     share = needed / taken if needed and taken else 1.0
     return peak.nbytes * share * bias * (1.0 - peak.uncertainty) <= limit_bytes
 
 
-def _exact(asked: Goal, start: Prediction, choice: Alternative) -> StepResult:
-    """Return the exact prediction of a choice, with the limit."""
-    if choice.exact:
-        assert start.forecast is not None
-        return start.forecast.against_limit(choice.result, asked.limit_bytes)
-    predicted = predict_with_forecast(
-        asked.workload,
-        choice.result.config,
-        asked.device,
-        memory_limit=asked.limit_bytes,
-        **asked.options,
-    )
-    if predicted.result.outcome is Outcome.CANCELLED:
-        raise Ended(predicted.result.outcome, predicted.result.message)
-    return predicted.result
+def _fits(alternative: Alternative, limit_bytes: int) -> bool:
+    """Return whether an alternative fits even if its peak is as high as its estimate allows."""
+    return counted(alternative.result).upper_bytes <= limit_bytes
+
+
+def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult:
+    """Return the exact prediction of an alternative, judged by the limit."""
+    found = start
+    if not alternative.exact:
+        config = alternative.result.config
+        found = goal.known.predicted(goal.workload, config, goal.device, goal.options)
+    if found.forecast is None:
+        return found.result
+    return found.forecast.against_limit(found.result, goal.limit_bytes)
