@@ -10,7 +10,8 @@ savers to is already slower than the answer.
 Limits: 200 random limits for a model on this CPU, answered by prediction alone. Each distinct
 setting that was recommended is measured once, since its peak does not depend on the limit. Goals:
 no measured peak is above its limit, and more memory never gives an answer that is predicted to be
-slower (by more than the 2 % that the search takes for the same time).
+slower (by more than the 2 % that the search takes for the same time). The limits come in random
+order, and once more when all that the first round predicted is known.
 
 Throughput: three models on this CPU with a limit of a share of the plain peak. All settings of a
 grid are measured. The fastest that fit, the answer of `recommend`, the same once more (A/A) and the
@@ -237,32 +238,33 @@ def limit_rows(quick: bool) -> dict[str, Any]:
     plain_peak = memlab.predict(workload, StepConfig(batch_size=batch), "cpu").peak_allocated_bytes
     assert plain_peak is not None
     draw = random.Random(0)
-    limits = [int(plain_peak * draw.uniform(*LIMIT_SHARES))
-              for _ in range(NUM_QUICK_LIMITS if quick else NUM_LIMITS)]  # fmt: skip
-    started = time.perf_counter()
-    answers = {
-        limit: memlab.recommend(workload, limit, batch, "cpu", confirm=0) for limit in limits
-    }
-    seconds = (time.perf_counter() - started) / len(limits)
-    some = {limit: ranked[0].result for limit, ranked in answers.items() if len(ranked)}
-    peaks = {}
-    for config in {result.config for result in some.values()}:
-        peaks[config] = memlab.measure(workload, config, "cpu", repeats=1).peak_allocated_bytes or 0
-    times = [some[limit].step_seconds or 0.0 for limit in sorted(some)]
-    return {
-        "limits": len(limits),
-        "with an answer": len(some),
-        "distinct settings": len(peaks),
-        "measured above the limit": sum(
-            peaks[result.config] > limit for limit, result in some.items()
-        ),
-        "least headroom": min(1 - peaks[r.config] / limit for limit, r in some.items()),
-        "slower with more memory": sum(
-            later > SAME_TIME * min(times[:at]) for at, later in enumerate(times) if at
-        ),
-        "most slower": max((t / min(times[: at + 1]) for at, t in enumerate(times)), default=1.0),
-        "seconds a search": seconds,
-    }
+    count = NUM_QUICK_LIMITS if quick else NUM_LIMITS
+    limits = [int(plain_peak * draw.uniform(*LIMIT_SHARES)) for _ in range(count)]
+    rows: dict[str, Any] = {"limits": count}
+    peaks: dict[StepConfig, int] = {}
+    for what in ("asked once", "asked again"):  # once all that the first round predicted is known
+        started = time.perf_counter()
+        answers = {
+            limit: memlab.recommend(workload, limit, batch, "cpu", confirm=0) for limit in limits
+        }
+        seconds = (time.perf_counter() - started) / len(limits)
+        some = {limit: ranked[0].result for limit, ranked in answers.items() if len(ranked)}
+        for config in {result.config for result in some.values()} - set(peaks):
+            result = memlab.measure(workload, config, "cpu", repeats=1)
+            peaks[config] = result.peak_allocated_bytes or 0
+        times = [some[limit].step_seconds or 0.0 for limit in sorted(some)]
+        slower = [later / min(times[:at]) for at, later in enumerate(times) if at]
+        rows[what] = {
+            "round": what,
+            "with an answer": len(some),
+            "distinct settings": len({result.config for result in some.values()}),
+            "measured above the limit": sum(peaks[r.config] > limit for limit, r in some.items()),
+            "least headroom": min(1 - peaks[r.config] / limit for limit, r in some.items()),
+            "slower with more memory": sum(factor > SAME_TIME for factor in slower),
+            "the most by a factor of": max(slower, default=1.0),
+            "seconds a search": seconds,
+        }
+    return rows
 
 
 def grid(quick: bool) -> list[StepConfig]:
@@ -402,14 +404,16 @@ def main() -> None:
         search = search_rows(given.quick)
         report.show(f"gpt-small on {CARD}, batch {SEARCHED_BATCH}, predicted", search["calls"])
         kinds = ("legal", "judged by prediction", "slower by a bound")
-        report.show("combinations", [{kind: search[kind] for kind in kinds}
-                                     | {"resident GiB": search["resident_bytes"] / GIB}])  # fmt: skip
+        resident = {"resident GiB": search["resident_bytes"] / GIB}
+        report.show("combinations", [{kind: search[kind] for kind in kinds} | resident])
         report.show("goals", [search["goals"]])
 
         limits = limit_rows(given.quick)
-        report.show("random limits on this CPU", [limits])
-        is_met = limits["measured above the limit"] == limits["slower with more memory"] == 0
-        print(f"goal: none above, none slower: {report.verdict(is_met)}")
+        rounds = [limits["asked once"], limits["asked again"]]
+        report.show(f"{limits['limits']} random limits on this CPU, predicted alone", rounds)
+        for what in ("measured above the limit", "slower with more memory"):
+            is_met = all(row[what] == 0 for row in rounds)
+            print(f"goal: none {what}: {report.verdict(is_met)}")
 
         found = [
             row for each in workloads(given.quick) for row in throughput_rows(each, given.quick)

@@ -65,6 +65,12 @@ class Known:
                 self.predictions[config] = found
         return found
 
+    def seconds_of(self, alternative: Alternative) -> float:
+        """Return the time of an alternative: predicted exactly if that was done, else estimated."""
+        known = self.predictions.get(alternative.result.config)
+        seconds = None if known is None else known.result.step_seconds
+        return alternative.seconds if seconds is None else seconds
+
     def estimated(self, key: Any, make: Callable[[], list[Alternative]]) -> list[Alternative]:
         """Return the estimates with this key, made now if there are none."""
         if key not in self.alternatives:

@@ -179,10 +179,11 @@ class _Search:
         alternatives = _alternatives(goal, one.settings, predicted)
         self.found.tried += alternatives
         for alternative in alternatives:
+            seconds = goal.known.seconds_of(alternative)
             if _may_fit(alternative, predicted.result, goal.limit_bytes):
-                self._wait(alternative.seconds, one.settings, None, predicted, alternative)
-            if alternative.seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
-                self.least_seconds, self.in_vain = alternative.seconds, 0
+                self._wait(seconds, one.settings, None, predicted, alternative)
+            if seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
+                self.least_seconds, self.in_vain = seconds, 0
 
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
