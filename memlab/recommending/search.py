@@ -133,6 +133,7 @@ class _Search:
         least_seconds: of the estimates that fit.
         in_vain: steps recorded since that was last improved.
         bias: what the last exact prediction was above its estimate, by the settings of the step.
+        best_of: the fastest alternative of a step that fits, by the settings of the step.
     """
 
     def __init__(self, goal: Goal) -> None:
@@ -143,7 +144,7 @@ class _Search:
         self.recorded = self.in_vain = 0
         self.least_seconds = float("inf")
         self.bias: dict[tuple[str, ...], float] = {}
-        self.settled: set[tuple[str, ...]] = set()  # steps with an alternative that fits
+        self.best_of: dict[tuple[str, ...], Alternative] = {}
 
     def run(self) -> Found:
         """Look at one after another, the least bound first."""
@@ -180,7 +181,7 @@ class _Search:
         self.found.tried += alternatives
         for alternative in alternatives:
             seconds = goal.known.seconds_of(alternative)
-            if _may_fit(alternative, predicted.result, goal.limit_bytes):
+            if self._may_fit(one.settings, predicted, alternative):
                 self._wait(seconds, one.settings, None, predicted, alternative)
             if seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
                 self.least_seconds, self.in_vain = seconds, 0
@@ -198,13 +199,22 @@ class _Search:
     def _wait(self, bound_seconds: float, settings: tuple[Settings, ...], *rest: Any) -> None:
         heapq.heappush(self.waiting, _Waiting(bound_seconds, next(self.numbers), settings, *rest))
 
+    def _may_fit(
+        self, settings: tuple[Settings, ...], start: Prediction, alternative: Alternative
+    ) -> bool:
+        """Return whether an alternative is worth an exact prediction, or has one already."""
+        if alternative.result.config in self.goal.known.predictions:
+            return True
+        bias = self.bias.get(key_of(settings), 1.0)
+        return _may_fit(alternative, start.result, self.goal.limit_bytes, bias)
+
     def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
-        """Predict an estimate exactly, unless another one of the same step fits already."""
+        """Predict an estimate exactly, unless one of the same step fits that is as fast."""
         goal, found, key = self.goal, self.found, key_of(one.settings)
         assert one.start is not None
-        bias = self.bias.get(key, 1.0)
-        may_fit = _may_fit(alternative, one.start.result, goal.limit_bytes, bias)
-        if key in self.settled or not may_fit:
+        best = self.best_of.get(key)
+        is_slower = best is not None and best.seconds <= one.bound_seconds
+        if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
         result = _exact(goal, one.start, alternative)
         if result.outcome is not Outcome.OK:
@@ -216,10 +226,9 @@ class _Search:
             found.tried.append(sure)
         if result.fit is Judgement.TOO_CLOSE:
             found.close.append(sure)
-        if result.fit is Judgement.FITS:
-            self.settled.add(key)
-            found.fitting.append(sure)
-            found.fitting.sort(key=lambda one: one.rank)
+        if result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
+            self.best_of[key] = sure
+            found.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
 
 
 def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
