@@ -397,23 +397,23 @@ def throughput_rows(workload: Workload, quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Search, then limits, then the grids."""
+    """Limits, then the search, then the grids."""
     given, before = report.options(__file__, __doc__), report.environment()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MEMLAB_CACHE"] = folder
-        search = search_rows(given.quick)
-        report.show(f"gpt-small on {CARD}, batch {SEARCHED_BATCH}, predicted", search["calls"])
-        kinds = ("legal", "judged by prediction", "slower by a bound")
-        resident = {"resident GiB": search["resident_bytes"] / GIB}
-        report.show("combinations", [{kind: search[kind] for kind in kinds} | resident])
-        report.show("goals", [search["goals"]])
-
         limits = limit_rows(given.quick)
         rounds = [limits["asked once"], limits["asked again"]]
         report.show(f"{limits['limits']} random limits on this CPU, predicted alone", rounds)
         for what in ("measured above the limit", "slower with more memory"):
             is_met = all(row[what] == 0 for row in rounds)
             print(f"goal: none {what}: {report.verdict(is_met)}")
+
+        search = search_rows(given.quick)
+        report.show(f"gpt-small on {CARD}, batch {SEARCHED_BATCH}, predicted", search["calls"])
+        kinds = ("legal", "judged by prediction", "slower by a bound")
+        resident = {"resident GiB": search["resident_bytes"] / GIB}
+        report.show("combinations", [{kind: search[kind] for kind in kinds} | resident])
+        report.show("goals", [search["goals"]])
 
         found = [
             row for each in workloads(given.quick) for row in throughput_rows(each, given.quick)
