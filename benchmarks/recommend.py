@@ -315,7 +315,8 @@ def by_lightning(trials: Trials) -> StepConfig:
             self.batch_size, self.weight = 2, nn.Parameter(torch.zeros(()))
 
         def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(torch.zeros(GRID_BATCH, 1), self.batch_size)
+            # more data than a batch: of a batch as large as its data Lightning does not go down
+            return torch.utils.data.DataLoader(torch.zeros(4 * GRID_BATCH, 1), self.batch_size)
 
         def training_step(self, batch: Any, index: int) -> Any:
             trials.run(len(batch))
