@@ -18,23 +18,17 @@ grid are measured. The fastest that fit, the answer of `recommend`, the same onc
 answers of two peers are then measured in turns. Goal: at least 0.98 of the throughput of the best
 of the grid, or within the A/A difference; no run out of memory on the way, five at most.
 
-The peers are Lightning's BatchSizeFinder and accelerate's find_executable_batch_size. Both find a
-batch by running out of memory. Here each of their trials is a step that memlab measures under the
-limit, in fp32 with the default optimizer; if that is out of memory the trial raises the message of
-PyTorch's CPU allocator, which both recognise. The micro-batch that they find is then run with as
-many accumulation steps as the same effective batch needs.
+The peers, and how they are run, are in `recommend_peers.py`.
 """
 
 import itertools
 import json
-import logging
 import os
 import random
 import statistics
 import tempfile
 import threading
 import time
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +38,7 @@ from torch import nn
 
 import memlab
 from benchmarks import report
+from benchmarks.recommend_peers import Trials, by_accelerate, by_lightning
 from memlab import Outcome, StepConfig, Workload
 from memlab.arguments.units import GIB, MIB
 from memlab.recommending import recommend as recommending
@@ -60,7 +55,6 @@ LIMIT_SHARES = 0.3, 1.2  # of the plain peak, for the random limits
 GRID_SHARE, GRID_BATCH = 0.6, 32
 THROUGHPUT_GOAL, RUNS_GOAL = 0.98, 5
 NUM_FINALISTS, NUM_ROUNDS, NUM_QUICK_ROUNDS = 3, 5, 2
-ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: the limit is reached"
 SAMPLE_SECONDS = 0.1
 CHILD = "from benchmarks.recommend import searched; searched({quick})"
 
@@ -281,71 +275,6 @@ def grid(quick: bool) -> list[StepConfig]:
             for values in itertools.product(*axes.values())]  # fmt: skip
 
 
-class Trials:
-    """The steps that a peer runs to find its batch, and how many of them ran out of memory."""
-
-    def __init__(self, workload: Workload, limit_bytes: int) -> None:
-        self.workload, self.limit_bytes = workload, limit_bytes
-        self.count = self.num_out_of_memory = 0
-
-    def run(self, num_samples: int) -> None:
-        """Run a step; raise what PyTorch's CPU allocator raises if it is out of memory."""
-        self.count += 1
-        config = StepConfig(batch_size=num_samples)
-        result = memlab.measure(
-            self.workload, config, "cpu", repeats=1, warmup=0, memory_limit=self.limit_bytes
-        )
-        if result.outcome is Outcome.OUT_OF_MEMORY:
-            self.num_out_of_memory += 1
-            raise RuntimeError(ALLOCATOR)
-
-    def answer(self, micro_batch: int) -> StepConfig:
-        """Return the setting with this micro-batch at the same effective batch."""
-        return StepConfig(batch_size=GRID_BATCH, accumulation_steps=-(-GRID_BATCH // micro_batch))
-
-
-def by_lightning(trials: Trials) -> StepConfig:
-    """Return what Lightning's BatchSizeFinder finds, doubling from 2."""
-    import lightning.pytorch as pl
-    from lightning.pytorch.tuner import Tuner
-
-    class Trial(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.batch_size, self.weight = 2, nn.Parameter(torch.zeros(()))
-
-        def train_dataloader(self) -> Any:
-            # more data than a batch: of a batch as large as its data Lightning does not go down
-            return torch.utils.data.DataLoader(torch.zeros(4 * GRID_BATCH, 1), self.batch_size)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            trials.run(len(batch))
-            return self.weight * 1.0
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=folder,
-                             enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
-        found = Tuner(trainer).scale_batch_size(Trial(), mode="power", steps_per_trial=1)
-    return trials.answer(int(found or 1))
-
-
-def by_accelerate(trials: Trials) -> StepConfig:
-    """Return what accelerate's find_executable_batch_size finds, going down from the batch."""
-    from accelerate.utils import find_executable_batch_size
-
-    def train(batch_size: int) -> int:
-        trials.run(batch_size)
-        return batch_size
-
-    found = find_executable_batch_size(train, starting_batch_size=GRID_BATCH)()
-    return trials.answer(found)
-
-
 def throughput_rows(workload: Workload, quick: bool) -> list[dict[str, Any]]:
     """Return the answer, the best of the grid and the peers' answers, measured in turns."""
     plain_step = memlab.predict(workload, StepConfig(batch_size=GRID_BATCH), "cpu")
@@ -356,7 +285,7 @@ def throughput_rows(workload: Workload, quick: bool) -> list[dict[str, Any]]:
     if not ranked:
         raise RuntimeError(ranked.message)
     out_of_memory = sum(result.outcome is Outcome.OUT_OF_MEMORY for result in ranked.dropped)
-    lightning, accelerate = Trials(workload, limit), Trials(workload, limit)
+    lightning, accelerate = (Trials(workload, limit, GRID_BATCH) for _ in range(2))
     peers = {
         "Lightning": (by_lightning(lightning), lightning),
         "accelerate": (by_accelerate(accelerate), accelerate),

@@ -5,8 +5,6 @@ same workload, device, seed and circumstances (`sending/same_step.py`) and while
 person's own that this session has imported was changed.
 """
 
-import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,10 +20,8 @@ from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import Alternative
 from memlab.result import Outcome
 from memlab.running import Ended
-from memlab.sending.environment import for_worker
-from memlab.sending.own_values import own_values
-from memlab.sending.same_step import circumstances_of
-from memlab.sending.sources import Stamp, own_files, stamp
+from memlab.sending.same_step import circumstances_here
+from memlab.sending.sources import Stamp, stamp
 from memlab.workload import Workload
 
 MOST_KEPT = 2  # workloads with a device; the predictions of one take some 100 MiB
@@ -83,26 +79,14 @@ _known: OrderedDict[str, Known] = OrderedDict()
 
 def known_of(workload: Workload, target: Target, seed: int) -> Known:
     """Return what is known of a workload on a device; nothing yet if its code cannot be told."""
-    files = own_files()
-    # torch sets one for compiling when it imports that, and compiled steps are not predicted
-    environment = {
-        name: value
-        for name, value in for_worker(os.environ).items()
-        if not name.startswith("TORCHINDUCTOR_")
-    }
-    key = circumstances_of(
-        [workload, target.name, seed, torch.get_num_threads()],
-        own_values=own_values(files),
-        path=sys.path,
-        environment=environment,
-    )
+    deciding = [workload, target.name, seed, torch.get_num_threads()]
+    key, stamps = circumstances_here(deciding)
     if key is None:
         return Known()
     found = _known.setdefault(key, Known())
     if any(stamp(file) != then for file, then in found.stamps.items()):
         found = _known[key] = Known()
-    for file in files.values():
-        found.stamps.setdefault(file, stamp(file))
+    found.stamps = {**stamps, **found.stamps}
     _known.move_to_end(key)
     while len(_known) > MOST_KEPT:
         _known.popitem(last=False)

@@ -123,10 +123,10 @@ def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
 
 def search(goal: Goal) -> Found:
     """Return the settings that fit, the fastest first."""
-    return _Search(goal).run()
+    return _BestFirst(goal).run()
 
 
-class _Search:
+class _BestFirst:
     """One search: what was found, what waits, and how long nothing faster has come.
 
     Attributes:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,10 @@ from memlab.costs.cost_store import Store
 from memlab.costs.measured_runs import MeasuredRun, Stamp, read_run, write_run
 from memlab.result import Outcome, StepResult
 from memlab.sending.by_value import pickler
+from memlab.sending.environment import for_worker
 from memlab.sending.own_values import Values
+from memlab.sending.own_values import own_values as values_of
+from memlab.sending.sources import own_files, stamp
 
 MOST_BYTES = 64 * MIB  # of a workload without its tensors; a larger one gets no key
 CONTENT_BYTES = 64 * KIB  # a tensor up to this size counts with its values: lengths, labels
@@ -80,10 +84,27 @@ def step_of(
         return None
 
     deciding = [arguments.get(name) for name in DECISIVE]
-    return circumstances_of(deciding, own_values=own_values, path=path, environment=environment)
+    return _hashed(deciding, own_values=own_values, path=path, environment=environment)
 
 
-def circumstances_of(
+def circumstances_here(deciding: Sequence[Any]) -> tuple[str | None, dict[str, Stamp | None]]:
+    """Return a hash of some objects and of what surrounds them in this process.
+
+    None if it cannot be told. Beside it the stamps of a person's own files that are imported now.
+    """
+    files = own_files()
+    # torch sets such a variable when it imports what compiles, and compiled steps are left out
+    environment = {
+        name: value
+        for name, value in for_worker(os.environ).items()
+        if not name.startswith("TORCHINDUCTOR_")
+    }
+    values = values_of(files)
+    key = _hashed(deciding, own_values=values, path=sys.path, environment=environment)
+    return key, {file: stamp(file) for file in files.values()}
+
+
+def _hashed(
     deciding: Sequence[Any],
     *,
     own_values: Values,

@@ -21,6 +21,7 @@ from benchmarks import (
     overhead,
     peers,
     recommend,
+    recommend_peers,
     report,
     slider_moves,
     waiting,
@@ -397,11 +398,11 @@ def test_the_peers_of_recommend_find_their_batch_by_running_out_of_memory(monkey
         outcome = Outcome.OUT_OF_MEMORY if config.batch_size > 10 else Outcome.OK
         return SimpleNamespace(outcome=outcome)
 
-    monkeypatch.setattr(recommend.memlab, "measure", measured)
-    doubling, falling = (recommend.Trials(linear(), 1) for _ in range(2))
-    assert recommend.by_lightning(doubling).accumulation_steps == 4  # 8 of 32 at a time
+    monkeypatch.setattr(recommend_peers.memlab, "measure", measured)
+    doubling, falling = (recommend_peers.Trials(linear(), 1, 32) for _ in range(2))
+    assert recommend_peers.by_lightning(doubling).accumulation_steps == 4  # 8 of 32 at a time
     assert (doubling.count, doubling.num_out_of_memory) == (4, 1)  # 2, 4, 8, 16
-    assert recommend.by_accelerate(falling).micro_batch_size <= 9
+    assert recommend_peers.by_accelerate(falling).micro_batch_size <= 9
     assert (falling.count, falling.num_out_of_memory) == (10, 9)  # 32, 28, 25, ... each 0.9 of it
 
 
