@@ -6,6 +6,7 @@ callback waits for a measurement, and an exception in one becomes a sentence on 
 
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,8 +103,8 @@ class Panel:
             settings=state.from_config(config or StepConfig()),
             log=self._log,
             changed=self._changed,
-            run=self._run_clicked,
-            entered=self._entered,
+            run=partial(self._pressed, typed=False),
+            entered=partial(self._pressed, typed=True),
             stop=self._stop_clicked,
         )
 
@@ -291,11 +292,11 @@ class Panel:
             self._settings = settings
             self._settling.note(time.monotonic() - begin)
 
-    def _run_clicked(self) -> None:
-        self._settling.call(self._runner.start)
+    def _pressed(self, *, typed: bool) -> None:
+        def start() -> None:
+            self._settling.call(self._runner.start, typed=typed)
 
-    def _entered(self) -> None:
-        self._settling.call(self._runner.start, typed=True)
+        cells.after_main_thread(start, self._settling.patience_seconds)
 
     def _stop_clicked(self) -> None:
         self._runner.stop()
