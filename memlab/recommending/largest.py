@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
-GUESSES = 3  # tries that a forecast chooses; after them peaks of exact predictions do
+GUESSES = 6  # tries that a forecast chooses; after them peaks of exact predictions do
 
 
 class LargestBatch(int):
