@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
 from memlab.result import Outcome, StepResult
 
@@ -51,12 +52,23 @@ def show_result(result: StepResult, *, as_json: bool) -> None:
     """Print one result with its notes, and end with its exit code."""
     show(result, as_json=as_json)
     if not as_json:
-        said = {Judgement.TOO_CLOSE: "too close to the limit to say whether it fits"}
-        if result.outcome is Outcome.OK and result.fit is not None:
-            click.echo(said.get(result.fit, str(result.fit)))
+        if result.outcome is Outcome.OK and (said := _fit_in_words(result)):
+            click.echo(said)
         for note in result.notes:
             click.echo(f"note: {note}")
     end(code_of(result))
+
+
+def _fit_in_words(result: StepResult) -> str:
+    """Return whether a step fits, and into what; "" if that is not known."""
+    limit, of_device = result.memory_limit_bytes, result.usable_memory_bytes
+    room = limit or of_device
+    if result.fit is None or room is None:
+        return ""
+    what = "the memory limit" if limit else f"what PyTorch can reserve on {result.device}"
+    if result.fit is Judgement.TOO_CLOSE:
+        return f"too close to {format_bytes(room)}, {what}, to say whether it fits"
+    return f"{result.fit} {format_bytes(room)}, {what}"
 
 
 def tell(text: str) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def imported(path: str) -> Any:
         sys.path.insert(0, folder)
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):  # stdout holds the answer alone
+            found: Any = importlib.import_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a person's file may raise anything, SystemExit too

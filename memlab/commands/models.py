@@ -7,6 +7,8 @@
 """
 
 import os
+import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -104,7 +106,8 @@ def _imported(path: str, tokens: int | None, image_size: int | None) -> Workload
 
 def _called(path: str, function: Any) -> Any:
     try:
-        return function()
+        with redirect_stdout(sys.stderr):  # stdout holds the answer alone
+            return function()
     except Exception as error:  # a person's function may raise anything
         said = cause(error)
         raise WorkloadError(f"{path} cannot be called without arguments: {said}") from error

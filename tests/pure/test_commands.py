@@ -344,6 +344,31 @@ def test_json_is_the_result_itself_and_one_object(asked):
     assert "note: mind this" in text
 
 
+def test_what_a_persons_file_prints_does_not_mix_with_the_answer(asked, own):
+    own("talks.py", "print('imported')\n" + OWN.replace("    return made\n", """
+    print('called')
+    return made
+""", 1))  # fmt: skip
+    done = run("predict", "talks:workload", "--json")
+    assert json.loads(done.stdout)["workload_name"] == "made"
+    assert done.stderr == "imported\ncalled\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"fit": Judgement.FITS, "memory_limit_bytes": MIB}, "fits 1.00 MiB, the memory limit"),
+        ({"fit": Judgement.TOO_CLOSE, "usable_memory_bytes": MIB, "device": "t4"},
+         "too close to 1.00 MiB, what PyTorch can reserve on t4, to say whether it fits"),
+        ({"fit": Judgement.DOES_NOT_FIT, "usable_memory_bytes": MIB, "device": "t4"},
+         "does not fit 1.00 MiB, what PyTorch can reserve on t4"),
+    ],
+)  # fmt: skip
+def test_the_text_says_into_what_it_fits(fields, said, asked):
+    asked["answer"] = fields
+    assert run("predict", "plain-mlp").stdout.splitlines()[1] == said
+
+
 @pytest.mark.parametrize(
     ("report", "code"),
     [
