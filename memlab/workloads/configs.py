@@ -103,6 +103,14 @@ def from_config(
     Raises:
         WorkloadError: the file is no such config, or of a model that memlab makes no batches for;
             the message says what to do.
+
+    >>> import memlab, pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "tiny.json"
+    >>> path.write_text('{"model_type": "gpt2", "n_layer": 1, "vocab_size": 50257}') > 0
+    True
+    >>> memlab.workloads.from_config(path, tokens=64).name
+    'tiny, sequence length 64'
     """
     file = _file_of(path)
     values = _values_of(file)

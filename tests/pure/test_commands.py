@@ -19,8 +19,10 @@ from memlab.commands.group import memlab as group
 from memlab.commands.models import workload_of
 from memlab.commands.settings import FIELDS, config_of, lists_of
 from memlab.config import PRESET_POLICIES
+from memlab.doctor import command as doctor
 from memlab.limits.judgement import Judgement
 from memlab.recommending.recommendations import Recommendation, Recommendations
+from memlab.records.records import Kind
 from memlab.store.keeping import write
 from memlab.sweeping.settings import PERMISSIVE
 from tests.store_parts import a_result, a_run
@@ -489,6 +491,19 @@ def test_doctor_takes_its_own_options(capsys):
     assert ended.value.code == 0
     assert "--json" in capsys.readouterr().out
     assert run("doctor", "--device", "rtx-4091").exit_code == 2
+
+
+def test_the_json_of_doctor_is_its_record_and_its_text_goes_to_stderr(monkeypatch, capsys):
+    def examine(device, keeper, home, *, seconds):
+        print("This machine")
+        keeper.add(Kind.RUN, {"case": 1})
+        return 0
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert main(["doctor", "--device", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["lines"] == [{"kind": "run", "case": 1}]
+    assert said.err == "This machine\n"
 
 
 # mistakes
