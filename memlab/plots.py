@@ -12,6 +12,7 @@ how they look and are exported is in `figures/look.py`.
 b'PNG'
 """
 
+from memlab.figures.cost_changes import cost_changes
 from memlab.figures.heat_map import heat_map, varying_fields
 from memlab.figures.ladder import waterfall
 from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, to_png, to_svg
@@ -29,6 +30,7 @@ from memlab.figures.timeline import timeline
 __all__ = [
     "CATEGORY_COLORS",
     "CATEGORY_LABELS",
+    "cost_changes",
     "heat_map",
     "memory_against_time",
     "peak_bar",

@@ -1,8 +1,8 @@
 """`Recommendations`: what `recommend` returns, the best first."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 from memlab.arguments.html_tables import facts_table
 from memlab.arguments.units import format_bytes, format_seconds
@@ -28,6 +28,14 @@ class Recommendation:
     def config(self) -> StepConfig:
         """The setting."""
         return self.result.config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recommendation as plain JSON types, without timelines."""
+        return {
+            "result": replace(self.result, timeline=None).to_dict(),
+            "reasons": list(self.reasons),
+            "predicted": replace(self.predicted, timeline=None).to_dict(),
+        }
 
     def __str__(self) -> str:
         """Return the setting and its reasons, one to a line."""
@@ -104,6 +112,26 @@ class Recommendations(Sequence[Recommendation]):
     def __iter__(self) -> Iterator[Recommendation]:
         """Yield the recommendations, the best first."""
         return iter(self.fitting)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain JSON types, without timelines and without what was tried."""
+        return {
+            "message": self.message,
+            "limit_bytes": self.limit_bytes,
+            "recommendations": [one.to_dict() for one in self.fitting],
+            "too_close": [one.to_dict() for one in self.too_close],
+            "dropped": [replace(one, timeline=None).to_dict() for one in self.dropped],
+            "other_limits": [
+                {
+                    "limit_bytes": one.limit_bytes,
+                    "config": one.result and one.result.config.to_dict(),
+                    "slower": one.slower,
+                }
+                for one in self.other_limits
+            ],
+            "num_measured": self.num_measured,
+            "notes": list(self.notes),
+        }
 
     def __str__(self) -> str:
         """Return the message, the recommendations, the other limits and the notes."""
