@@ -12,6 +12,8 @@ import torch
 
 from memlab._panel import cells, choices, snapshot, state
 from memlab._panel.asked import Asked
+from memlab._panel.fit_pane import FitPane
+from memlab._panel.fitting import Fitting
 from memlab._panel.history import History
 from memlab._panel.page import Page
 from memlab._panel.runner import Runner
@@ -105,11 +107,13 @@ class Panel:
             run=self._run_clicked,
             entered=self._entered,
             stop=self._stop_clicked,
+            fit=FitPane(self._fit_clicked, self._undo_clicked, self._use_clicked),
         )
 
         self._asked = Asked(self._view, workloads, self, self._changed)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
         self._runner = Runner(self._view, self._asked, self._log, self._page)
+        self._fitting = Fitting(self._view, self._asked, self._page)
         prewarm()
         self._come_back(
             workload=workload, device=asked_device, memory_limit=memory_limit, config=config
@@ -287,6 +291,7 @@ class Panel:
         begin, settings = time.monotonic(), self._asked.settings
         is_new = settings != self._settings
         self._page.refresh()
+        self._fitting.refresh()
         if is_new:
             self._settings = settings
             self._settling.note(time.monotonic() - begin)
@@ -299,3 +304,12 @@ class Panel:
 
     def _stop_clicked(self) -> None:
         self._runner.stop()
+
+    def _fit_clicked(self) -> None:
+        self._settling.call(self._fitting.start)
+
+    def _undo_clicked(self) -> None:
+        self._fitting.undo()
+
+    def _use_clicked(self, at: int) -> None:
+        self._fitting.use(at)

@@ -22,7 +22,7 @@ from memlab.recommending.alternatives import Alternative, counted
 from memlab.recommending.largest import limit_of
 from memlab.recommending.reasons import reasons_of
 from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
-from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, search
+from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, Steps, search
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
@@ -84,7 +84,7 @@ def recommend(
         confirm: the most of these that are measured, if the device is in this machine.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
-        on_progress: as for `measure`.
+        on_progress: as for `measure`; the text says which step of the search is predicted.
         cancel: as for `measure`.
 
     Raises:
@@ -102,7 +102,8 @@ def recommend(
     limit_bytes = limit_of(memory_limit, device)
     target = target_for(device, base)
     facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
-    told: dict[str, Any] = {"on_progress": on_progress, "cancel": cancel}
+    steps = Steps(on_progress)
+    told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
     goal = Goal(
         workload=workload,
         space=space_of(base, allow, facts, exact=exact),
@@ -112,7 +113,8 @@ def recommend(
         most=top,
         seed=seed,
         options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
-        run=runner(True, timeout_seconds, on_progress, cancel),
+        run=runner(True, timeout_seconds, steps, cancel),
+        steps=steps,
     )
     try:
         found = search(goal)

@@ -26,14 +26,42 @@ from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import Alternative, alternatives_of, counted
 from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
-from memlab.running import Ended, Run
+from memlab.running import Ended, Progress, Run
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
+from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
 PATIENCE = 8  # steps in a row that are recorded for nothing, once a setting has been found
 SAME_TIME = 1.02  # a step that saves memory alone and is predicted faster than this is no slower
+
+
+@dataclass(slots=True)
+class Steps:
+    """Passes progress on, and says which step of the search it belongs to.
+
+    Attributes:
+        tell: gets the progress; None for nobody.
+        number: of the step that is looked at, from 1; 0 outside of the search.
+        settings: that this step adds to the base, in words.
+    """
+
+    tell: OnProgress | None
+    number: int = 0
+    settings: str = ""
+
+    def __call__(self, progress: Progress) -> None:
+        """Pass progress on."""
+        if self.tell is None:
+            return
+        if self.number:
+            which = f" with {self.settings}" if self.settings else ""
+            progress = Progress(
+                text=f"step {self.number} of at most {MOST_STEPS}{which}: {progress.text}",
+                fraction=(self.number - 1 + progress.fraction) / MOST_STEPS,
+            )
+        self.tell(progress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +78,7 @@ class Goal:
         seed: set before the model, the batch and each step.
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
+        steps: gets all progress.
     """
 
     workload: Workload
@@ -61,6 +90,7 @@ class Goal:
     seed: int
     options: dict[str, Any]
     run: Run
+    steps: Steps
 
 
 @dataclass(slots=True)
@@ -119,6 +149,8 @@ def search(goal: Goal) -> Found:
             found.is_whole = False
             break
         best = found.worst_seconds(1)
+        goal.steps.number = looked + 1
+        goal.steps.settings = " and ".join(in_words(one) for one in next_one.settings)
         predicted = _predicted(goal, next_one, found)
         looked += 1
         in_vain += 1
@@ -140,6 +172,7 @@ def search(goal: Goal) -> Found:
             least = 0.0 if goal.space.is_faster(settings[-1]) else bound
             heapq.heappush(waiting, _Waiting(least, next(numbers), settings, predicted.result))
 
+    goal.steps.number = 0
     return found
 
 
