@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from memlab.arguments.quoting import printable
 from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
 from memlab.result import Outcome, StepResult
@@ -31,7 +32,12 @@ class ExitCode(IntEnum):
 
 def show(answer: Any, *, as_json: bool) -> None:
     """Print an answer: its `to_dict` as one JSON object, or its text."""
-    click.echo(json.dumps(answer.to_dict(), allow_nan=False) if as_json else str(answer))
+    click.echo(json.dumps(answer.to_dict(), allow_nan=False) if as_json else plain(str(answer)))
+
+
+def plain(text: str) -> str:
+    """Return lines that every terminal can show: names in a file may hold anything."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def end(code: ExitCode) -> None:
@@ -55,7 +61,7 @@ def show_result(result: StepResult, *, as_json: bool) -> None:
         if result.outcome is Outcome.OK and (said := _fit_in_words(result)):
             click.echo(said)
         for note in result.notes:
-            click.echo(f"note: {note}")
+            click.echo(plain(f"note: {note}"))
     end(code_of(result))
 
 

@@ -6,7 +6,7 @@ import click
 
 from memlab._version import __version__
 from memlab.commands import many_steps, one_step, shipped
-from memlab.commands.answers import ExitCode
+from memlab.commands.answers import ExitCode, plain
 from memlab.errors import MemlabError
 
 EPILOG = """MODEL is package.module:function, a config of transformers (a JSON file or a folder), or
@@ -34,7 +34,7 @@ class Memlab(click.Group):
         try:
             return super().invoke(context)
         except MemlabError as error:
-            raise Mistake(str(error)) from error
+            raise Mistake(plain(str(error))) from error
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             context.exit(int(ExitCode.INTERRUPTED))

@@ -441,6 +441,12 @@ def test_compare_of_nothing_in_common_is_no_answer(tmp_path):
     assert "only in new" in done.stdout
 
 
+def test_compare_shows_a_name_that_no_terminal_can(tmp_path):
+    odd = saved(tmp_path / "odd.json", device="\ud800\x1b[31m")
+    done = run("compare", odd, odd)
+    assert (done.exit_code, "mine on \\ud800\\x1b[31m" in done.stdout) == (0, True)
+
+
 def test_compare_reads_stores_and_draws(tmp_path):
     store = tmp_path / "results.sqlite3"
     write(a_run(), store)
