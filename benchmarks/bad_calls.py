@@ -45,6 +45,7 @@ from memlab import (  # fmt: skip
 )
 from memlab._panel import app
 from memlab.arguments import units
+from memlab.recommending.recommendations import Recommendations
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.script import script
@@ -246,6 +247,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes,
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
+        "plots.recommendations": {
+            "ranked": Recommendations(fitting=(), message="none", limit_bytes=1),
+        },
         "plots.peak_map": {"result": result}, "plots.step_times": named,
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},

@@ -1,4 +1,4 @@
-"""Pictures of results: `StepResult` (or `Snapshot`) in, `matplotlib.figure.Figure` out.
+"""Pictures of results (`StepResult`, `Snapshot`, `Recommendations`) as matplotlib figures.
 
 Figures belong to nobody but the caller: no pyplot, no global state, so they can be drawn in any
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
@@ -18,6 +18,7 @@ from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, t
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
+from memlab.figures.recommendations import recommendations
 from memlab.figures.snapshot_comparison import snapshot_comparison
 from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
 from memlab.figures.snapshot_growth import snapshot_growth
@@ -34,6 +35,7 @@ __all__ = [
     "peak_bar",
     "peak_map",
     "placeholder",
+    "recommendations",
     "snapshot_comparison",
     "snapshot_fragmentation",
     "snapshot_growth",

@@ -105,50 +105,50 @@ def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
     return tuple(sorted(f"{name}={value}" for one in settings for name, value in one.items()))
 
 
-def search(asked: Goal) -> Found:
+def search(goal: Goal) -> Found:
     """Return the settings that fit, the fastest first."""
     found, numbers = Found(), itertools.count()
     waiting = [_Waiting(0.0, next(numbers), (), None)]
     looked = in_vain = 0
     while waiting:
         next_one = heapq.heappop(waiting)
-        if next_one.bound_seconds > found.worst_seconds(asked.most):
+        if next_one.bound_seconds > found.worst_seconds(goal.most):
             break
         is_in_vain = next_one.bound_seconds > 0.0 and found.fitting and in_vain >= PATIENCE
         if looked >= MOST_STEPS or is_in_vain:
             found.is_whole = False
             break
         best = found.worst_seconds(1)
-        predicted = _predicted(asked, next_one, found)
+        predicted = _predicted(goal, next_one, found)
         looked += 1
         in_vain += 1
         if predicted is None or predicted.result.outcome is not Outcome.OK:
             continue
 
-        choices = _choices(asked, next_one.settings, predicted)
-        found.tried += choices
-        _confirm(asked, predicted, choices, found)
+        alternatives = _alternatives(goal, next_one.settings, predicted)
+        found.tried += alternatives
+        _confirm(goal, predicted, alternatives, found)
         in_vain = 0 if found.worst_seconds(1) < best else in_vain
-        fits = _exact(asked, predicted, choices[0]).fit is Judgement.FITS
+        fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
-        for settings in asked.space.with_one_more(next_one.settings, savers=not fits):
+        for settings in goal.space.with_one_more(next_one.settings, savers=not fits):
             if _name_of_last(settings) in found.idle:
                 found.is_whole = False  # it may save something beside other settings
                 continue
-            if _is_refused(asked, settings, found):
+            if _is_refused(goal, settings, found):
                 continue
-            least = 0.0 if asked.space.is_faster(settings[-1]) else bound
+            least = 0.0 if goal.space.is_faster(settings[-1]) else bound
             heapq.heappush(waiting, _Waiting(least, next(numbers), settings, predicted.result))
 
     return found
 
 
-def _predicted(asked: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
+def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
     """Return the prediction of a step; None if it is refused, or does nothing here."""
-    config = with_settings(asked.space.base, waiting.settings)
+    config = with_settings(goal.space.base, waiting.settings)
     name = _name_of_last(waiting.settings)
     is_alone = len(waiting.settings) <= 1
-    predicted = predict_with_forecast(asked.workload, config, asked.device, **asked.options)
+    predicted = predict_with_forecast(goal.workload, config, goal.device, **goal.options)
     result, parent = predicted.result, waiting.parent
     if result.outcome is Outcome.CANCELLED:
         raise Ended(result.outcome, result.message)
@@ -162,10 +162,10 @@ def _predicted(asked: Goal, waiting: _Waiting, found: Found) -> Prediction | Non
     return predicted
 
 
-def _is_refused(asked: Goal, settings: tuple[Settings, ...], found: Found) -> bool:
+def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> bool:
     """Return whether a step is known to be refused, by its settings alone or by the model."""
-    config = with_settings(asked.space.base, settings)
-    return _name_of_last(settings) in found.refused or every.is_refused(config, asked.target.kind)
+    config = with_settings(goal.space.base, settings)
+    return _name_of_last(settings) in found.refused or every.is_refused(config, goal.target.kind)
 
 
 def _name_of_last(settings: tuple[Settings, ...]) -> str:
@@ -185,39 +185,39 @@ def _is_idle(result: StepResult, parent: StepResult) -> bool:
     return not any(now < then for now, then in pairs if now is not None and then is not None)
 
 
-def _choices(
-    asked: Goal, settings: tuple[Settings, ...], predicted: Prediction
+def _alternatives(
+    goal: Goal, settings: tuple[Settings, ...], predicted: Prediction
 ) -> list[Alternative]:
     """Return a predicted step as it is, then with other accumulation steps and budgets."""
     config = predicted.result.config
-    chain = _chain(asked, config) if asked.space.budgets and can_be_planned(config) else None
-    kind = asked.target.kind
-    return list(alternatives_of(predicted, settings, asked.space, chain, kind))
+    chain = _chain(goal, config) if goal.space.budgets and can_be_planned(config) else None
+    kind = goal.target.kind
+    return list(alternatives_of(predicted, settings, goal.space, chain, kind))
 
 
-def _chain(asked: Goal, config: StepConfig) -> Chain | None:
+def _chain(goal: Goal, config: StepConfig) -> Chain | None:
     try:
-        return chain_for(asked.workload, config, asked.target, seed=asked.seed, run=asked.run)
+        return chain_for(goal.workload, config, goal.target, seed=goal.seed, run=goal.run)
     except Ended as ended:
         if ended.outcome is Outcome.CANCELLED:
             raise
         return None  # this model cannot be planned: its other settings are tried without a budget
 
 
-def _confirm(asked: Goal, start: Prediction, choices: list[Alternative], found: Found) -> None:
-    """Predict the best of these choices exactly, until one of them fits."""
+def _confirm(goal: Goal, start: Prediction, alternatives: list[Alternative], found: Found) -> None:
+    """Predict the best of these alternatives exactly, until one of them fits."""
     bias = 1.0  # what the last exact prediction was above its estimate
-    for choice in sorted(choices, key=lambda one: one.rank):
-        if choice.seconds > found.worst_seconds(asked.most):
+    for alternative in sorted(alternatives, key=lambda one: one.rank):
+        if alternative.seconds > found.worst_seconds(goal.most):
             return
-        if not _may_fit(choice, start.result, asked.limit_bytes, bias):
+        if not _may_fit(alternative, start.result, goal.limit_bytes, bias):
             continue
-        result = _exact(asked, start, choice)
+        result = _exact(goal, start, alternative)
         if result.outcome is not Outcome.OK:
             continue
-        bias = max(1.0, counted(result).nbytes / counted(choice.result).nbytes)
-        sure = Alternative(settings=choice.settings, result=result, exact=True)
-        if not choice.exact:
+        bias = max(1.0, counted(result).nbytes / counted(alternative.result).nbytes)
+        sure = Alternative(settings=alternative.settings, result=result, exact=True)
+        if not alternative.exact:
             found.tried.append(sure)
         if result.fit is Judgement.TOO_CLOSE:
             found.close.append(sure)
@@ -227,27 +227,27 @@ def _confirm(asked: Goal, start: Prediction, choices: list[Alternative], found: 
             return
 
 
-def _may_fit(choice: Alternative, start: StepResult, limit_bytes: int, bias: float) -> bool:
-    """Return whether a choice fits if its peak is as low as its estimate allows."""
-    if choice.exact:
+def _may_fit(alternative: Alternative, start: StepResult, limit_bytes: int, bias: float) -> bool:
+    """Return whether an alternative fits if its peak is as low as its estimate allows."""
+    if alternative.exact:
         return True
-    peak = counted(choice.result)
+    peak = counted(alternative.result)
     needed, taken = start.needed_bytes, start.peak_reserved_bytes
     share = needed / taken if needed and taken else 1.0
     return peak.nbytes * share * bias * (1.0 - peak.uncertainty) <= limit_bytes
 
 
-def _exact(asked: Goal, start: Prediction, choice: Alternative) -> StepResult:
-    """Return the exact prediction of a choice, with the limit."""
-    if choice.exact:
+def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult:
+    """Return the exact prediction of an alternative, with the limit."""
+    if alternative.exact:
         assert start.forecast is not None
-        return start.forecast.against_limit(choice.result, asked.limit_bytes)
+        return start.forecast.against_limit(alternative.result, goal.limit_bytes)
     predicted = predict_with_forecast(
-        asked.workload,
-        choice.result.config,
-        asked.device,
-        memory_limit=asked.limit_bytes,
-        **asked.options,
+        goal.workload,
+        alternative.result.config,
+        goal.device,
+        memory_limit=goal.limit_bytes,
+        **goal.options,
     )
     if predicted.result.outcome is Outcome.CANCELLED:
         raise Ended(predicted.result.outcome, predicted.result.message)
