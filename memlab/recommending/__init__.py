@@ -5,6 +5,7 @@ Out come `Recommendations` (`recommendations.py`), the best first, each with its
 
 - `space.py`: the settings that are tried, as the techniques state them.
 - `alternatives.py`: other accumulation steps and budgets of a predicted step, by arithmetic.
+- `known.py`: what earlier searches of the session have predicted.
 - `search.py`: which steps are predicted, the most promising first.
 - `reasons.py`: what each setting of a recommendation saves and costs, in words.
 - `largest.py`: `memlab.largest_batch`.

@@ -25,7 +25,7 @@ class Alternative:
 
     Attributes:
         settings: that were added to the base.
-        result: of the step.
+        result: of the step; an estimate has no timeline.
         exact: whether the result is a prediction of this very step, not an estimate.
     """
 
@@ -76,7 +76,8 @@ def alternatives_of(
             continue
         is_own = steps == own
         added = settings if is_own else (*settings, {"accumulation_steps": steps})
-        yield Alternative(settings=added, result=divided, exact=is_own)
+        light = divided if is_own else replace(divided, timeline=None)  # of hundreds
+        yield Alternative(settings=added, result=light, exact=is_own)
         if chain is not None:
             yield from _planned(divided, added, space, chain, config, kind)
 
@@ -108,6 +109,6 @@ def _planned(
         if plan is before or not can_replan(config, kind):
             continue
         before = plan
-        result = replanned(divided, config, chain, planned)
+        result = replace(replanned(divided, config, chain, planned), timeline=None)
         added = (*settings, {"memory_budget": budget})
         yield Alternative(settings=added, result=result, exact=False)

@@ -19,6 +19,7 @@ from memlab.devices.card_table import TABLE
 from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
 from memlab.recommending.reasons import reasons_of
 from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
@@ -29,7 +30,7 @@ from memlab.records.where import is_here
 from memlab.result import Outcome, StepResult
 from memlab.running import Ended
 from memlab.trace import Category
-from memlab.worker.isolation import OnProgress, runner
+from memlab.worker.isolation import OnProgress, prewarm, runner
 from memlab.workload import Workload
 
 MOST_HEADROOM = 0.9
@@ -101,6 +102,7 @@ def recommend(
     base = base if batch_size is None else replace(base, batch_size=batch_size)
     limit_bytes = limit_of(memory_limit, device)
     target = target_for(device, base)
+    prewarm()  # the worker for predictions starts while this inspects
     facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
     steps = Steps(on_progress)
     told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
@@ -114,6 +116,7 @@ def recommend(
         seed=seed,
         options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
         run=runner(True, timeout_seconds, steps, cancel),
+        known=known_of(workload, target, seed),
         steps=steps,
     )
     try:

@@ -4,8 +4,11 @@ The search begins with the settings as they are, and adds one setting at a time:
 a step faster (number format, fused optimizer), then what only saves memory. Each such step is
 predicted once; its other accumulation steps and budgets are estimated by arithmetic. A setting that
 changes nothing here is dropped. A technique that only saves memory makes no step faster, so it is
-not added to a step that fits, and the search is over once the next step to look at is slower than
-what has been found, or once several steps in a row have brought nothing faster.
+not added to a step that fits.
+
+Steps and estimates wait in one queue, those with the least time that they can have first. So the
+search is over once the next of them is slower than what has been found. Steps that wait are left
+out once several in a row have brought no estimate that is faster and fits.
 
 Only an exact prediction decides whether a setting fits. Left out: compiled steps, which cannot be
 predicted, and channels last.
@@ -16,7 +19,6 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab.api import predict_with_forecast
 from memlab.config import StepConfig
 from memlab.devices.cards import Target
 from memlab.limits.judgement import Judgement
@@ -24,6 +26,7 @@ from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
 from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import Alternative, alternatives_of, counted
+from memlab.recommending.known import Known
 from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
 from memlab.running import Ended, Progress, Run
@@ -33,7 +36,7 @@ from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
-PATIENCE = 8  # steps in a row that are recorded for nothing, once a setting has been found
+PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
 SAME_TIME = 1.02  # a step that saves memory alone and is predicted faster than this is no slower
 
 
@@ -79,6 +82,7 @@ class Goal:
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
         steps: gets all progress.
+        known: what earlier searches have predicted; this one adds to it.
     """
 
     workload: Workload
@@ -91,6 +95,7 @@ class Goal:
     options: dict[str, Any]
     run: Run
     steps: Steps
+    known: Known
 
 
 @dataclass(slots=True)
@@ -122,12 +127,23 @@ class Found:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A step to look at; those with the shortest known bound come first."""
+    """A step to record, or an estimate of a recorded one to predict exactly.
+
+    Attributes:
+        bound_seconds: the least time that it can have, as far as is known.
+        number: decides between equal bounds.
+        settings: of the step.
+        parent: the result of the step with one setting less.
+        start: the recorded step, if this is an estimate.
+        alternative: the estimate.
+    """
 
     bound_seconds: float
     number: int
     settings: tuple[Settings, ...] = field(compare=False)
-    parent: StepResult | None = field(compare=False)
+    parent: StepResult | None = field(compare=False, default=None)
+    start: Prediction | None = field(compare=False, default=None)
+    alternative: Alternative | None = field(compare=False, default=None)
 
 
 def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
@@ -137,43 +153,115 @@ def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
 
 def search(goal: Goal) -> Found:
     """Return the settings that fit, the fastest first."""
-    found, numbers = Found(), itertools.count()
-    waiting = [_Waiting(0.0, next(numbers), (), None)]
-    looked = in_vain = 0
-    while waiting:
-        next_one = heapq.heappop(waiting)
-        if next_one.bound_seconds > found.worst_seconds(goal.most):
-            break
-        is_in_vain = next_one.bound_seconds > 0.0 and found.fitting and in_vain >= PATIENCE
-        if looked >= MOST_STEPS or is_in_vain:
-            found.is_whole = False
-            break
-        best = found.worst_seconds(1)
-        goal.steps.number = looked + 1
-        goal.steps.settings = " and ".join(in_words(one) for one in next_one.settings)
-        predicted = _predicted(goal, next_one, found)
-        looked += 1
-        in_vain += 1
-        if predicted is None or predicted.result.outcome is not Outcome.OK:
-            continue
+    return _Search(goal).run()
 
-        alternatives = _alternatives(goal, next_one.settings, predicted)
-        found.tried += alternatives
-        _confirm(goal, predicted, alternatives, found)
-        in_vain = 0 if found.worst_seconds(1) < best else in_vain
+
+class _Search:
+    """One search: what was found, what waits, and how long nothing faster has come.
+
+    Attributes:
+        least_seconds: of the estimates that fit.
+        in_vain: steps recorded since that was last improved.
+        bias: what the last exact prediction was above its estimate, by the settings of the step.
+        best_of: the fastest alternative of a step that fits, by the settings of the step.
+    """
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.found = Found()
+        self.numbers = itertools.count()
+        self.waiting = [_Waiting(0.0, next(self.numbers), ())]
+        self.recorded = self.in_vain = 0
+        self.least_seconds = float("inf")
+        self.bias: dict[tuple[str, ...], float] = {}
+        self.best_of: dict[tuple[str, ...], Alternative] = {}
+
+    def run(self) -> Found:
+        """Look at one after another, the least bound first."""
+        found, most = self.found, self.goal.most
+        while self.waiting:
+            one = heapq.heappop(self.waiting)
+            if one.bound_seconds > found.worst_seconds(most):
+                break
+            if one.alternative is not None:
+                self._confirm(one, one.alternative)
+            elif self._is_enough(one):
+                found.is_whole = False
+            else:
+                self._record(one)
+
+        self.goal.steps.number = 0
+        return found
+
+    def _is_enough(self, one: _Waiting) -> bool:
+        """Return whether a step is left out, because those before it have brought nothing."""
+        is_in_vain = one.bound_seconds > 0.0 and self.in_vain >= PATIENCE
+        is_in_vain = is_in_vain and self.least_seconds < float("inf")
+        return self.recorded >= MOST_STEPS or is_in_vain
+
+    def _record(self, one: _Waiting) -> None:
+        """Predict a step; what it says of others waits from now on."""
+        goal = self.goal
+        goal.steps.number = self.recorded + 1
+        goal.steps.settings = " and ".join(in_words(settings) for settings in one.settings)
+        predicted = _predicted(goal, one, self.found)
+        self.recorded += 1
+        self.in_vain += 1
+        if predicted is None or predicted.result.outcome is not Outcome.OK:
+            return
+
+        alternatives = _alternatives(goal, one.settings, predicted)
+        self.found.tried += alternatives
+        for alternative in alternatives:
+            seconds = goal.known.seconds_of(alternative)
+            if self._may_fit(one.settings, predicted, alternative):
+                self._wait(seconds, one.settings, None, predicted, alternative)
+            if seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
+                self.least_seconds, self.in_vain = seconds, 0
+
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
-        for settings in goal.space.with_one_more(next_one.settings, savers=not fits):
-            if _name_of_last(settings) in found.idle:
-                found.is_whole = False  # it may save something beside other settings
+        for settings in goal.space.with_one_more(one.settings, savers=not fits):
+            if _name_of_last(settings) in self.found.idle:
+                self.found.is_whole = False  # it may save something beside other settings
                 continue
-            if _is_refused(goal, settings, found):
-                continue
-            least = 0.0 if goal.space.is_faster(settings[-1]) else bound
-            heapq.heappush(waiting, _Waiting(least, next(numbers), settings, predicted.result))
+            if not _is_refused(goal, settings, self.found):
+                least = 0.0 if goal.space.is_faster(settings[-1]) else bound
+                self._wait(least, settings, predicted.result)
 
-    goal.steps.number = 0
-    return found
+    def _wait(self, bound_seconds: float, settings: tuple[Settings, ...], *rest: Any) -> None:
+        heapq.heappush(self.waiting, _Waiting(bound_seconds, next(self.numbers), settings, *rest))
+
+    def _may_fit(
+        self, settings: tuple[Settings, ...], start: Prediction, alternative: Alternative
+    ) -> bool:
+        """Return whether an alternative is worth an exact prediction, or has one already."""
+        if alternative.result.config in self.goal.known.predictions:
+            return True
+        bias = self.bias.get(key_of(settings), 1.0)
+        return _may_fit(alternative, start.result, self.goal.limit_bytes, bias)
+
+    def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
+        """Predict an estimate exactly, unless one of the same step fits that is as fast."""
+        goal, found, key = self.goal, self.found, key_of(one.settings)
+        assert one.start is not None
+        best = self.best_of.get(key)
+        is_slower = best is not None and best.seconds <= one.bound_seconds
+        if is_slower or not self._may_fit(one.settings, one.start, alternative):
+            return
+        result = _exact(goal, one.start, alternative)
+        if result.outcome is not Outcome.OK:
+            return
+        estimate = counted(alternative.result).nbytes
+        self.bias[key] = max(1.0, counted(result).nbytes / estimate)
+        sure = Alternative(settings=alternative.settings, result=result, exact=True)
+        if not alternative.exact:
+            found.tried.append(sure)
+        if result.fit is Judgement.TOO_CLOSE:
+            found.close.append(sure)
+        if result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
+            self.best_of[key] = sure
+            found.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
 
 
 def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
@@ -181,10 +269,8 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
     config = with_settings(goal.space.base, waiting.settings)
     name = _name_of_last(waiting.settings)
     is_alone = len(waiting.settings) <= 1
-    predicted = predict_with_forecast(goal.workload, config, goal.device, **goal.options)
+    predicted = goal.known.predicted(goal.workload, config, goal.device, goal.options)
     result, parent = predicted.result, waiting.parent
-    if result.outcome is Outcome.CANCELLED:
-        raise Ended(result.outcome, result.message)
     if result.outcome is not Outcome.OK and is_alone:
         found.refused[name] = result.message
     if result.outcome is Outcome.OK and parent is not None and _is_idle(result, parent):
@@ -222,10 +308,14 @@ def _alternatives(
     goal: Goal, settings: tuple[Settings, ...], predicted: Prediction
 ) -> list[Alternative]:
     """Return a predicted step as it is, then with other accumulation steps and budgets."""
-    config = predicted.result.config
-    chain = _chain(goal, config) if goal.space.budgets and can_be_planned(config) else None
-    kind = goal.target.kind
-    return list(alternatives_of(predicted, settings, goal.space, chain, kind))
+    config, space = predicted.result.config, goal.space
+
+    def make() -> list[Alternative]:
+        chain = _chain(goal, config) if space.budgets and can_be_planned(config) else None
+        return list(alternatives_of(predicted, settings, space, chain, goal.target.kind))
+
+    key = key_of(settings), config, space.accumulation_steps, space.budgets
+    return goal.known.estimated(key, make)
 
 
 def _chain(goal: Goal, config: StepConfig) -> Chain | None:
@@ -237,30 +327,9 @@ def _chain(goal: Goal, config: StepConfig) -> Chain | None:
         return None  # this model cannot be planned: its other settings are tried without a budget
 
 
-def _confirm(goal: Goal, start: Prediction, alternatives: list[Alternative], found: Found) -> None:
-    """Predict the best of these alternatives exactly, until one of them fits."""
-    bias = 1.0  # what the last exact prediction was above its estimate
-    for alternative in sorted(alternatives, key=lambda one: one.rank):
-        if alternative.seconds > found.worst_seconds(goal.most):
-            return
-        if not _may_fit(alternative, start.result, goal.limit_bytes, bias):
-            continue
-        result = _exact(goal, start, alternative)
-        if result.outcome is not Outcome.OK:
-            continue
-        bias = max(1.0, counted(result).nbytes / counted(alternative.result).nbytes)
-        sure = Alternative(settings=alternative.settings, result=result, exact=True)
-        if not alternative.exact:
-            found.tried.append(sure)
-        if result.fit is Judgement.TOO_CLOSE:
-            found.close.append(sure)
-        if result.fit is Judgement.FITS:
-            found.fitting.append(sure)
-            found.fitting.sort(key=lambda one: one.rank)
-            return
-
-
-def _may_fit(alternative: Alternative, start: StepResult, limit_bytes: int, bias: float) -> bool:
+def _may_fit(
+    alternative: Alternative, start: StepResult, limit_bytes: int, bias: float = 1.0
+) -> bool:
     """Return whether an alternative fits if its peak is as low as its estimate allows."""
     if alternative.exact:
         return True
@@ -270,18 +339,17 @@ def _may_fit(alternative: Alternative, start: StepResult, limit_bytes: int, bias
     return peak.nbytes * share * bias * (1.0 - peak.uncertainty) <= limit_bytes
 
 
+def _fits(alternative: Alternative, limit_bytes: int) -> bool:
+    """Return whether an alternative fits even if its peak is as high as its estimate allows."""
+    return counted(alternative.result).upper_bytes <= limit_bytes
+
+
 def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult:
-    """Return the exact prediction of an alternative, with the limit."""
-    if alternative.exact:
-        assert start.forecast is not None
-        return start.forecast.against_limit(alternative.result, goal.limit_bytes)
-    predicted = predict_with_forecast(
-        goal.workload,
-        alternative.result.config,
-        goal.device,
-        memory_limit=goal.limit_bytes,
-        **goal.options,
-    )
-    if predicted.result.outcome is Outcome.CANCELLED:
-        raise Ended(predicted.result.outcome, predicted.result.message)
-    return predicted.result
+    """Return the exact prediction of an alternative, judged by the limit."""
+    found = start
+    if not alternative.exact:
+        config = alternative.result.config
+        found = goal.known.predicted(goal.workload, config, goal.device, goal.options)
+    if found.forecast is None:
+        return found.result
+    return found.forecast.against_limit(found.result, goal.limit_bytes)

@@ -80,6 +80,24 @@ def step_of(
         return None
 
     deciding = [arguments.get(name) for name in DECISIVE]
+    return circumstances_of(deciding, own_values=own_values, path=path, environment=environment)
+
+
+def circumstances_of(
+    deciding: Sequence[Any],
+    *,
+    own_values: Values,
+    path: Sequence[str],
+    environment: Mapping[str, str],
+) -> str | None:
+    """Return a hash of some objects and of what surrounds them; None if one cannot be pickled.
+
+    Args:
+        deciding: what it is the hash of.
+        own_values: see `own_values.py`.
+        path: `sys.path`.
+        environment: the variables.
+    """
     around = [
         __version__,
         {name: dict(values) for name, values in own_values.items()},
@@ -91,7 +109,7 @@ def step_of(
 
     try:
         around.append(os.getcwd())
-        _pickler()(written).dump((deciding, around))
+        _pickler()(written).dump((list(deciding), around))
     except Exception:  # an object that cannot be pickled; sending the job will report it
         return None
 

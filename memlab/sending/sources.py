@@ -65,10 +65,10 @@ class Sources:
         self.files = own_files()
         self.found_on = (path, folder)
         for file in self.files.values():
-            stamp = _stamp(file) if file not in self.stamps else None
-            if stamp is not None:
+            found = stamp(file) if file not in self.stamps else None
+            if found is not None:
                 # changed after the job began: it may have been imported before that
-                self.stamps[file] = stamp if stamp[1] <= job_started_ns else None
+                self.stamps[file] = found if found[1] <= job_started_ns else None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Sources:
             if isinstance(file, str | bytes | os.PathLike) and not set(mode) & set("wax+"):
                 path = os.path.realpath(os.fsdecode(file))
                 if not is_library(path) and os.path.isfile(path):
-                    self.stamps.setdefault(path, _stamp(path))
+                    self.stamps.setdefault(path, stamp(path))
             return opens(file, mode, *rest, **named)
 
         io.open = builtins.open = noted
@@ -99,7 +99,7 @@ class Sources:
             folder: the caller's working folder, which "" stands for.
         """
         importlib.invalidate_caches()
-        if any(s is None or _stamp(file) != s for file, s in self.stamps.items()):
+        if any(s is None or stamp(file) != s for file, s in self.stamps.items()):
             return True
         if any(self.files[name] != file for name, file in callers.items() if name in self.files):
             return True
@@ -121,7 +121,8 @@ def _is_elsewhere(name: str, folders: list[str]) -> bool:
     return os.path.realpath(found.origin) != os.path.realpath(file)
 
 
-def _stamp(file: str) -> Stamp | None:
+def stamp(file: str) -> Stamp | None:
+    """Return what changes when a file does; None if it cannot be read."""
     try:
         status = os.stat(file)
     except OSError:

@@ -43,6 +43,8 @@ def rehearse(*, is_predicting: bool) -> None:
         predict_in_process(
             workload, config, resolve("cpu"), seed=0, memory_limit=None, report=_say_nothing
         )
+        # a recorded TF32 step does the same; the first time it writes down what was the default
+        torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
         return
 
     cpu = torch.device("cpu")

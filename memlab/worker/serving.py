@@ -46,6 +46,7 @@ from memlab.worker.unchanged.worker_state import WorkerState
 from memlab.worker.wire import Channel, Garbage
 
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
+NEXT_MILLISECONDS = 500  # within which one prediction follows another
 
 
 def _predict(**arguments: Any) -> Any:
@@ -134,7 +135,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         function = job.function
         del job, content, answer
         state.look()
-        if not _is_followed(function, channel):
+        if not state.is_changed and not _is_followed(function, channel):
             _give_memory_back(state)
         if state.is_changed:
             _send(channel, number, ("stale", state.found))
@@ -143,9 +144,10 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
 def _is_followed(function: str, channel: Channel) -> bool:
     """Return whether a prediction is followed by another job, which need not wait for a collection.
 
-    That takes half a second, and fake tensors leave little behind.
+    That takes half a second, and fake tensors leave little behind. A search asks for its next
+    prediction a moment after it has the last one.
     """
-    return function in PREDICTING and channel.has_unread()
+    return function in PREDICTING and channel.has_unread(within_milliseconds=NEXT_MILLISECONDS)
 
 
 def _reporter(channel: Channel, number: int) -> Report:

@@ -124,9 +124,9 @@ class Channel:
             elif ended() and not self._is_ready(select.POLLIN):  # it may have answered just before
                 raise EOFError
 
-    def has_unread(self) -> bool:
-        """Return whether something has come, or nothing more can; this does not wait."""
-        return bool(self.read) or self._is_ready(select.POLLIN, wait_milliseconds=0)
+    def has_unread(self, within_milliseconds: int = 0) -> bool:
+        """Return whether something has come, or comes in this time, or nothing more can."""
+        return bool(self.read) or self._is_ready(select.POLLIN, within_milliseconds)
 
     def _is_ready(self, event: int, wait_milliseconds: int = POLL_MILLISECONDS) -> bool:
         poll = select.poll()  # select() itself knows no descriptor above 1023

@@ -1,7 +1,10 @@
 """`recommend` and `largest_batch` against predictions of every setting, one by one."""
 
 import dataclasses
+import importlib
 import itertools
+import random
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +14,9 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
 from memlab.arguments.units import MIB
-from memlab.recommending import largest
+from memlab.recommending import known, largest
 from memlab.recommending import recommend as recommending
+from memlab.recommending.search import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
@@ -249,3 +253,73 @@ def test_a_choice_of_settings_is_yielded_once():
         assert len(keys) == len(set(keys))
         assert not seen & set(keys)
         seen |= set(keys)
+
+
+@pytest.fixture
+def predictions(monkeypatch):
+    """Return the configs that are predicted while a test runs; nothing is known before."""
+    asked = []
+    predict = known.predict_with_forecast
+
+    def predicted(workload, config, *args, **options):
+        asked.append(config)
+        return predict(workload, config, *args, **options)
+
+    monkeypatch.setattr(known, "predict_with_forecast", predicted)
+    known._known.clear()
+    return asked
+
+
+def test_another_limit_records_no_step_again(plain, predictions):
+    workload, allow = wide(), ["accumulation_steps", "memory_budget"]
+    first = recommend(workload, plain.peak_reserved_bytes * 2, BATCH, CARD, allow=allow)
+    assert predictions
+    asked = len(predictions)
+    again = recommend(workload, plain.peak_reserved_bytes * 3, BATCH, CARD, allow=allow)
+    assert len(predictions) == asked
+    assert again[0].config == first[0].config
+
+
+def test_what_is_known_is_that_of_the_same_workload(predictions):
+    recommend(wide(), "1GiB", BATCH, CARD, allow=["accumulation_steps"])
+    asked = len(predictions)
+    recommend(blocks(width=128), "1GiB", BATCH, CARD, allow=["accumulation_steps"])
+    recommend(wide(), "1GiB", BATCH, "rtx-4060", allow=["accumulation_steps"])
+    recommend(wide(), "1GiB", BATCH, CARD, allow=["accumulation_steps"], seed=1)
+    assert len(predictions) >= 4 * asked
+
+
+def test_a_file_that_was_edited_is_predicted_again(predictions, tmp_path, monkeypatch):
+    file = tmp_path / "edited_model.py"
+    file.write_text("WIDTH = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("edited_model")
+    workload = linear()
+    recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
+    asked = len(predictions)
+    recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
+    assert len(predictions) == asked
+    file.write_text("WIDTH = 16\n")
+    recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
+    assert len(predictions) == 2 * asked
+    sys.modules.pop("edited_model")
+
+
+@pytest.mark.slow
+def test_more_memory_is_never_slower_at_random_limits(plain, predictions):
+    workload = wide()
+    peak = plain.peak_reserved_bytes
+    draw = random.Random(0)
+    seconds = {}
+    for _ in range(12):
+        limit = int(peak * draw.uniform(0.3, 1.2))
+        ranked = recommend(
+            workload, limit, BATCH, CARD, allow=["accumulation_steps", "memory_budget"]
+        )
+        if len(ranked):
+            seconds[limit] = ranked[0].result.step_seconds
+    assert len(seconds) > 6
+    least = float("inf")
+    for limit in sorted(seconds):
+        assert seconds[limit] <= SAME_TIME * least
+        least = min(least, seconds[limit])

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from benchmarks import (
     out_of_memory,
     overhead,
     peers,
+    recommend,
     report,
     slider_moves,
     waiting,
 )
-from memlab import StepConfig, StepResult, measure
+from memlab import Outcome, StepConfig, StepResult, measure
 from memlab.step import build_step, set_seed
 from tests.models import IN, OUT, blocks, linear
 
@@ -388,3 +390,23 @@ def test_the_worker_tells_its_memory():
     result = latency.memlab.predict(latency.tiny(), StepConfig(), "h200")
     assert result.outcome == "ok", result.message
     assert latency.worker_bytes() is None or latency.worker_bytes() > 2**20
+
+
+def test_the_peers_of_recommend_find_their_batch_by_running_out_of_memory(monkeypatch):
+    def measured(workload, config, *rest, **options):
+        outcome = Outcome.OUT_OF_MEMORY if config.batch_size > 10 else Outcome.OK
+        return SimpleNamespace(outcome=outcome)
+
+    monkeypatch.setattr(recommend.memlab, "measure", measured)
+    doubling, falling = (recommend.Trials(linear(), 1) for _ in range(2))
+    assert recommend.by_lightning(doubling).accumulation_steps == 4  # 8 of 32 at a time
+    assert (doubling.count, doubling.num_out_of_memory) == (4, 1)  # 2, 4, 8, 16
+    assert recommend.by_accelerate(falling).micro_batch_size <= 9
+    assert (falling.count, falling.num_out_of_memory) == (10, 9)  # 32, 28, 25, ... each 0.9 of it
+
+
+def test_a_step_with_more_savers_is_told_from_another_one():
+    fast, saver, other = {"precision": "bf16-mixed"}, {"inplace": True}, {"loss_chunks": 16}
+    assert recommend.is_more((fast, saver, other), (fast, saver, None), 1)
+    assert not recommend.is_more((fast, saver, None), (fast, saver, other), 1)
+    assert not recommend.is_more((None, saver, other), (fast, saver, None), 1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure
+from memlab import StepConfig, Workload, measure, predict
 from memlab.arguments.units import MIB
 from memlab.devices.processes import resident_bytes
 from memlab.running import Progress
@@ -223,7 +223,8 @@ def wait_until(state):
     return found
 
 
-def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first():
+def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first(monkeypatch):
+    monkeypatch.setattr(serving, "NEXT_MILLISECONDS", 0)
     ours, theirs = (Channel(end, blocks=True) for end in socket.socketpair())
     try:
         assert not serving._is_followed("predict", theirs)
@@ -234,3 +235,12 @@ def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first()
     finally:
         ours.close()
         theirs.close()
+
+
+def test_a_predicted_tf32_step_leaves_its_worker_as_it_was():
+    for precision in ("tf32", "as-built"):
+        config = StepConfig(batch_size=8, precision=precision)
+        assert predict(linear(), config, "rtx-4060").outcome == "ok"
+        if precision == "tf32":
+            before = isolation.predicting.worker.process.pid
+    assert isolation.predicting.worker.process.pid == before

@@ -1,0 +1,427 @@
+"""Is what `memlab.recommend` answers the fastest setting that fits, and how long does it take?
+
+Search: gpt-small on a card, every legal combination of precision, optimizer, checkpointing, policy,
+budget and micro-batches, in a new process with an empty cache: the first call, the same call again,
+and another limit. Goals: 60 s, 2 s, less than 2 GiB resident in the caller and its workers together
+(shared pages count in each). A combination counts as judged if its step was recorded, so that its
+micro-batches and budgets follow by arithmetic, or if a recorded step that it only adds memory
+savers to is already slower than the answer.
+
+Limits: 200 random limits for a model on this CPU, answered by prediction alone. Each distinct
+setting that was recommended is measured once, since its peak does not depend on the limit. Goals:
+no measured peak is above its limit, and more memory never gives an answer that is predicted to be
+slower (by more than the 2 % that the search takes for the same time). The limits come in random
+order, and once more when all that the first round predicted is known.
+
+Throughput: three models on this CPU with a limit of a share of the plain peak. All settings of a
+grid are measured. The fastest that fit, the answer of `recommend`, the same once more (A/A) and the
+answers of two peers are then measured in turns. Goal: at least 0.98 of the throughput of the best
+of the grid, or within the A/A difference; no run out of memory on the way, five at most.
+
+The peers are Lightning's BatchSizeFinder and accelerate's find_executable_batch_size. Both find a
+batch by running out of memory. Here each of their trials is a step that memlab measures under the
+limit, in fp32 with the default optimizer; if that is out of memory the trial raises the message of
+PyTorch's CPU allocator, which both recognise. The micro-batch that they find is then run with as
+many accumulation steps as the same effective batch needs.
+"""
+
+import itertools
+import json
+import logging
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+import memlab
+from benchmarks import report
+from memlab import Outcome, StepConfig, Workload
+from memlab.arguments.units import GIB, MIB
+from memlab.recommending import recommend as recommending
+from memlab.recommending.search import SAME_TIME, Found, Goal
+from memlab.recommending.space import can_be_planned, with_settings
+from memlab.techniques import every
+
+CARD, SEARCHED_BATCH, SEARCHED_LIMITS = "rtx-4060", 240, ("600MiB", "500MiB")
+FIELDS = ("precision", "optimizer", "checkpointing", "checkpoint_policy", "memory_budget",
+          "accumulation_steps")  # fmt: skip
+COLD_GOAL, WARM_GOAL, MEMORY_GOAL, COUNT_GOAL = 60.0, 2.0, 2 * GIB, 10_000
+NUM_LIMITS, NUM_QUICK_LIMITS = 200, 6
+LIMIT_SHARES = 0.3, 1.2  # of the plain peak, for the random limits
+GRID_SHARE, GRID_BATCH = 0.6, 32
+THROUGHPUT_GOAL, RUNS_GOAL = 0.98, 5
+NUM_FINALISTS, NUM_ROUNDS, NUM_QUICK_ROUNDS = 3, 5, 2
+ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: the limit is reached"
+SAMPLE_SECONDS = 0.1
+CHILD = "from benchmarks.recommend import searched; searched({quick})"
+
+
+def workloads(quick: bool) -> list[Workload]:
+    """Return the models that are measured."""
+    gpt = {"num_layers": 2, "hidden_size": 128, "num_heads": 4, "sequence_length": 64}
+    found = [
+        memlab.workloads.get("vit-digits", num_layers=3, hidden_size=96, num_heads=4),
+        memlab.workloads.get("gpt-small", **gpt),
+        perceptron(),
+    ]
+    return found[-1:] if quick else found
+
+
+def perceptron() -> Workload:
+    """Return a perceptron whose activations are larger than its weights."""
+    width, layers = 256, 6
+
+    def model() -> nn.Module:
+        pairs = ((nn.Linear(width, width), nn.GELU()) for _ in range(layers))
+        return nn.Sequential(*itertools.chain(*pairs), nn.Linear(width, 8))
+
+    return Workload(
+        name="perceptron",
+        build_model=model,
+        make_batch=lambda n: (torch.randn(n, 64, width), torch.randn(n, 64, 8)),
+        compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+    )
+
+
+class Resident:
+    """The most memory that this process and its children had at once, in bytes."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        this = psutil.Process()
+        while not self._ended.wait(SAMPLE_SECONDS):
+            total = 0
+            for process in [this, *this.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.most_bytes = max(self.most_bytes, total)
+
+    def end(self) -> int:
+        """Return it."""
+        self._ended.set()
+        return self.most_bytes
+
+
+def searched(quick: bool) -> None:
+    """Search in this process, which has just been started, and print what it took as JSON."""
+    seen: list[tuple[Goal, Found]] = []
+    search = recommending.search
+
+    def noted(goal: Goal) -> Found:
+        found = search(goal)
+        seen.append((goal, found))
+        return found
+
+    recommending.search = noted  # type: ignore[assignment]
+    workload = memlab.workloads.get("gpt-small", **({"num_layers": 1} if quick else {}))
+    batch = 8 if quick else SEARCHED_BATCH
+    resident, first = Resident(), SEARCHED_LIMITS[0]
+    rows = []
+    for what, limit in (("cold", first), ("again", first), ("another limit", SEARCHED_LIMITS[1])):
+        started, used = time.perf_counter(), time.process_time()
+        ranked = memlab.recommend(workload, limit, batch, CARD, allow=FIELDS, confirm=0)
+        seconds = time.perf_counter() - started
+        rows.append({
+            "call": what, "limit": limit, "seconds": seconds,
+            "of which this process computed": time.process_time() - used,
+            "steps recorded": len(seen[-1][1].starts), "tried": len(ranked.tried),
+            "answer": ranked[0].result.settings if len(ranked) else ranked.message,
+            "predicted seconds": ranked[0].result.step_seconds if len(ranked) else None,
+        })  # fmt: skip
+    most_bytes = resident.end()
+    print(json.dumps({"calls": rows, "resident_bytes": most_bytes, **counted(*seen[0])}))
+
+
+def counted(goal: Goal, found: Found) -> dict[str, int]:
+    """Return how many combinations are legal, and how many of them the search has judged."""
+    space = goal.space
+    groups = (*space.faster, *space.savers)
+    recorded = {with_settings(space.base, settings_of(one)): one for one in steps(groups)
+                if tuple(sorted(names(settings_of(one)))) in found.starts}  # fmt: skip
+    divided = {
+        (plain(one.result.config, space.base), one.result.config.accumulation_steps)
+        for one in found.tried
+    }
+    best = found.fitting[0].seconds if found.fitting else float("inf")
+    total = {"legal": 0, "judged by prediction": 0, "slower by a bound": 0}
+    for chosen in steps(groups):
+        step = with_settings(space.base, settings_of(chosen))
+        is_slower = any(
+            is_more(chosen, other, len(space.faster))
+            and (found.starts[tuple(sorted(names(settings_of(other))))].step_seconds or 0.0)
+            / SAME_TIME
+            >= best
+            for other in recorded.values()
+        )
+        budgets = (1.0, *space.budgets) if can_be_planned(step) else (1.0,)
+        for divisor, budget in itertools.product(space.accumulation_steps, budgets):
+            config = replace(step, accumulation_steps=divisor, memory_budget=budget)
+            if every.is_refused(config, goal.target.kind):
+                continue
+            total["legal"] += 1
+            is_judged = step in recorded and (step, divisor) in divided
+            total["judged by prediction"] += is_judged
+            total["slower by a bound"] += is_slower and not is_judged
+    return total
+
+
+def steps(groups: Any) -> list[tuple[Any, ...]]:
+    """Return one alternative or none (None) of each group, in every way."""
+    return list(itertools.product(*((None, *group) for group in groups)))
+
+
+def settings_of(chosen: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the settings of a choice."""
+    return tuple(one for one in chosen if one is not None)
+
+
+def names(settings: tuple[Any, ...]) -> list[str]:
+    """Return the settings as `Found.starts` names them."""
+    return [f"{name}={value}" for one in settings for name, value in one.items()]
+
+
+def plain(config: StepConfig, base: StepConfig) -> StepConfig:
+    """Return the step of a config: without other micro-batches and budgets."""
+    return replace(
+        config, accumulation_steps=base.accumulation_steps, memory_budget=base.memory_budget
+    )
+
+
+def is_more(chosen: tuple[Any, ...], other: tuple[Any, ...], num_faster: int) -> bool:
+    """Return whether a choice is another one with savers added, and nothing else."""
+    same = chosen[:num_faster] == other[:num_faster]
+    pairs = zip(chosen[num_faster:], other[num_faster:], strict=True)
+    return same and all(there is None or there == one for one, there in pairs)
+
+
+def search_rows(quick: bool) -> dict[str, Any]:
+    """Return what a search in a new process with an empty cache took."""
+    before = os.environ["MEMLAB_CACHE"]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MEMLAB_CACHE"] = folder
+        try:
+            done = report.fresh_python(CHILD.format(quick=quick))
+        finally:
+            os.environ["MEMLAB_CACHE"] = before
+    found: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    cold, again, other = (row["seconds"] for row in found["calls"])
+    judged = found["judged by prediction"] + found["slower by a bound"]
+    found["goals"] = {
+        "cold": report.verdict(cold <= COLD_GOAL),
+        "again": report.verdict(again <= WARM_GOAL),
+        "another limit": report.verdict(other <= WARM_GOAL),
+        "memory": report.verdict(found["resident_bytes"] < MEMORY_GOAL),
+        "at least 10,000 legal": report.verdict(found["legal"] >= COUNT_GOAL),
+        "all judged": report.verdict(judged == found["legal"]),
+    }
+    return found
+
+
+def limit_rows(quick: bool) -> dict[str, Any]:
+    """Return how the answers to random limits hold, measured, and whether they are in order."""
+    workload, batch = perceptron(), GRID_BATCH
+    plain_peak = memlab.predict(workload, StepConfig(batch_size=batch), "cpu").peak_allocated_bytes
+    assert plain_peak is not None
+    draw = random.Random(0)
+    count = NUM_QUICK_LIMITS if quick else NUM_LIMITS
+    limits = [int(plain_peak * draw.uniform(*LIMIT_SHARES)) for _ in range(count)]
+    rows: dict[str, Any] = {"limits": count}
+    peaks: dict[StepConfig, int] = {}
+    for what in ("asked once", "asked again"):  # once all that the first round predicted is known
+        started = time.perf_counter()
+        answers = {
+            limit: memlab.recommend(workload, limit, batch, "cpu", confirm=0) for limit in limits
+        }
+        seconds = (time.perf_counter() - started) / len(limits)
+        some = {limit: ranked[0].result for limit, ranked in answers.items() if len(ranked)}
+        for config in {result.config for result in some.values()} - set(peaks):
+            result = memlab.measure(workload, config, "cpu", repeats=1)
+            peaks[config] = result.peak_allocated_bytes or 0
+        times = [some[limit].step_seconds or 0.0 for limit in sorted(some)]
+        slower = [later / min(times[:at]) for at, later in enumerate(times) if at]
+        rows[what] = {
+            "round": what,
+            "with an answer": len(some),
+            "distinct settings": len({result.config for result in some.values()}),
+            "measured above the limit": sum(peaks[r.config] > limit for limit, r in some.items()),
+            "least headroom": min(1 - peaks[r.config] / limit for limit, r in some.items()),
+            "slower with more memory": sum(factor > SAME_TIME for factor in slower),
+            "the most by a factor of": max(slower, default=1.0),
+            "seconds a search": seconds,
+        }
+    return rows
+
+
+def grid(quick: bool) -> list[StepConfig]:
+    """Return the settings that are all measured."""
+    axes: dict[str, tuple[Any, ...]] = {
+        "precision": ("as-built", "bf16-mixed"),
+        "optimizer_implementation": ("default", "fused"),
+        "accumulation_steps": (1, 2, 4, 8),
+        "memory_budget": (1.0, 0.75, 0.5, 0.0),
+    }
+    if quick:
+        axes = {"accumulation_steps": (1, 2), "memory_budget": (1.0, 0.5)}
+    return [StepConfig(batch_size=GRID_BATCH, **dict(zip(axes, values, strict=True)))
+            for values in itertools.product(*axes.values())]  # fmt: skip
+
+
+class Trials:
+    """The steps that a peer runs to find its batch, and how many of them ran out of memory."""
+
+    def __init__(self, workload: Workload, limit_bytes: int) -> None:
+        self.workload, self.limit_bytes = workload, limit_bytes
+        self.count = self.num_out_of_memory = 0
+
+    def run(self, num_samples: int) -> None:
+        """Run a step; raise what PyTorch's CPU allocator raises if it is out of memory."""
+        self.count += 1
+        config = StepConfig(batch_size=num_samples)
+        result = memlab.measure(
+            self.workload, config, "cpu", repeats=1, warmup=0, memory_limit=self.limit_bytes
+        )
+        if result.outcome is Outcome.OUT_OF_MEMORY:
+            self.num_out_of_memory += 1
+            raise RuntimeError(ALLOCATOR)
+
+    def answer(self, micro_batch: int) -> StepConfig:
+        """Return the setting with this micro-batch at the same effective batch."""
+        return StepConfig(batch_size=GRID_BATCH, accumulation_steps=-(-GRID_BATCH // micro_batch))
+
+
+def by_lightning(trials: Trials) -> StepConfig:
+    """Return what Lightning's BatchSizeFinder finds, doubling from 2."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.tuner import Tuner
+
+    class Trial(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size, self.weight = 2, nn.Parameter(torch.zeros(()))
+
+        def train_dataloader(self) -> Any:
+            # more data than a batch: of a batch as large as its data Lightning does not go down
+            return torch.utils.data.DataLoader(torch.zeros(4 * GRID_BATCH, 1), self.batch_size)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            trials.run(len(batch))
+            return self.weight * 1.0
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=folder,
+                             enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+        found = Tuner(trainer).scale_batch_size(Trial(), mode="power", steps_per_trial=1)
+    return trials.answer(int(found or 1))
+
+
+def by_accelerate(trials: Trials) -> StepConfig:
+    """Return what accelerate's find_executable_batch_size finds, going down from the batch."""
+    from accelerate.utils import find_executable_batch_size
+
+    def train(batch_size: int) -> int:
+        trials.run(batch_size)
+        return batch_size
+
+    found = find_executable_batch_size(train, starting_batch_size=GRID_BATCH)()
+    return trials.answer(found)
+
+
+def throughput_rows(workload: Workload, quick: bool) -> list[dict[str, Any]]:
+    """Return the answer, the best of the grid and the peers' answers, measured in turns."""
+    plain_step = memlab.predict(workload, StepConfig(batch_size=GRID_BATCH), "cpu")
+    assert plain_step.peak_allocated_bytes is not None
+    limit = int(plain_step.peak_allocated_bytes * GRID_SHARE)
+
+    ranked = memlab.recommend(workload, limit, GRID_BATCH, "cpu")
+    if not ranked:
+        raise RuntimeError(ranked.message)
+    out_of_memory = sum(result.outcome is Outcome.OUT_OF_MEMORY for result in ranked.dropped)
+    lightning, accelerate = Trials(workload, limit), Trials(workload, limit)
+    peers = {
+        "Lightning": (by_lightning(lightning), lightning),
+        "accelerate": (by_accelerate(accelerate), accelerate),
+    }
+    measured = [memlab.measure(workload, config, "cpu", repeats=3) for config in grid(quick)]
+    fitting = [r for r in measured if r.outcome is Outcome.OK
+               and (r.peak_allocated_bytes or 0) <= limit]  # fmt: skip
+    fitting.sort(key=lambda result: result.step_seconds or float("inf"))
+    entries = {"memlab": ranked[0].config, "memlab again": ranked[0].config}
+    entries |= {name: config for name, (config, _) in peers.items()}
+    entries |= {f"grid {at + 1}": r.config for at, r in enumerate(fitting[:NUM_FINALISTS])}
+
+    seconds: dict[str, list[float]] = {name: [] for name in entries}
+    peaks = {}
+    for _ in range(NUM_QUICK_ROUNDS if quick else NUM_ROUNDS):
+        for name, config in entries.items():
+            result = memlab.measure(workload, config, "cpu", repeats=3)
+            seconds[name].append(result.step_seconds or float("inf"))
+            peaks[name] = result.peak_allocated_bytes or 0
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    best = min([medians[n] for n in medians if n.startswith("grid")], default=medians["memlab"])
+    same = abs(medians["memlab again"] / medians["memlab"] - 1.0)
+    ran = {"memlab": (ranked.num_measured, out_of_memory)}
+    ran |= {name: (trials.count, trials.num_out_of_memory) for name, (_, trials) in peers.items()}
+    rows = []
+    for name, config in entries.items():
+        share = best / medians[name]
+        row = {"model": workload.name, "limit MiB": limit / MIB, "who": name,
+               "setting": str(config), "ms a step": 1e3 * medians[name],
+               "of the best of the grid": share, "A/A": same,
+               "fits, measured": peaks[name] <= limit, "runs": ran.get(name, ("", ""))[0],
+               "out of memory": ran.get(name, ("", ""))[1], "goal": ""}  # fmt: skip
+        if name == "memlab":
+            is_met = share >= THROUGHPUT_GOAL or 1.0 - share <= same
+            is_met = is_met and ranked.num_measured <= RUNS_GOAL and out_of_memory == 0
+            row["goal"] = report.verdict(is_met)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Limits, then the search, then the grids."""
+    given, before = report.options(__file__, __doc__), report.environment()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MEMLAB_CACHE"] = folder
+        limits = limit_rows(given.quick)
+        rounds = [limits["asked once"], limits["asked again"]]
+        report.show(f"{limits['limits']} random limits on this CPU, predicted alone", rounds)
+        for what in ("measured above the limit", "slower with more memory"):
+            is_met = all(row[what] == 0 for row in rounds)
+            print(f"goal: none {what}: {report.verdict(is_met)}")
+
+        search = search_rows(given.quick)
+        report.show(f"gpt-small on {CARD}, batch {SEARCHED_BATCH}, predicted", search["calls"])
+        kinds = ("legal", "judged by prediction", "slower by a bound")
+        resident = {"resident GiB": search["resident_bytes"] / GIB}
+        report.show("combinations", [{kind: search[kind] for kind in kinds} | resident])
+        report.show("goals", [search["goals"]])
+
+        found = [
+            row for each in workloads(given.quick) for row in throughput_rows(each, given.quick)
+        ]
+        report.show("against grids measured on this CPU, allocated bytes", found)
+    report.write(given, before, {"search": search, "limits": limits, "throughput": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What searches of this session have predicted: another limit needs no new recording of a step.
+
+A prediction does not depend on the limit: its forecast judges any. It is used again only for the
+same workload, device, seed and circumstances (`sending/same_step.py`) and while no file of a
+person's own that this session has imported was changed.
+"""
+
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memlab.api import predict_with_forecast
+from memlab.config import StepConfig
+from memlab.devices.cards import Target
+from memlab.predicting.predict import Prediction
+from memlab.recommending.alternatives import Alternative
+from memlab.result import Outcome
+from memlab.running import Ended
+from memlab.sending.environment import for_worker
+from memlab.sending.own_values import own_values
+from memlab.sending.same_step import circumstances_of
+from memlab.sending.sources import Stamp, own_files, stamp
+from memlab.workload import Workload
+
+MOST_KEPT = 2  # workloads with a device; the predictions of one take some 100 MiB
+
+
+@dataclass(slots=True)
+class Known:
+    """Predictions of one workload on one device.
+
+    Attributes:
+        predictions: by config, without a limit; those that ended without an answer are not kept.
+        alternatives: estimates, by the settings of the step and what was estimated.
+        stamps: of the files of a person's own that were imported when it was asked for.
+    """
+
+    predictions: dict[StepConfig, Prediction] = field(default_factory=dict)
+    alternatives: dict[Any, list[Alternative]] = field(default_factory=dict)
+    stamps: dict[str, Stamp | None] = field(default_factory=dict)
+
+    def predicted(
+        self, workload: Workload, config: StepConfig, device: Any, options: dict[str, Any]
+    ) -> Prediction:
+        """Return a prediction without a limit, made now if there is none.
+
+        Raises:
+            Ended: it was cancelled.
+        """
+        cancel: threading.Event | None = options.get("cancel")
+        if cancel is not None and cancel.is_set():
+            raise Ended(Outcome.CANCELLED, "stopped during the search")
+        found = self.predictions.get(config)
+        if found is None:
+            found = predict_with_forecast(workload, config, device, **options)
+            if found.result.outcome is Outcome.CANCELLED:
+                raise Ended(found.result.outcome, found.result.message)
+            if found.result.outcome in (Outcome.OK, Outcome.UNSUPPORTED):
+                self.predictions[config] = found
+        return found
+
+    def seconds_of(self, alternative: Alternative) -> float:
+        """Return the time of an alternative: predicted exactly if that was done, else estimated."""
+        known = self.predictions.get(alternative.result.config)
+        seconds = None if known is None else known.result.step_seconds
+        return alternative.seconds if seconds is None else seconds
+
+    def estimated(self, key: Any, make: Callable[[], list[Alternative]]) -> list[Alternative]:
+        """Return the estimates with this key, made now if there are none."""
+        if key not in self.alternatives:
+            self.alternatives[key] = make()
+        return self.alternatives[key]
+
+
+_known: OrderedDict[str, Known] = OrderedDict()
+
+
+def known_of(workload: Workload, target: Target, seed: int) -> Known:
+    """Return what is known of a workload on a device; nothing yet if its code cannot be told."""
+    files = own_files()
+    # torch sets one for compiling when it imports that, and compiled steps are not predicted
+    environment = {
+        name: value
+        for name, value in for_worker(os.environ).items()
+        if not name.startswith("TORCHINDUCTOR_")
+    }
+    key = circumstances_of(
+        [workload, target.name, seed, torch.get_num_threads()],
+        own_values=own_values(files),
+        path=sys.path,
+        environment=environment,
+    )
+    if key is None:
+        return Known()
+    found = _known.setdefault(key, Known())
+    if any(stamp(file) != then for file, then in found.stamps.items()):
+        found = _known[key] = Known()
+    for file in files.values():
+        found.stamps.setdefault(file, stamp(file))
+    _known.move_to_end(key)
+    while len(_known) > MOST_KEPT:
+        _known.popitem(last=False)
+    return found
