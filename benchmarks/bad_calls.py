@@ -45,6 +45,7 @@ from memlab import (  # fmt: skip
 )
 from memlab._panel import app
 from memlab.arguments import units
+from memlab.recommending.recommendations import Recommendations
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.script import script
@@ -231,6 +232,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "forget_costs": {}, "build_step": step | {"device": "cpu"}, "card": {"name": "t4"},
         "results": {}, "stored_results": {}, "store_records": {},
         "sweep": {"workload": workload, "configs": [config], "device": "t4"},
+        "compare": {"old": result, "new": [result]},
         "compare_recompute": {"workload": workload, "device": "t4"},
         "recommend": {"workload": workload, "memory_limit": "1GiB", "device": "t4"},
         "largest_batch": step | {"device": "t4", "batch_limit": 4},
@@ -246,9 +248,13 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes,
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
+        "plots.recommendations": {
+            "ranked": Recommendations(fitting=(), message="none", limit_bytes=1),
+        },
         "plots.peak_map": {"result": result}, "plots.step_times": named,
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},
+        "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},
         "units.format_bytes": {"num_bytes": 1}, "units.format_seconds": {"seconds": 1.0},

@@ -133,7 +133,7 @@ def searched(quick: bool) -> None:
         rows.append({
             "call": what, "limit": limit, "seconds": seconds,
             "of which this process computed": time.process_time() - used,
-            "steps recorded": len(seen[-1][1].starts), "tried": len(ranked.tried),
+            "steps recorded": len(seen[-1][1].starts), "tried": len(seen[-1][1].tried),
             "answer": ranked[0].result.settings if len(ranked) else ranked.message,
             "predicted seconds": ranked[0].result.step_seconds if len(ranked) else None,
         })  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memlab._panel import panel
     from memlab._panel.live_sweep import live_sweep
     from memlab.allocator.hygiene import replay_allocations
+    from memlab.changes.compare import compare
     from memlab.comparing.batches import predict_batches
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
@@ -38,20 +39,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
-    "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
+    "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card", "compare",
     "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "ladder",
     "largest_batch", "live_sweep", "measure", "measure_loading", "open_snapshot", "panel", "plots",
     "predict", "predict_batches", "recommend", "recorded", "recordings", "replay_allocations",
     "results", "store_records", "stored_results", "sweep", "to_frame", "verify", "workloads",
 ]  # fmt: skip
 LATE = {
-    "build_step": "step", "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
-    "export_script": "exporting.export", "from_trainer": "importing.opening",
-    "ladder": "comparing.ladder", "largest_batch": "recommending.largest",
-    "live_sweep": "_panel.live_sweep", "open_snapshot": "snapshots.opening", "panel": "_panel",
-    "plots": "plots", "predict_batches": "comparing.batches",
-    "recommend": "recommending.recommend", "replay_allocations": "allocator.hygiene",
-    "store_records": "store.from_records", "sweep": "sweeping.sweep",
+    "build_step": "step", "compare": "changes.compare", "compare_recompute": "comparing.pairs",
+    "explain": "explaining.explain", "export_script": "exporting.export",
+    "from_trainer": "importing.opening", "ladder": "comparing.ladder",
+    "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
+    "open_snapshot": "snapshots.opening", "panel": "_panel", "plots": "plots",
+    "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
+    "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
+    "sweep": "sweeping.sweep",
 }  # fmt: skip
 """Public names whose modules `import memlab` does not wait for."""
 

@@ -1,29 +1,25 @@
-"""`python -m memlab`: commands for a terminal. So far there is one, `doctor`."""
+"""`python -m memlab`, and the command `memlab`: see `commands/`."""
 
 import sys
 from collections.abc import Sequence
 
-HELP = """usage: python -m memlab doctor [--out FILE.jsonl] [--device NAME] [--minutes N]
 
-doctor: what this machine has, which techniques work on it, and how good predictions are here; about
-five minutes, nothing is downloaded. `python -m memlab doctor --help` says more.
-
-In Python and in notebooks: import memlab; help(memlab.predict)"""
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the status of the process."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
-    if arguments[0] != "doctor":
-        print(f"{arguments[0]!r} is not a command; allowed is 'doctor'\n\n{HELP}", file=sys.stderr)
-        return 2
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["doctor"]:  # it runs where click is not installed
+        from memlab.doctor import command
 
-    from memlab.doctor import command  # late: it imports what only doctor needs
+        return command.main(given[1:])
 
-    return command.main(arguments[1:])
+    from memlab.commands.group import memlab
+
+    try:
+        memlab.main(given or ["--help"], prog_name="memlab")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Pictures of results: `StepResult` (or `Snapshot`) in, `matplotlib.figure.Figure` out.
+"""Pictures of results (`StepResult`, `Snapshot`, `Recommendations`) as matplotlib figures.
 
 Figures belong to nobody but the caller: no pyplot, no global state, so they can be drawn in any
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
@@ -12,12 +12,14 @@ how they look and are exported is in `figures/look.py`.
 b'PNG'
 """
 
+from memlab.figures.cost_changes import cost_changes
 from memlab.figures.heat_map import heat_map, varying_fields
 from memlab.figures.ladder import waterfall
 from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, to_png, to_svg
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
+from memlab.figures.recommendations import recommendations
 from memlab.figures.snapshot_comparison import snapshot_comparison
 from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
 from memlab.figures.snapshot_growth import snapshot_growth
@@ -29,11 +31,13 @@ from memlab.figures.timeline import timeline
 __all__ = [
     "CATEGORY_COLORS",
     "CATEGORY_LABELS",
+    "cost_changes",
     "heat_map",
     "memory_against_time",
     "peak_bar",
     "peak_map",
     "placeholder",
+    "recommendations",
     "snapshot_comparison",
     "snapshot_fragmentation",
     "snapshot_growth",

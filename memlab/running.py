@@ -103,11 +103,8 @@ def explain(error: BaseException, place: object) -> tuple[Outcome, str]:
     if is_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, out_of_memory(f"in {place}", text.rstrip("."))
 
-    if any(unknown in text for unknown in NO_KERNEL_TEXTS):
-        return Outcome.UNSUPPORTED, (
-            f"{place}: this device has no kernel for this number format ({text}); use "
-            "precision='fp32' or 'bf16-mixed'"
-        )
+    if says_no_kernel(text):
+        return Outcome.UNSUPPORTED, no_kernel(place, text)
 
     if isinstance(error, CheckpointError):
         return Outcome.UNSUPPORTED, (
@@ -131,6 +128,24 @@ def out_of_memory(when: str, why: str, remedy: str = SMALLER) -> str:
     return f"out of memory {when}: {why}; {remedy}"
 
 
+def says_no_kernel(text: str) -> bool:
+    """Return whether the text of an error says that an operator has no kernel on this device."""
+    return any(said in text for said in NO_KERNEL_TEXTS)
+
+
+def no_kernel(place: object, text: str) -> str:
+    """Return the sentence for an operator that this device cannot run in its number format.
+
+    Args:
+        place: where it runs: a `Place`, or a text.
+        text: what PyTorch says about it.
+    """
+    return (
+        f"{place}: this device has no kernel for this number format ({text}); choose another "
+        "precision, such as 'fp32'"
+    )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that no memory is left, in the words of torch or a library."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -139,5 +154,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, RuntimeError | OSError)
         and any(said in text for said in OUT_OF_MEMORY_TEXTS)
-        and not any(said in text for said in NO_KERNEL_TEXTS)
+        and not says_no_kernel(text)
     )

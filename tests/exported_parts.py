@@ -1,12 +1,14 @@
 """What the tests of whole exported files share: they run in a process that has no memlab."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 from memlab.exporting.export import plan_of
 from memlab.step import build_step
+from tests import ROOT
 
 RUNNER = """
 import contextlib, io, json, runpy, sys
@@ -45,6 +47,37 @@ def losses_of(texts, folder, *paths):
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     return [[float(x) for x in re.findall(r"^step \d+: loss (\S+)$", each, re.M)] for each in said]
+
+
+METERED = """
+import contextlib, io, sys
+import torch
+from memlab.meters.meter import Meter, record
+path, num_steps, *folders = sys.argv[1:]
+sys.path += folders
+names = {"__name__": "exported", "__file__": path}
+exec(compile(open(path, encoding="utf-8").read(), path, "exec"), names)
+names["NUM_STEPS"] = int(num_steps)
+with contextlib.redirect_stdout(io.StringIO()):
+    trace = record(names["main"], Meter(), torch.device("cpu"))
+print("peak", trace.nbytes.cumsum().max())
+"""
+
+
+def peak_of(text, folder, *paths, num_steps=3):
+    """Return the peak of allocated bytes of a script, as the meter of `memlab.measure` counts them.
+
+    It runs in a process of its own, since a second profile in one process can report stale sizes.
+    """
+    file = folder / "metered.py"
+    file.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", METERED, str(file), str(num_steps), *map(str, paths)],
+        capture_output=True, text=True, cwd=folder, timeout=1800,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return int(done.stdout.split()[-1])
 
 
 def losses_of_step(workload, config, num_steps=10):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from memlab.config import StepConfig
+from memlab.recommending.recommendations import Recommendation, Recommendations
 from memlab.result import Outcome, Source, StepResult
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 
@@ -62,6 +63,12 @@ def out_of_memory(**changes):
         outcome=Outcome.OUT_OF_MEMORY, message="out of memory in forward", step_seconds=None,
         step_seconds_all=(), samples_per_second=None, **changes,
     )  # fmt: skip
+
+
+def recommended(*results, limit_bytes=50 * MIB, **changes):
+    """Return recommendations of these results, the first one the best."""
+    fitting = tuple(Recommendation(result=r, reasons=("why",), predicted=r) for r in results)
+    return Recommendations(fitting=fitting, message="m", limit_bytes=limit_bytes, **changes)
 
 
 def held(category, module, nbytes, operator="aten::mm"):

@@ -6,12 +6,16 @@ callback waits for a measurement, and an exception in one becomes a sentence on 
 
 import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memlab._panel import cells, choices, snapshot, state
 from memlab._panel.asked import Asked
+from memlab._panel.fit_pane import FitPane
+from memlab._panel.fitting import Fitting
 from memlab._panel.history import History
 from memlab._panel.page import Page
 from memlab._panel.runner import Runner
@@ -102,14 +106,16 @@ class Panel:
             settings=state.from_config(config or StepConfig()),
             log=self._log,
             changed=self._changed,
-            run=self._run_clicked,
-            entered=self._entered,
+            run=partial(self._run_pressed, typed=False),
+            entered=partial(self._run_pressed, typed=True),
             stop=self._stop_clicked,
+            fit=FitPane(self._fit_clicked, self._undo_clicked, self._use_clicked),
         )
 
         self._asked = Asked(self._view, workloads, self, self._changed)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
         self._runner = Runner(self._view, self._asked, self._log, self._page)
+        self._fitting = Fitting(self._view, self._asked, self._page)
         prewarm()
         self._come_back(
             workload=workload, device=asked_device, memory_limit=memory_limit, config=config
@@ -287,15 +293,28 @@ class Panel:
         begin, settings = time.monotonic(), self._asked.settings
         is_new = settings != self._settings
         self._page.refresh()
+        self._fitting.refresh()
         if is_new:
             self._settings = settings
             self._settling.note(time.monotonic() - begin)
 
-    def _run_clicked(self) -> None:
-        self._settling.call(self._runner.start)
+    def _run_pressed(self, *, typed: bool) -> None:
+        self._when_settled(self._runner.start, typed=typed)
 
-    def _entered(self) -> None:
-        self._settling.call(self._runner.start, typed=True)
+    def _when_settled(self, start: Callable[[], None], *, typed: bool = False) -> None:
+        def call() -> None:
+            self._settling.call(start, typed=typed)
+
+        cells.after_main_thread(call, self._settling.patience_seconds)
 
     def _stop_clicked(self) -> None:
         self._runner.stop()
+
+    def _fit_clicked(self) -> None:
+        self._when_settled(self._fitting.start)
+
+    def _undo_clicked(self) -> None:
+        self._fitting.undo()
+
+    def _use_clicked(self, at: int) -> None:
+        self._fitting.use(at)

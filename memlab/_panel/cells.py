@@ -4,7 +4,8 @@ A cell that is run again closes its former panel and ends a run of it.
 """
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 
@@ -22,6 +23,7 @@ class Shown(Protocol):
         """Show this MIME bundle instead."""
 
 
+PASS_SECONDS = 0.02  # in which a thread that is free takes up what has arrived for it
 _made: dict[str, tuple[str, list[Closable]]] = {}  # cell -> (execution, panels it made)
 
 
@@ -64,6 +66,34 @@ def show(bundle: Mapping[str, Any]) -> Shown:
 
     shown: Shown = display(dict(bundle), raw=True, display_id=True)  # type: ignore[no-untyped-call]
     return shown
+
+
+def after_main_thread(function: Callable[[], None], most_seconds: float) -> None:
+    """Call a function once the kernel's main thread has handled what was sent to it before.
+
+    JupyterLab sends the first change of each control to that thread, and all that follows to
+    another one. Without this, a press could be handled before a change that came before it.
+
+    Args:
+        function: called at once in the main thread, and where there is no such thread.
+        most_seconds: after which it is called though the main thread, say in a long cell, is busy.
+    """
+    loop = getattr(getattr(_shell(), "kernel", None), "io_loop", None)
+    if loop is None or threading.current_thread() is threading.main_thread():
+        function()
+        return
+
+    first = threading.Lock()
+
+    def call() -> None:
+        if first.acquire(blocking=False):
+            timer.cancel()
+            function()
+
+    timer = threading.Timer(most_seconds, call)
+    timer.daemon = True
+    timer.start()
+    loop.add_callback(loop.call_later, PASS_SECONDS, call)
 
 
 def _here() -> tuple[str, str]:

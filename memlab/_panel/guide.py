@@ -72,7 +72,11 @@ uncertainty. After a run the measured line is drawn over the prediction, and eac
 the table is predicted divided by measured, minus one. For a card that is not in this machine,
 <b>Keep this prediction</b> stands in the place of Run and adds a row to the table; <b>cards</b>
 shows the setting on screen on several cards side by side.</p>
-<p>The <b>limit</b> is what the device can hold, or less if you type less.</p>
+<p>The <b>limit</b> is what the device can hold, or less if you type less. <b>Fit for me</b>
+searches by prediction for the fastest setting that certainly fits it, moves the sliders there, and
+lists what else fits under <b>what fits</b>. The batch size and whatever you changed from its
+default stay; memory budget, accumulation and what an earlier search has set are searched anew.
+<b>Undo</b> brings back the settings as they were.</p>
 <p>At the same batch size, <b>accumulation</b> splits the work and does not change the gradient,
 unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
 <b>compare</b> draws its memory as a line over that of the setting on screen. Your code gets the

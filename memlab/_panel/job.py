@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from memlab._panel.questions import Question
 from memlab.api import measure, verify
 from memlab.config import StepConfig
 from memlab.records.recorded import is_recorded, recorded
@@ -75,6 +76,27 @@ class PanelJob:
                 )
         finally:
             throttled.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FitJob:
+    """What was on screen when *Fit for me* was pressed.
+
+    Attributes:
+        workload: on screen.
+        question: on screen.
+        base: the same with what is to be searched at its default.
+        limit_bytes: that the step may hold; None if it is not known.
+        cancel: once set, the search ends.
+        by_cell: whether a cell has started it.
+    """
+
+    workload: Workload
+    question: Question
+    base: Question
+    limit_bytes: int | None
+    cancel: threading.Event = field(default_factory=threading.Event)
+    by_cell: bool = False
 
 
 class Throttle:

@@ -1,11 +1,14 @@
 """`live_sweep`: a sweep in a thread, with a picture that fills in and buttons to pause and stop it.
 
-The picture is drawn between two settings, never beside one, so that it does not disturb a time that
-is being measured.
+The picture is drawn in the sweep's thread, after a result was written. Without an executor that is
+between two settings, so it disturbs no time that is being measured. With an executor other settings
+run meanwhile; drawing takes from those on this machine a tenth of a second, once a second at most.
+What cannot be drawn or shown ends no sweep.
 """
 
 import contextlib
 import html
+import math
 import threading
 import time
 from typing import Any
@@ -15,7 +18,7 @@ import torch
 
 from memlab import plots
 from memlab.arguments.checks import anything, checked
-from memlab.errors import ConfigError
+from memlab.errors import ConfigError, MemlabError
 from memlab.result import StepResult
 from memlab.running import Progress
 from memlab.sweeping.sweep import sweep
@@ -24,6 +27,13 @@ from memlab.workload import Workload
 
 DRAW_SECONDS = 1.0  # between two pictures
 TELL_SECONDS = 0.1  # between two lines of progress
+SIZE = (6.4, 3.4)  # of the picture, in inches
+PAUSE_LABELS = (("Pause", "pause"), ("Go on", "play"))
+LOOK_SECONDS = 0.2  # between two looks whether a sweep that is waited for was paused
+PAUSED = (
+    "the sweep is paused, and would not end while a cell waits for it: press Go on, or call "
+    "go_on(), and then wait()"
+)
 OWN = ("on_progress", "on_result", "pause", "cancel")  # options of `sweep` that the buttons take
 
 
@@ -75,8 +85,10 @@ class LiveSweep:
         self._told_at = self._drawn_at = 0.0
         self._bar = widgets.FloatProgress(min=0.0, max=1.0, description="sweep")
         self._text = widgets.HTML("starting")
-        self._picture = widgets.HTML(_drawn([]))
-        self._pausing = widgets.ToggleButton(description="Pause", icon="pause")
+        # as wide as it is drawn, so that its text is as large as the page's, and it ends on screen
+        self._picture = widgets.HTML(_drawn([]), layout={"max_width": f"{100 * SIZE[0]:.0f}px"})
+        self._pausing = widgets.ToggleButton()
+        self._pausing.description, self._pausing.icon = PAUSE_LABELS[False]
         self._pausing.tooltip = "begin no further setting until this is pressed again"
         self._pausing.observe(self._pause_pressed, "value")
         self._stop = widgets.Button(description="Stop", icon="stop")
@@ -96,10 +108,16 @@ class LiveSweep:
             timeout_seconds: how long to wait; None is until it has.
 
         Raises:
-            MemlabError: whatever `sweep` has raised.
+            MemlabError: the sweep is paused, or is paused meanwhile; or whatever `sweep` has
+                raised.
             TimeoutError: it has not ended by then.
         """
-        self._thread.join(timeout_seconds)
+        end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._thread.is_alive() and (rest := end - time.monotonic()) > 0:
+            if self._pause.is_set() and not self._cancel.is_set():
+                raise MemlabError(PAUSED)
+            self._thread.join(min(rest, LOOK_SECONDS))
+
         if self._error is not None:
             raise self._error
         if self.table is None:
@@ -141,21 +159,33 @@ class LiveSweep:
 
     def _pause_pressed(self, change: Any) -> None:
         (self._pause.set if change["new"] else self._pause.clear)()
-        self._pausing.description = "Go on" if change["new"] else "Pause"
+        is_paused = bool(change["new"])
+        self._pausing.description, self._pausing.icon = PAUSE_LABELS[is_paused]
+        if is_paused:
+            self._text.value = "paused: no further setting begins"
 
     def _tell(self, progress: Progress) -> None:
-        self._bar.value = progress.fraction
-        if time.monotonic() - self._told_at >= TELL_SECONDS:
-            self._text.value = html.escape(progress.text)
-            self._told_at = time.monotonic()
+        with contextlib.suppress(Exception):  # the page may be gone
+            self._bar.value = progress.fraction
+            if time.monotonic() - self._told_at >= TELL_SECONDS:
+                paused = "paused; " if self._pause.is_set() else ""
+                self._text.value = html.escape(paused + progress.text)
+                self._told_at = time.monotonic()
 
     def _show(self, result: StepResult) -> None:
         self.results.append(result)
-        if time.monotonic() - self._drawn_at >= DRAW_SECONDS:
+        # a sweep that is paused may have no later result to draw this one with
+        if self._pause.is_set() or time.monotonic() - self._drawn_at >= DRAW_SECONDS:
             self._draw()
 
     def _draw(self) -> None:
-        self._picture.value = _drawn(self.results)
+        try:
+            picture = _drawn(self.results)
+        except Exception as error:  # the results are there all the same
+            said = html.escape(f"{type(error).__name__}: {error}")
+            picture = f"<p>The picture could not be drawn ({said}); the sweep goes on.</p>"
+        with contextlib.suppress(Exception):  # the page may be gone
+            self._picture.value = picture
         self._drawn_at = time.monotonic()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
@@ -166,11 +196,13 @@ class LiveSweep:
         """Return one line."""
         if self.table is not None:
             return repr(self.table)
+        if self._error is not None:
+            return f"sweep that has failed: {self._error}"
         return f"sweep that runs: {len(self.results)} settings have ended"
 
 
 def _drawn(results: list[StepResult]) -> str:
     """Return the picture of the results: memory against time, a dot each."""
     labels = [str(result.config) for result in results]
-    figure = plots.memory_against_time(results, labels=labels)
+    figure = plots.memory_against_time(results, labels=labels, size=SIZE)
     return plots.to_svg(figure, label="memory against time of the settings that have ended")

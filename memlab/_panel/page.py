@@ -14,7 +14,7 @@ from memlab._panel.asked import Asked
 from memlab._panel.elsewhere import Elsewhere
 from memlab._panel.forecasts import Forecasts
 from memlab._panel.idle_garbage import IdleGarbage
-from memlab._panel.job import Latest, PanelJob
+from memlab._panel.job import FitJob, Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
 from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
 from memlab._panel.questions import Estimate, Question
@@ -45,7 +45,7 @@ class Page:
 
     Attributes:
         lock: that of the log, held while the log or anything here is changed.
-        job: the run in progress; None if there is none.
+        job: the run, or the search of *Fit for me*, in progress; None if there is none.
         closed: whether the panel was closed.
         forecasts: every prediction.
     """
@@ -61,7 +61,7 @@ class Page:
         self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
         self._drawn = drawn
         self.lock = log.lock
-        self.job: PanelJob | None = None
+        self.job: PanelJob | FitJob | None = None
         self.closed = False
         self._facts: dict[str, WorkloadFacts | str] = {}  # or the reason why there are none
         self._estimate: Estimate | None = None
@@ -184,6 +184,8 @@ class Page:
         why = self._why_not_here()
         keeps = not self._asked.can_run
         self._view.show_ready(ready, running=running, by_cell=by_cell, keeps=keeps, why=why)
+        # enabled while something runs, which is said: a button that is disabled loses the focus
+        self._view.fit.show_ready(ready and not self._asked.is_recorded)
 
     def _why_not_here(self) -> str:
         """Return the words on what Run does for a device that is not in this machine; else ""."""
@@ -207,7 +209,7 @@ class Page:
     # runs
 
     def tell(self, progress: Progress) -> None:
-        """Show the progress of the current run."""
+        """Show the progress of the current run or search."""
         with self.lock:
             if self.job and not self.job.cancel.is_set():
                 by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""

@@ -17,6 +17,8 @@ from memlab.result import StepResult
 from memlab.verifying.report import VerifyReport
 from memlab.worker.isolation import prewarm
 
+GOING_ON = "a run or a search of this panel is going on"
+
 
 class Runner:
     """Starts and stops the runs of a panel, of which there is one at a time.
@@ -46,7 +48,7 @@ class Runner:
             elif job := self._begin():
                 threading.Thread(target=self._work, args=(job,), daemon=True).start()
             else:
-                self._page.say("a run is going on; press Run again once it has ended")
+                self._page.say(f"{GOING_ON}; press Run again once it has ended")
 
     def stop(self) -> None:
         """Stop the run that goes on."""
@@ -63,7 +65,7 @@ class Runner:
         """
         job = self._begin(by_cell=True)
         if job is None:
-            raise ConfigError("a run of this panel is going on; press Stop, or wait for its end")
+            raise ConfigError(f"{GOING_ON}; press Stop, or wait for its end")
 
         try:
             run = self._measure(job)
@@ -102,7 +104,7 @@ class Runner:
             if page.job is not None:
                 return None
 
-            page.job = PanelJob(
+            job = PanelJob(
                 workload=workload,
                 config=self._asked.config,
                 device=device if is_recorded(device) else str(resolve_device(device)),
@@ -111,10 +113,11 @@ class Runner:
                 check_gradients=self._view.check.value,
                 by_cell=by_cell,
             )
+            page.job = job
             page.forecasts.hold(True)
             page.show_ready(True)
             self._view.show_progress(0.0)
-            return page.job
+            return job
 
     def _measure(self, job: PanelJob) -> Run:
         run: list[Run] = []

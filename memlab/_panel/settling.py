@@ -9,6 +9,7 @@ SETTLED_SECONDS = 0.5
 # sends its next change only after that; 5 s was too short on two cores with 24 busy processes
 TIMES_HANDLING = 10
 LONGEST_SECONDS = 20.0
+LEAST_PATIENCE = 2.0  # in seconds; a person who waits longer than that presses again
 
 
 class Settling:
@@ -27,6 +28,11 @@ class Settling:
         self._waiting: threading.Timer | None = None
         self._closed = False
 
+    @property
+    def patience_seconds(self) -> float:
+        """For how long a press waits for a thread that may hold a change: longer if all is slow."""
+        return max(LEAST_PATIENCE, self._settled_seconds)
+
     def note(self, handling_seconds: float = 0.0) -> None:
         """Take note of a change, and of how long the kernel took for it."""
         self._changed_at = time.monotonic()
@@ -43,6 +49,8 @@ class Settling:
             function: what was pressed for.
             typed: whether Enter was pressed, just before which something was typed.
         """
+        if self._closed:
+            return
         now = time.monotonic()
         last = now if typed else self._changed_at  # what was typed may still be on its way
         seconds = last + self._settled_seconds - now

@@ -46,6 +46,8 @@ CSS = """
   width: auto; margin: 2px 0; }
 .memlab-panel .memlab-header .widget-dropdown select { width: auto; min-width: 100px; }
 .memlab-panel .memlab-header .widget-text input { width: 158px; flex: none; }
+.memlab-panel .memlab-header .memlab-fit-button { width: auto; height: 28px; line-height: 28px;
+  padding: 0 10px; margin: 2px 0; }
 .memlab-panel .memlab-toggles { margin-left: auto; gap: 6px; overflow: visible; }
 .memlab-panel .memlab-header .widget-toggle-button { width: auto; min-width: 30px; padding: 0 9px;
   margin: 2px 0; }
@@ -120,7 +122,7 @@ CSS = """
 .memlab-panel .memlab-open { color: var(--memlab-quiet); }
 
 .memlab-panel .memlab-more-row { overflow: visible; }
-.memlab-panel .memlab-more-row .widget-toggle-button { width: auto; margin: 2px 0;
+.memlab-panel .memlab-more-row .widget-toggle-button { width: auto; margin: 2px 6px 2px 0;
   padding: 0 9px; }
 .memlab-panel .memlab-more { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: center; }
 .memlab-panel .memlab-more .widget-label { width: auto; margin-right: 6px; }
@@ -193,6 +195,18 @@ CSS = """
   .memlab-reading { display: block; }
 .memlab-panel .memlab-spots:has(input:focus-visible) {
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px; }
+.memlab-panel .memlab-fits { height: 264px; overflow: auto; padding: 6px 10px; margin: 2px 0;
+  border: 1px solid var(--memlab-line); border-radius: 3px; }
+.memlab-panel .memlab-fits > * { flex: none; }
+.memlab-panel .memlab-fits p { margin: 0 0 4px; max-width: 110ch; }
+.memlab-panel .memlab-fits ul { margin: 0; padding-left: 18px; }
+.memlab-panel .memlab-fits-row { display: flex; align-items: center; gap: 10px; min-height: 30px; }
+.memlab-panel .memlab-fits-here { box-shadow: inset 3px 0 var(--jp-brand-color1, #1976d2);
+  padding-left: 8px; }
+.memlab-panel .memlab-fits-row .jupyter-button { flex: none; width: 58px; height: 26px;
+  line-height: 26px; padding: 0; margin: 0; }
+.memlab-panel .memlab-fits-row .widget-html { flex: 1 1 auto; min-width: 0;
+  font-variant-numeric: tabular-nums; }
 .memlab-panel .memlab-details { display: grid; gap: 6px 18px; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
 .memlab-panel .memlab-explained { height: 380px; min-width: 0; overflow: hidden; }

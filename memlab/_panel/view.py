@@ -12,6 +12,7 @@ from memlab._panel import guide, style
 from memlab._panel.cards_table import CardsTable
 from memlab._panel.choices import OTHER, compared_cards, offered_card
 from memlab._panel.controls import Controls, ExplainedLine, close, on_enter
+from memlab._panel.fit_pane import FitPane
 from memlab._panel.pictures import Pictures
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.size_row import SizeRow
@@ -37,6 +38,7 @@ class View:
         run: called when Run or *Keep this prediction* is pressed.
         entered: called when Enter is pressed in a box, for the same.
         stop: called when Stop is pressed.
+        fit: the button *Fit for me*, and what it has found.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class View:
         run: Callable[[], None],
         entered: Callable[[], None],
         stop: Callable[[], None],
+        fit: FitPane,
     ) -> None:
         self._quiet, self._ready = True, False
         self._changed = changed
@@ -67,7 +70,7 @@ class View:
         self.controls = Controls(settings, self._tell, entered)
         self.size = SizeRow(self._tell, entered, self._set_others)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
-        self.pictures = Pictures()
+        self.pictures, self.fit = Pictures(), fit
         self.table = Table(log, changed)
         self.cards = CardsTable(compared_cards(), self._choose_card, changed)
         self.device.observe(self._offer_memory, "value")
@@ -117,7 +120,8 @@ class View:
             self.pictures.details,
         )  # fmt: skip
         details.observe(lambda _: self._tell(), "value")
-        details_row = _box(widgets.HBox, "more-row", details)
+        self._fit_toggle = _toggle("what fits", "what Fit for me has found", self.fit.box)
+        details_row = _box(widgets.HBox, "more-row", self._fit_toggle, details)
         charts = _box(
             widgets.Box, "charts", boxes["step_times"], boxes["memory_against_time"],
             boxes["heat_map"],
@@ -125,14 +129,15 @@ class View:
         return _box(
             widgets.VBox, "live", self._header(), self._failure, _line_row("about", self._about),
             self._code_pane, self._help_pane, _box(widgets.Box, "body", controls, memory),
-            details_row, self.pictures.details, charts, self.cards.box, self.table.box, self._json,
+            details_row, self.fit.box, self.pictures.details, charts, self.cards.box,
+            self.table.box, self._json,
         )  # fmt: skip
 
     def _header(self) -> Any:
         about = _toggle("?", "help", self._help_pane)
         return _box(
             widgets.HBox, "header", self.workload, self.device, self.limit, self.card,
-            _box(widgets.HBox, "toggles", self._code_toggle, about),
+            self.fit.button, self.fit.undo, _box(widgets.HBox, "toggles", self._code_toggle, about),
         )  # fmt: skip
 
     def _more(self) -> tuple[Any, Any]:
@@ -242,6 +247,10 @@ class View:
     def show_printed(self, when: str, text: str) -> None:
         """Show what the model printed below a line that says when; "" for nothing."""
         _write(self._printed, f"<p>{when}</p><pre>{html.escape(text)}</pre>" if text else "")
+
+    def open_fit(self) -> None:
+        """Unfold what *Fit for me* finds, while it searches: nothing moves when it arrives."""
+        self._fit_toggle.value = True
 
     def show_failure(self, failure: tuple[str, str] | None) -> None:
         """Show above everything else why the model cannot be trained: a title and a sentence."""

@@ -42,6 +42,7 @@ REMEDIES = {
     "LoadingConfig": "pass LoadingConfig()",
     "StepResult": "pass what memlab.measure or memlab.predict returned",
     "Snapshot": "pass what memlab.open_snapshot returned",
+    "CostChanges": "pass what memlab.compare returned",
     "SnapshotComparison": "pass what Snapshot.compare returned",
     "VerifyReport": "pass what memlab.verify returned",
     "Figure": "pass what a function of memlab.plots returned",

@@ -30,6 +30,7 @@ from memlab.operators.signatures import Signature, to_text
 
 FILE = "operators-2.sqlite3"  # the number is raised when the meaning of a row changes
 OLD_FILES = ("operators-1.sqlite3",)  # did not store the conditions of times
+INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # what oneDNN may use of a processor
 WAIT_SECONDS = 5.0  # for another process that writes; writing a batch takes milliseconds
 MOST_BYTES, MOST_SECONDS = 2**45, 1e6  # of one operator; a larger number means a damaged row
 # time of an operator besides its kernel. An operator alone is timed with a Python call of a few
@@ -89,6 +90,7 @@ def circumstances() -> str:
             "matmul_precision": torch.get_float32_matmul_precision(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "flush_denormal": torch.ones(()).mul(1e-40).item() == 0.0,
+            **{name: os.environ[name] for name in INSTRUCTIONS if name in os.environ},
         }
     )
 

@@ -23,7 +23,14 @@ from memlab.costs.roofline import (
     StepTime,
     known_time,
     step_time,
-    work_of,
+)
+from memlab.costs.unknown_costs import (
+    check_kernels,
+    noise_notes,
+    noisy_share,
+    notes_of,
+    unknown_share,
+    unsure_bytes,
 )
 from memlab.devices.cards import Card, Target
 from memlab.devices.here import available_memory_bytes
@@ -39,12 +46,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 SCALARS_BYTES = 64  # kernels allocate up to this for scalars, whatever the size of tensors
-FLOPS_PER_SECOND, BYTES_PER_SECOND = 1e11, 1e10  # of a usual processor
-LEAST_NOISE = 0.05  # as a share of a step's time; less is not mentioned
 SHARE_FOR_ONE_OPERATOR = 0.25  # of the available memory, for running one operator alone
-
-# a polynomial; the values of the matrix decide its degree, and so how many terms are held
-BY_VALUES = frozenset({"aten.linalg_matrix_exp.default"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -194,6 +196,7 @@ def _on_cpu(
 
     if known is None:
         found, overheads = _found_here(num_outputs, on_progress, doubted_before)
+        check_kernels(recording, run, found)
     else:
         found, overheads = _looked_up(num_outputs, known), known.overheads
 
@@ -204,7 +207,7 @@ def _on_cpu(
 
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
-    noisy = _noisy_share(run, found)
+    noisy = noisy_share(run, found)
 
     return Kernels(
         effects=[
@@ -214,12 +217,14 @@ def _on_cpu(
         seconds=np.array(
             [max(more + _seconds(cost), 0.0) for more, cost in zip(overhead, costs, strict=True)]
         ),
-        unsure_bytes=max((_unsure(o, found[o.signature]) for o in run if o.signature), default=0),
+        unsure_bytes=max(
+            (unsure_bytes(o, found[o.signature]) for o in run if o.signature), default=0
+        ),
         noisy_share=noisy,
-        unknown_share=_unknown_share(run, found),
+        unknown_share=unknown_share(run, found),
         notes=(
-            *_notes(recording, found),
-            *(_noise_note(noisy) if known is None else ()),
+            *notes_of(recording, found),
+            *(noise_notes(noisy) if known is None else ()),
             *_store.notes,
         ),
     )
@@ -321,79 +326,3 @@ def _effect(cost: OperatorCost, operator: Operator) -> Effect:
         workspace_bytes=max(inside, 0),
         kept_bytes=cost.kept_bytes,
     )
-
-
-def _unsure(operator: Operator, cost: OperatorCost | None) -> int:
-    """Return how many more bytes an operator may allocate than is known: as many as it returns.
-
-    If values decide how much a kernel allocates, the whole workspace is uncertain.
-    """
-    if operator.signature is None:
-        return 0
-    if cost is not None and operator.signature[0] in BY_VALUES:
-        return max(0, cost.peak_bytes - sum(cost.output_bytes))
-    if cost is not None and not cost.extrapolated:
-        return 0
-    return sum(output.nbytes for output in operator.outputs)
-
-
-def _noisy_share(run: Sequence[Operator], found: Calibration) -> float:
-    """Return the share of the operators' time that was taken on a busy machine, 0..1."""
-    costs = [cost for o in run if o.signature and (cost := found[o.signature]) is not None]
-    every = sum(map(_seconds, costs))
-    return sum(_seconds(cost) for cost in costs if cost.is_noisy) / every if every > 0 else 0.0
-
-
-def _noise_note(share: float) -> list[str]:
-    if share < LEAST_NOISE:
-        return []
-    return [
-        f"{share:.0%} of the time comes from operators that were timed while other programs used "
-        "the processor, and may be too long. A later prediction times them again once the machine "
-        "is quiet; memlab.forget_costs() deletes all times at once."
-    ]
-
-
-def _unknown_share(run: Sequence[Operator], found: Calibration) -> float:
-    """Return the share of the operators' work whose time is not known, 0..1.
-
-    Work is computed from shapes, as seconds of a usual processor, so large operators count more.
-    """
-    every = unknown = 0.0
-    for operator in run:
-        assert operator.signature is not None
-        work = work_of(operator.signature, operator.outputs)
-        weight = work.flops / FLOPS_PER_SECOND + work.num_bytes / BYTES_PER_SECOND
-        every += weight
-        cost = found[operator.signature]
-        if cost is None or cost.seconds is None:
-            unknown += weight
-
-    return unknown / every if every else 0.0
-
-
-def _notes(recording: Recording, found: Calibration) -> list[str]:
-    names = {o.signature: o.name for o in recording.operators}
-    alone = sorted({names[signature] for signature in found.reasons})
-    smaller = sorted({names[s] for s, cost in found.items() if cost and cost.extrapolated})
-    notes = []
-
-    if alone:
-        notes.append(
-            f"Workspace and time are not known for {', '.join(alone)}, because the operator cannot "
-            "run alone, would take too long alone, or is not in the record."
-        )
-
-    if smaller:
-        notes.append(
-            f"Too large to run alone, so extrapolated from smaller sizes: {', '.join(smaller)}."
-        )
-
-    by_values = sorted({names[signature] for signature in found if signature[0] in BY_VALUES})
-    if by_values:
-        notes.append(
-            f"The memory of {', '.join(by_values)} depends on values that a prediction does not "
-            "know."
-        )
-
-    return notes

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import platform
@@ -72,6 +73,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=5.0, help="that it may take; raise it on a slow machine"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print the record as one JSON object; text to stderr"
+    )
     given = parser.parse_args(arguments)
     if not (math.isfinite(given.minutes) and given.minutes > 0):
         parser.error(f"--minutes {given.minutes} is not allowed; take a number above 0, such as 5")
@@ -84,8 +88,13 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # two lines of the profiler for each step
     try:
         device, home = machine.device_here(given.device), own_folder()
-        with _own_cache():
-            return examine(device, RecordKeeper(given.out), home, seconds=60 * given.minutes)
+        keeper, out = RecordKeeper(given.out), sys.stderr if given.json else sys.stdout
+        with _own_cache(), contextlib.redirect_stdout(out):
+            status = examine(device, keeper, home, seconds=60 * given.minutes)
+        if given.json:
+            lines = [{"kind": str(kind), **line} for kind, line in keeper.lines]
+            print(json.dumps({"visit": keeper.visit, "lines": lines}))
+        return status
     except MemlabError as error:
         print(error, file=sys.stderr)
         return 2

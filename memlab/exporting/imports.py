@@ -74,7 +74,7 @@ def submodules(value: ModuleType, attributes: list[str]) -> list[str]:
 
 def _import_of_module(value: ModuleType, wanted: str) -> str | None:
     name = value.__name__
-    if sys.modules.get(name) is not value or not may_import(name):
+    if not _is_imported(name, value) or not may_import(name):
         return None
     if name == wanted:
         return f"import {name}"
@@ -82,6 +82,17 @@ def _import_of_module(value: ModuleType, wanted: str) -> str | None:
     if last == wanted and parent:
         return f"from {parent} import {last}"
     return f"import {name} as {wanted}"
+
+
+def _is_imported(name: str, value: ModuleType) -> bool:
+    """Return whether an import of this name gives this module.
+
+    A library that imports late may replace itself once it is used, as transformers does.
+    """
+    held = sys.modules.get(name)
+    file = getattr(value, "__file__", None)
+    is_of_same_file = file is not None and getattr(held, "__file__", None) == file
+    return held is value or (is_of_same_file and _is_of_library(value))
 
 
 def _above(module: str) -> list[str]:

@@ -209,8 +209,9 @@ def second_axis(axes: Axes, slowest: float) -> str:
     unit, factor = next(
         ((unit, f) for unit, f in (("s", 1.0), ("ms", 1e-3)) if slowest >= f), ("us", 1e-6)
     )
-    ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(0, slowest)
-    ticks = [tick for tick in ticks if tick <= axes.get_xlim()[1]]
+    low, high = axes.get_xlim()
+    ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, slowest)
+    ticks = [tick for tick in ticks if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick / factor:g}" for tick in ticks])
     axes.grid(axis="x", color=GRID, linewidth=0.5, alpha=0.45)
     return unit

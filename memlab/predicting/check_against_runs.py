@@ -18,7 +18,8 @@ from typing import Any
 from memlab.arguments.units import format_seconds
 from memlab.costs.cost_store import Store
 from memlab.costs.measured_runs import MeasuredRun, write_run
-from memlab.costs.targets import LEAST_NOISE, Kernels
+from memlab.costs.targets import Kernels
+from memlab.costs.unknown_costs import LEAST_NOISE
 from memlab.predicting.forecast import Forecast
 
 IN_VAIN_SECONDS = 3600.0  # for which costs that were found again in vain are left alone

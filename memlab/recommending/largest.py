@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
-GUESSES = 6  # tries that a forecast chooses; after them the interval is halved
+GUESSES = 6  # tries that a forecast chooses; after them peaks of exact predictions do
 
 
 class LargestBatch(int):
@@ -144,7 +144,8 @@ class LargestSearch:
         best: StepResult | None = None
         smallest = config.accumulation_steps  # every micro-batch has a sample
         low, high, guess = smallest - 1, self.batch_limit + 1, first
-        tries = 0
+        peaks = dict[int, int]()  # the upper end of each peak, by the samples
+        is_forecast_right = True
         while high - low > 1:
             samples = min(max(guess, low + 1), high - 1)
             found = predict_with_forecast(
@@ -159,14 +160,15 @@ class LargestSearch:
                 high, guess = samples, (low + samples) // 2  # a data set may have no more samples
                 continue
             result = _ran(result)
+            peak = counted(result)
+            peaks[samples] = peak.upper_bytes
             if result.fit is Judgement.FITS:
+                is_forecast_right &= len(peaks) == 1 or samples <= guess
                 low, best = samples, result
             else:
                 high = samples
-            tries += 1
-            guess = (low + high) // 2
-            if tries <= GUESSES and found.forecast is not None:
-                peak = counted(result)
+            guess = _on_a_line(peaks, low, high, self.limit_bytes)
+            if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
                 limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
                 guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
         if best is None:
@@ -200,6 +202,28 @@ def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int, steps: i
         else:
             fits_not = samples
     return steps * fits
+
+
+def _on_a_line(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
+    """Return the batch from `low` to `high` whose peak is the limit on a line through two peaks.
+
+    A peak may rise faster and faster, and then a line alone comes closer only by small steps: so
+    every second batch is the middle, once there is one that does not fit.
+
+    Args:
+        peaks: in bytes, by the samples of a batch.
+        low: a batch that fits.
+        high: a batch that does not, or one too many.
+        limit_bytes: that the step may hold.
+    """
+    is_bounded = high in peaks
+    ends = [low, high] if is_bounded and low in peaks else sorted(peaks)[-2:]
+    first, last = ends[0], ends[-1]
+    rise = peaks[last] - peaks[first]
+    if rise <= 0 or (is_bounded and len(peaks) % 2 == 0):
+        return (low + high) // 2
+    samples = first + (limit_bytes - peaks[first]) * (last - first) // rise
+    return min(max(samples, low), high - 1)
 
 
 def _ran(result: StepResult) -> StepResult:

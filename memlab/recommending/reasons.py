@@ -14,15 +14,18 @@ WORTH_SAYING = 0.005  # a smaller difference is none
 
 
 def reasons_of(
-    choice: Alternative, found: Found, limit_bytes: int, headroom: float
+    alternative: Alternative, found: Found, limit_bytes: int, headroom: float
 ) -> tuple[str, ...]:
-    """Return a sentence for each setting of a choice, and one for what is left free."""
+    """Return a sentence for each setting of an alternative, and one for what is left free."""
     known: Mapping[tuple[str, ...], StepResult] = {
         **{key_of(one.settings): one.result for one in reversed(found.tried)},
         **found.starts,
-        key_of(choice.settings): choice.result,
+        key_of(alternative.settings): alternative.result,
     }
-    return (*_of_settings(choice.settings, known), _of_limit(choice.result, limit_bytes, headroom))
+    return (
+        *_of_settings(alternative.settings, known),
+        _of_limit(alternative.result, limit_bytes, headroom),
+    )
 
 
 def _of_settings(

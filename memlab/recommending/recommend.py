@@ -5,7 +5,7 @@ measured if the device is in this machine.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
 from memlab.recommending.reasons import reasons_of
 from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
-from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, search
+from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, Steps, search
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
@@ -85,7 +85,7 @@ def recommend(
         confirm: the most of these that are measured, if the device is in this machine.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
-        on_progress: as for `measure`.
+        on_progress: as for `measure`; the text says which step of the search is predicted.
         cancel: as for `measure`.
 
     Raises:
@@ -104,8 +104,9 @@ def recommend(
     target = target_for(device, base)
     prewarm()  # the worker for predictions starts while this inspects
     facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
-    told: dict[str, Any] = {"on_progress": on_progress, "cancel": cancel}
-    asked = Goal(
+    steps = Steps(on_progress)
+    told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
+    goal = Goal(
         workload=workload,
         space=space_of(base, allow, facts, exact=exact),
         device=device,
@@ -114,56 +115,66 @@ def recommend(
         most=top,
         seed=seed,
         options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
-        run=runner(True, timeout_seconds, on_progress, cancel),
+        run=runner(True, timeout_seconds, steps, cancel),
         known=known_of(workload, target, seed),
+        steps=steps,
     )
     try:
-        found = search(asked)
-        return _answer(asked, found, limit_bytes, headroom, confirm if is_here(device) else 0)
+        found = search(goal)
+        return _answer(goal, found, limit_bytes, headroom, confirm if is_here(device) else 0)
     except Ended as ended:
         raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None
 
 
 def _answer(
-    asked: Goal, found: Found, limit_bytes: int, headroom: float, confirm: int
+    goal: Goal, found: Found, limit_bytes: int, headroom: float, confirm: int
 ) -> Recommendations:
     """Return what was found, the best of it measured."""
 
-    def said(choice: Alternative) -> Recommendation:
-        result = choice.result.against_limit(limit_bytes)
-        reasons = reasons_of(choice, found, limit_bytes, headroom)
+    def said(alternative: Alternative) -> Recommendation:
+        result = alternative.result.against_limit(limit_bytes)
+        reasons = reasons_of(alternative, found, limit_bytes, headroom)
         return Recommendation(result=result, reasons=reasons, predicted=result)
 
-    predicted = [said(choice) for choice in found.fitting[: asked.most]]
-    measured, dropped = _measured(asked, predicted[:confirm])
+    predicted = [said(alternative) for alternative in found.fitting[: goal.most]]
+    measured, dropped = _measured(goal, predicted[:confirm])
     rest = predicted[confirm:]
     fitting = (*measured, *rest)
     return Recommendations(
         fitting=fitting,
-        message=_message(asked, found, fitting, limit_bytes),
+        message=_message(goal, found, fitting, limit_bytes),
         limit_bytes=limit_bytes,
-        too_close=tuple(said(choice) for choice in found.close),
+        too_close=tuple(said(alternative) for alternative in found.close),
         dropped=tuple(dropped),
-        other_limits=tuple(_other_limits(found, limit_bytes)),
-        tried=tuple(choice.result for choice in found.tried),
+        other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
+        tried=tuple(one.result for one in found.tried if one.exact),
+        estimated=tuple(_estimated(found)),
         num_measured=len(measured) + len(dropped),
-        notes=(*asked.space.notes, *_notes(found, dropped)),
+        notes=(*goal.space.notes, *_notes(found, dropped)),
     )
 
 
+def _estimated(found: Found) -> Iterator[StepResult]:
+    """Yield what was estimated and then not predicted."""
+    predicted = {one.result.config for one in found.tried if one.exact}
+    for one in found.tried:
+        if one.result.config not in predicted:
+            yield one.result
+
+
 def _measured(
-    asked: Goal, predicted: Sequence[Recommendation]
+    goal: Goal, predicted: Sequence[Recommendation]
 ) -> tuple[list[Recommendation], list[StepResult]]:
     """Return recommendations as they were measured, the fastest first, and what did not fit."""
     kept, dropped = [], []
     for one in predicted:
         result = measure(
-            asked.workload,
+            goal.workload,
             one.config,
-            asked.device,
+            goal.device,
             repeats=REPEATS,
-            memory_limit=asked.limit_bytes,
-            **asked.options,
+            memory_limit=goal.limit_bytes,
+            **goal.options,
         )
         if result.outcome is Outcome.CANCELLED:
             raise Ended(result.outcome, result.message)
@@ -174,10 +185,10 @@ def _measured(
     return sorted(kept, key=lambda one: one.result.step_seconds or float("inf")), dropped
 
 
-def _message(asked: Goal, found: Found, fitting: Sequence[Recommendation], limit_bytes: int) -> str:
+def _message(goal: Goal, found: Found, fitting: Sequence[Recommendation], limit_bytes: int) -> str:
     """Return the answer in one sentence."""
-    limit, name = format_bytes(limit_bytes), asked.workload.name
-    batch = f"batch {asked.space.base.batch_size}"
+    limit, name = format_bytes(limit_bytes), goal.workload.name
+    batch = f"batch {goal.space.base.batch_size}"
     if fitting:
         best = fitting[0].result
         return f"{name}, {batch}, on {best.device}, within {limit}: {best.config}"
@@ -202,7 +213,7 @@ def _message(asked: Goal, found: Found, fitting: Sequence[Recommendation], limit
         f"{format_bytes(peak.nbytes)} {peak.kind}, with {least.config}"
     )
     standing = sum((least.peak_by_category or {}).get(category, 0) for category in STANDING)
-    if standing > asked.limit_bytes:
+    if standing > goal.limit_bytes:
         return (
             f"{text}. {format_bytes(standing)} of it are parameters, buffers, optimizer state and "
             "inputs: use a smaller model, another optimizer (allow=['optimizer', ...]) or a larger "
@@ -227,34 +238,35 @@ def _notes(found: Found, dropped: Sequence[StepResult]) -> list[str]:
     return notes
 
 
-def _other_limits(found: Found, limit_bytes: int) -> list[AtLimit]:
+def _other_limits(found: Found, limit_bytes: int, kind: str) -> list[AtLimit]:
     """Return what the nearest other limits mean, as far as the search has seen.
 
-    Limits are the memory sizes of cards, or halves and doubles if the limit is smaller than that.
+    Limits are what cards can hold; halves and doubles on a CPU, or if the limit is smaller.
     """
     if not found.fitting:
         return []
-    sizes = sorted({card.usable_bytes for card in TABLE})
-    if limit_bytes < sizes[0]:
+    cards = {card.usable_bytes: card.name for card in TABLE if kind == "cuda"}
+    sizes = sorted(cards)
+    if not sizes or limit_bytes < sizes[0]:
         sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]
     near = {size for size in sizes if abs(size / limit_bytes - 1.0) < 0.05}
     below = [size for size in sizes if size < limit_bytes and size not in near]
     above = [size for size in sizes if size > limit_bytes and size not in near]
     nearest = [*below[-NEAREST_LIMITS:], *above[:1]]
-    return [_at_limit(found, size) for size in reversed(nearest)]
+    return [_at_limit(found, size, cards.get(size, "")) for size in reversed(nearest)]
 
 
-def _at_limit(found: Found, limit_bytes: int) -> AtLimit:
+def _at_limit(found: Found, limit_bytes: int, card: str) -> AtLimit:
     """Return the fastest of what was tried that fits another limit, by its upper estimate."""
     best = found.fitting[0].seconds
     fits = [
-        choice
-        for choice in found.tried
-        if choice.result.against_limit(limit_bytes).fit is Judgement.FITS
+        alternative
+        for alternative in found.tried
+        if alternative.result.against_limit(limit_bytes).fit is Judgement.FITS
     ]
     if not fits:
-        return AtLimit(limit_bytes=limit_bytes, result=None, slower=None)
-    fastest = min(fits, key=lambda choice: choice.rank)
+        return AtLimit(limit_bytes=limit_bytes, card=card, result=None, slower=None)
+    fastest = min(fits, key=lambda alternative: alternative.rank)
     is_known = 0.0 < best < float("inf") and fastest.seconds < float("inf")
     slower = fastest.seconds / best - 1.0 if is_known else None
-    return AtLimit(limit_bytes=limit_bytes, result=fastest.result, slower=slower)
+    return AtLimit(limit_bytes=limit_bytes, card=card, result=fastest.result, slower=slower)

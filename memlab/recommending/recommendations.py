@@ -1,13 +1,15 @@
 """`Recommendations`: what `recommend` returns, the best first."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
-from memlab.arguments.html_tables import facts_table
+from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
-from memlab.result import StepResult
+from memlab.result import StepResult, format_percent
+
+WORTH_SAYING = 0.005  # a smaller difference of two times is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,11 +31,24 @@ class Recommendation:
         """The setting."""
         return self.result.config
 
+    @property
+    def cost(self) -> str:
+        """The time of a step, and its source."""
+        seconds = self.result.step_seconds
+        time = "time not known" if seconds is None else f"{format_seconds(seconds)} a step"
+        return f"{time}, {self.result.source}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recommendation as plain JSON types, without timelines."""
+        return {
+            "result": replace(self.result, timeline=None).to_dict(),
+            "reasons": list(self.reasons),
+            "predicted": replace(self.predicted, timeline=None).to_dict(),
+        }
+
     def __str__(self) -> str:
         """Return the setting and its reasons, one to a line."""
-        seconds = self.result.step_seconds
-        cost = "time not known" if seconds is None else f"{format_seconds(seconds)} a step"
-        first = f"{self.result.settings}: {cost}, {self.result.source}"
+        first = f"{self.result.settings}: {self.cost}"
         return "\n".join([first, *(f"  {reason}" for reason in self.reasons)])
 
 
@@ -43,24 +58,31 @@ class AtLimit:
 
     Attributes:
         limit_bytes: the other limit.
-        result: the fastest step that is estimated to fit it; None if none of those tried does.
+        card: the name of a card that holds as much; "" if the limit is that of none.
+        result: the fastest step that is estimated to fit it, on the same device; None if none of
+            those tried does.
         slower: its time over that of the best recommendation, minus 1; None if it is not known.
     """
 
     limit_bytes: int
     result: StepResult | None
     slower: float | None
+    card: str = ""
 
     def __str__(self) -> str:
         """Return a sentence."""
-        limit = format_bytes(self.limit_bytes)
+        limit = f"at {format_bytes(self.limit_bytes)}"
+        if self.card:
+            limit += f", as much as {self.card} can hold"
         if self.result is None:
-            return f"at {limit} nothing that was tried fits"
+            return f"{limit}: nothing that was tried fits"
         if self.slower is None:
-            return f"at {limit}: {self.result.config}"
+            return f"{limit}: {self.result.config}"
         word = "slower" if self.slower > 0 else "faster"
-        change = "as fast" if abs(self.slower) < 0.005 else f"{abs(self.slower):.0%} {word}"
-        return f"at {limit}: {change} (estimated), with {self.result.config}"
+        is_same = abs(self.slower) < WORTH_SAYING
+        change = "as fast" if is_same else f"{format_percent(abs(self.slower))} {word}"
+        where = f"estimated for {self.result.device}"
+        return f"{limit}: {change} ({where}), with {self.result.config}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,7 +96,8 @@ class Recommendations(Sequence[Recommendation]):
         too_close: settings so near to the limit that a prediction cannot say whether they fit.
         dropped: settings that were predicted to fit, and did not when they were measured.
         other_limits: what other limits would mean.
-        tried: every step that was predicted or estimated, for `plots.memory_against_time`.
+        tried: every step that was predicted.
+        estimated: other accumulation steps and budgets of these steps, by arithmetic alone.
         num_measured: how many steps were measured.
         notes: sentences on what was left out.
     """
@@ -86,6 +109,7 @@ class Recommendations(Sequence[Recommendation]):
     dropped: tuple[StepResult, ...] = ()
     other_limits: tuple[AtLimit, ...] = ()
     tried: tuple[StepResult, ...] = ()
+    estimated: tuple[StepResult, ...] = ()
     num_measured: int = 0
     notes: tuple[str, ...] = ()
 
@@ -105,6 +129,26 @@ class Recommendations(Sequence[Recommendation]):
         """Yield the recommendations, the best first."""
         return iter(self.fitting)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain JSON types, without timelines and without what was tried."""
+        return {
+            "message": self.message,
+            "limit_bytes": self.limit_bytes,
+            "recommendations": [one.to_dict() for one in self.fitting],
+            "too_close": [one.to_dict() for one in self.too_close],
+            "dropped": [replace(one, timeline=None).to_dict() for one in self.dropped],
+            "other_limits": [
+                {
+                    "limit_bytes": one.limit_bytes,
+                    "config": one.result and one.result.config.to_dict(),
+                    "slower": one.slower,
+                }
+                for one in self.other_limits
+            ],
+            "num_measured": self.num_measured,
+            "notes": list(self.notes),
+        }
+
     def __str__(self) -> str:
         """Return the message, the recommendations, the other limits and the notes."""
         listed = [f"{number}. {one}" for number, one in enumerate(self.fitting, start=1)]
@@ -113,6 +157,25 @@ class Recommendations(Sequence[Recommendation]):
         return "\n".join([self.message, *listed, *near, *limits, *self.notes])
 
     def _repr_html_(self) -> str:
-        rows = {f"{at}": str(one) for at, one in enumerate(self.fitting, start=1)}
-        rows |= {format_bytes(one.limit_bytes): str(one) for one in self.other_limits}
-        return facts_table(self.message, {**rows, "notes": " ".join(self.notes)})
+        """Return tables for notebooks: a reason, another limit and a note have a line each."""
+        heads = ["", "settings", "time per step", "what each setting does"]
+        named = [(str(at), one) for at, one in enumerate(self.fitting, start=1)]
+        named += [("too close to say", one) for one in self.too_close]
+        lines = []
+        for name, one in named:
+            first, *others = one.reasons
+            lines.append([name, one.result.settings, one.cost, first])
+            lines += [["", "", "", reason] for reason in others]
+
+        return (
+            facts_table(
+                "recommended settings",
+                {
+                    "answer": self.message,
+                    "memory limit": format_bytes(self.limit_bytes),
+                },
+            )
+            + columns_table(heads, lines)
+            + columns_table(["other limits"], [[one] for one in self.other_limits])
+            + columns_table(["notes"], [[note] for note in self.notes])
+        )

@@ -29,14 +29,42 @@ from memlab.recommending.alternatives import Alternative, alternatives_of, count
 from memlab.recommending.known import Known
 from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
-from memlab.running import Ended, Run
+from memlab.running import Ended, Progress, Run
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
+from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
 SAME_TIME = 1.02  # a step that saves memory alone and is predicted faster than this is no slower
+
+
+@dataclass(slots=True)
+class Steps:
+    """Passes progress on, and says which step of the search it belongs to.
+
+    Attributes:
+        tell: gets the progress; None for nobody.
+        number: of the step that is looked at, from 1; 0 outside of the search.
+        settings: that this step adds to the base, in words.
+    """
+
+    tell: OnProgress | None
+    number: int = 0
+    settings: str = ""
+
+    def __call__(self, progress: Progress) -> None:
+        """Pass progress on."""
+        if self.tell is None:
+            return
+        if self.number:
+            which = f" with {self.settings}" if self.settings else ""
+            progress = Progress(
+                text=f"step {self.number} of at most {MOST_STEPS}{which}: {progress.text}",
+                fraction=(self.number - 1 + progress.fraction) / MOST_STEPS,
+            )
+        self.tell(progress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +81,7 @@ class Goal:
         seed: set before the model, the batch and each step.
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
+        steps: gets all progress.
         known: what earlier searches have predicted; this one adds to it.
     """
 
@@ -65,6 +94,7 @@ class Goal:
     seed: int
     options: dict[str, Any]
     run: Run
+    steps: Steps
     known: Known
 
 
@@ -160,6 +190,7 @@ class _BestFirst:
             else:
                 self._record(one)
 
+        self.goal.steps.number = 0
         return found
 
     def _is_enough(self, one: _Waiting) -> bool:
@@ -171,6 +202,8 @@ class _BestFirst:
     def _record(self, one: _Waiting) -> None:
         """Predict a step; what it says of others waits from now on."""
         goal = self.goal
+        goal.steps.number = self.recorded + 1
+        goal.steps.settings = " and ".join(in_words(settings) for settings in one.settings)
         predicted = _predicted(goal, one, self.found)
         self.recorded += 1
         self.in_vain += 1

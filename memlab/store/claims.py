@@ -3,25 +3,42 @@
 A sweep claims a setting before it runs it, in the same transaction that looks for a finished
 result. The claim names its owner. An owner is a lock on a small file of its own, which the system
 releases however a process ends; so a claim of a process that was killed counts no more, and no
-number of a process has to be compared. The lock is that of SQLite, the only one that Python's
-standard library has on every system.
+number of a process has to be compared: it is in the owner's name for people to read. The lock is
+that of SQLite, the only one that Python's standard library has on every system.
 """
 
 import contextlib
+import os
+import platform
+import re
 import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from memlab.errors import StoreError
 from memlab.result import Outcome
 from memlab.store.database import writing
-from memlab.store.rows import StoredRun, insert, select
+from memlab.store.rows import StoredRun, insert, row_of, select
 
 # what a later sweep does not run again. What was unsupported, has failed or crashed may have had a
 # cause elsewhere: a package or a file that was not there, another program
 FINISHED = (Outcome.OK, Outcome.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """Who is to run a setting.
+
+    Attributes:
+        owner: names the machine and the process, and is of one sweep alone.
+        claimed_at: when it was claimed, in seconds since 1970.
+    """
+
+    owner: str
+    claimed_at: float
 
 
 @contextlib.contextmanager
@@ -31,7 +48,8 @@ def owner(path: Path) -> Iterator[str]:
     Raises:
         StoreError, OSError or sqlite3.Error: the folder of the store cannot be written.
     """
-    name = uuid.uuid4().hex
+    machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
+    name = f"{machine}-process-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     with writing(path) as connection:
         _forget_dead(connection, path)
 
@@ -46,8 +64,8 @@ def owner(path: Path) -> Iterator[str]:
             _lock_of(path, name).unlink(missing_ok=True)
 
 
-def claim(path: Path, setting: str, owner: str, timeout_seconds: float) -> StoredRun | bool:
-    """Return the finished run of a setting, else whether the setting is the owner's to run.
+def claim(path: Path, setting: str, owner: str, timeout_seconds: float) -> StoredRun | Claim:
+    """Return the finished run of a setting, else the claim of who is to run it.
 
     Args:
         path: of the store.
@@ -63,34 +81,47 @@ def claim(path: Path, setting: str, owner: str, timeout_seconds: float) -> Store
         if run is not None:
             return run
 
-        others = connection.execute("SELECT owner FROM claim WHERE setting = ?", (setting,))
-        if any(other != owner and is_held(_lock_of(path, other)) for (other,) in others.fetchall()):
-            return False
-
-        connection.execute(
-            "INSERT OR REPLACE INTO claim VALUES (?, ?, ?)", (setting, owner, time.time())
+        claims = connection.execute(
+            "SELECT owner, claimed_at FROM claim WHERE setting = ?", (setting,)
         )
-        return True
+        for other, claimed_at in claims.fetchall():
+            if other != owner and is_held(_lock_of(path, other)):
+                return Claim(owner=other, claimed_at=claimed_at)
+
+        mine = Claim(owner=owner, claimed_at=time.time())
+        connection.execute(
+            "INSERT OR REPLACE INTO claim VALUES (?, ?, ?)", (setting, owner, mine.claimed_at)
+        )
+        return mine
+
+
+def release(path: Path, setting: str, owner: str) -> None:
+    """Give up the claim of a setting that was not run.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    with writing(path) as connection:
+        _delete(connection, setting, owner)
 
 
 def finish(path: Path, run: StoredRun, owner: str) -> None:
     """Write a run and give up the claim of its setting, both or neither.
 
-    An earlier run of the setting that was not finished is replaced.
+    An earlier run of the setting that was not finished is replaced, if a sweep has written it.
 
     Raises:
         StoreError: the store cannot be written.
     """
+    row = {**row_of(run), "by_sweep": True}
     marks = ", ".join("?" * len(FINISHED))
     with writing(path) as connection:
         connection.execute(
-            f"DELETE FROM result WHERE setting = ? AND outcome NOT IN ({marks})",
+            f"DELETE FROM result WHERE setting = ? AND by_sweep AND outcome NOT IN ({marks})",
             (run.setting, *map(str, FINISHED)),
         )
-        insert(connection, run)
-        connection.execute(
-            "DELETE FROM claim WHERE setting = ? AND owner = ?", (run.setting, owner)
-        )
+        insert(connection, row)
+        _delete(connection, run.setting, owner)
 
 
 @contextlib.contextmanager
@@ -137,6 +168,10 @@ def _finished(
         if run.result.outcome in FINISHED or (is_too_slow and (limit or 0) >= timeout_seconds):
             return run
     return None
+
+
+def _delete(connection: sqlite3.Connection, setting: str | None, owner: str) -> None:
+    connection.execute("DELETE FROM claim WHERE setting = ? AND owner = ?", (setting, owner))
 
 
 def _forget_dead(connection: sqlite3.Connection, path: Path) -> None:

@@ -45,6 +45,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE claim ("
         "setting TEXT PRIMARY KEY, owner TEXT NOT NULL, claimed_at REAL NOT NULL) WITHOUT ROWID",
     ),
+    (  # a sweep replaces a row that failed only if a sweep has written it
+        "ALTER TABLE result ADD COLUMN by_sweep INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 """What brings the schema from each version to the next; the first makes version 1 of nothing."""
 
@@ -115,16 +118,15 @@ def reading(path: Path) -> Iterator[sqlite3.Connection | None]:
 def _connected(path: Path, wait_seconds: float) -> sqlite3.Connection:
     """Return a connection in which transactions are begun and ended by hand."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
     connection = sqlite3.connect(path, timeout=wait_seconds, isolation_level=None)
     try:
         # the system writes it to the disk when it likes: a killed process loses nothing, and a
         # machine without power the last results at most
         connection.execute("PRAGMA synchronous = NORMAL")
-        if is_new:
-            # two processes that make the file at once: the other one switches the mode
-            with contextlib.suppress(sqlite3.OperationalError):
-                connection.execute("PRAGMA journal_mode = WAL")
+        _version(connection, path)  # the file of another program stays as it is
+        # another process may be switching the mode at this moment, or hold the file
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         connection.close()
         raise

@@ -1,15 +1,16 @@
 """Copy records of devices into the store, so that one table holds them and one's own runs."""
 
 import os
+import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 
 from memlab.arguments.checks import anything, checked
 from memlab.records.recorded import DeviceRecord, recordings
 from memlab.result import Source
-from memlab.store.database import store_path, writing
+from memlab.store.database import reading, store_path, writing
 from memlab.store.identity import setting_key
-from memlab.store.rows import RunArguments, StoredRun, insert
+from memlab.store.rows import RunArguments, StoredRun, insert, row_of
 
 
 @checked(path=anything)
@@ -33,21 +34,28 @@ def store_records(
     0
     """
     every = recordings() if records is None else tuple(records)
-    num_new = 0
-    with writing(store_path(path)) as connection:
-        present = {
-            setting
-            for (setting,) in connection.execute(
-                "SELECT setting FROM result WHERE source = ?", (str(Source.RECORDED),)
-            )
-        }
-        for run in (run for record in every for run in _runs_of(record)):
-            if run.setting not in present:
-                insert(connection, run)
-                present.add(run.setting)
-                num_new += 1
+    file = store_path(path)
+    with reading(file) as connection:
+        present = set() if connection is None else _present(connection)
 
-    return num_new
+    # packing takes seconds, in which others may write
+    runs = (run for record in every for run in _runs_of(record))
+    rows = {run.setting: row_of(run) for run in runs if run.setting not in present}
+    with writing(file) as connection:
+        new = rows.keys() - _present(connection)  # another process may have copied them meanwhile
+        for setting, row in rows.items():
+            if setting in new:
+                insert(connection, row)
+
+    return len(new)
+
+
+def _present(connection: sqlite3.Connection) -> set[str | None]:
+    """Return the settings of the recorded runs that are in the store."""
+    rows = connection.execute(
+        "SELECT setting FROM result WHERE source = ?", (str(Source.RECORDED),)
+    )
+    return {setting for (setting,) in rows}
 
 
 def _runs_of(record: DeviceRecord) -> list[StoredRun]:

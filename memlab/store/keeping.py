@@ -15,7 +15,7 @@ from memlab.errors import MemlabError
 from memlab.result import Outcome, Source, StepResult
 from memlab.store.database import store_path, writing
 from memlab.store.identity import setting_key, workload_key
-from memlab.store.rows import RunArguments, StoredRun, insert
+from memlab.store.rows import RunArguments, StoredRun, insert, row_of
 from memlab.workload import Workload
 
 SHORT_WAIT_SECONDS = 5.0  # of a single measurement, for a program that holds the store
@@ -63,9 +63,10 @@ def kept(
 
 def write(run: StoredRun, path: str | os.PathLike[str] | None = None, **options: Any) -> str | None:
     """Write a run to the store; return a sentence that says why it could not be, or None."""
+    row = row_of(run)
     try:
         with writing(store_path(path), **options) as connection:
-            insert(connection, run)
+            insert(connection, row)
     except MemlabError as error:
         return not_stored(error)
     return None

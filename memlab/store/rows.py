@@ -55,10 +55,10 @@ class StoredRun:
     number: int | None = None
 
 
-def insert(connection: sqlite3.Connection, run: StoredRun) -> None:
-    """Write a run as a new row."""
+def row_of(run: StoredRun) -> dict[str, Any]:
+    """Return a run as a row to insert; packing it takes time, so do it before locking the store."""
     result = run.result
-    row = {
+    return {
         "stored_at": run.stored_at,
         "workload_name": result.workload_name,
         "workload_key": run.workload_key,
@@ -74,6 +74,10 @@ def insert(connection: sqlite3.Connection, run: StoredRun) -> None:
         "step_seconds": result.step_seconds,
         "result": json.dumps(result_to_packed(result)),
     }
+
+
+def insert(connection: sqlite3.Connection, row: Mapping[str, Any]) -> None:
+    """Write a row that `row_of` returned."""
     marks = ", ".join("?" * len(row))
     connection.execute(
         f"INSERT INTO result ({', '.join(row)}) VALUES ({marks})", tuple(row.values())

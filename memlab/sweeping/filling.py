@@ -4,10 +4,12 @@ Every setting is in one place at a time:
 
     left -> claimed and running -> written
       ^            |
+      +------------+   the sweep pauses: its claim is given up
       +------------+   its process has ended: it is tried again, three times at most
       +-> another sweep runs it: asked for again until its result is there, or that sweep is dead
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -21,6 +23,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from memlab.config import StepConfig
 from memlab.errors import MemlabError, StoreError
 from memlab.result import Outcome, StepResult
 from memlab.running import Progress
-from memlab.store.claims import claim, finish
+from memlab.store.claims import Claim, claim, finish, release
 from memlab.store.keeping import not_stored, with_note
 from memlab.store.rows import RunArguments, StoredRun
 from memlab.sweeping.tasks import POLL_SECONDS, Task, packed, run, run_packed, unpacked, without_run
@@ -98,9 +101,10 @@ class SweepLoop:
         self._wanted, self._means = wanted, means
         self._left = deque(range(len(wanted)))
         self._running: dict[Future[Any], int] = {}
-        self._elsewhere: list[int] = []  # that another sweep has claimed
+        self._elsewhere: dict[int, Claim] = {}  # of other sweeps
         self._ask_at = 0.0
-        self._num_tries = [0] * len(wanted)
+        self._num_crashes = [0] * len(wanted)
+        self._told = ""
         self._unwritten: dict[int, StoredRun] = {}
 
     def run(self) -> None:
@@ -140,6 +144,9 @@ class SweepLoop:
                 if self._means.executor is None:
                     return  # its result is written before the next one begins
 
+        if self._elsewhere and not self._running:
+            self._tell_waiting()
+
     def _is_held_up(self) -> bool:
         return bool(self._means.cancel.is_set() or self._means.pause.is_set() or self.problem)
 
@@ -157,14 +164,14 @@ class SweepLoop:
             self.num_reused += 1
             self._keep(index, replace(found.result, config=self._wanted[index].config))
             return False
-        if not found:
-            self._elsewhere.append(index)
+        if found.owner != means.owner:
+            self._elsewhere[index] = found
             self._ask_at = time.monotonic() + ASK_SECONDS
-        return found
+            return False
+        return True
 
     def _start(self, index: int) -> None:
         means, config = self._means, self._wanted[index].config
-        self._num_tries[index] += 1
         if means.executor is None:
             done: Future[StepResult] = Future()
             done.set_result(run(means.task, config, self._teller(config), means.cancel))
@@ -176,14 +183,22 @@ class SweepLoop:
         try:
             self._running[means.executor.submit(run_packed, data)] = index
         except Exception as error:  # it is broken, was shut down, or is a person's own
-            self._left.appendleft(index)
+            self._put_back(index)
             self._end(error)
 
     def _take_back(self) -> None:
         """Take from the executor what it has not begun."""
         for future in list(self._running):
             if not future.done() and future.cancel():
-                self._left.appendleft(self._running.pop(future))
+                self._put_back(self._running.pop(future))
+
+    def _put_back(self, index: int) -> None:
+        """Leave a setting to be begun later, here or by another sweep."""
+        self._left.append(index)
+        setting = self._wanted[index].setting
+        if setting is not None:
+            with contextlib.suppress(StoreError):  # it is given up when the sweep ends
+                release(self._means.path, setting, self._means.owner)
 
     def _collect(self) -> None:
         """Write the results that are there; wait for a moment if there is none."""
@@ -196,16 +211,17 @@ class SweepLoop:
         for future in done:
             index = self._running.pop(future)
             result = self._result_of(future, self._wanted[index].config)
-            if result is None:
-                self._left.append(index)  # the executor has lost it
-            elif self._is_tried_again(index, result):
-                self._left.append(index)
+            if result is None or self._is_tried_again(index, result):  # None: the executor lost it
+                self._put_back(index)
             else:
                 self._finish(index, result)
 
     def _is_tried_again(self, index: int, result: StepResult) -> bool:
-        is_crash = result.outcome is Outcome.CRASHED and self._num_tries[index] < MOST_TRIES
-        return is_crash and not self._means.cancel.is_set() and not self.problem
+        if result.outcome is not Outcome.CRASHED:
+            return False
+        self._num_crashes[index] += 1
+        is_over = self._num_crashes[index] >= MOST_TRIES
+        return not (is_over or self._means.cancel.is_set() or self.problem)
 
     def _result_of(self, future: Future[Any], config: StepConfig) -> StepResult | None:
         """Return the result of a future; None if it was cancelled or its executor is broken."""
@@ -278,7 +294,19 @@ class SweepLoop:
     def _teller(self, config: StepConfig) -> OnProgress:
         return lambda progress: self._tell(f"{config}: {progress.text}", progress.fraction)
 
+    def _tell_waiting(self) -> None:
+        """Say which sweep is waited for, once until something else was said."""
+        index, held = next(iter(self._elsewhere.items()))
+        since = datetime.fromtimestamp(held.claimed_at).strftime("%Y-%m-%d %H:%M:%S")
+        text = (
+            f"waiting for another sweep, which has claimed {len(self._elsewhere)} of them: "
+            f"{self._wanted[index].config} is claimed by {held.owner} since {since}"
+        )
+        if text != self._told:
+            self._tell(text)
+
     def _tell(self, text: str, fraction: float = 0.0) -> None:
+        self._told = text
         total, ended = len(self._wanted), len(self.results)
         said = f"{ended} of {total} settings have ended; {text}"
         share = min((ended + fraction) / total, 1.0)

@@ -1,8 +1,8 @@
 """`SweepTable`: the results of a sweep, in the order of its settings."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from memlab.config import StepConfig
 from memlab.result import Outcome, StepResult
@@ -77,6 +77,22 @@ class SweepTable:
         names = [*found.columns, *(name for name in whole.columns if name not in found.columns)]
         return whole[names].infer_objects()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as plain JSON types; timelines are left to the store."""
+        results = (replace(result, timeline=None) for result in self.results)
+        refused = [
+            {"settings": {name: _plain(value) for name, value in setting.asked.items()},
+             "message": setting.refusal}
+            for setting in self.settings
+            if setting.config is None
+        ]  # fmt: skip
+        return {
+            "results": [result.to_dict() for result in results],
+            "refused": refused,
+            "num_reused": self.num_reused,
+            "notes": list(self.notes),
+        }
+
     def __len__(self) -> int:
         """Return the number of settings."""
         return len(self.settings)
@@ -105,3 +121,8 @@ class SweepTable:
         table: str = frame[shown].dropna(axis="columns", how="all").to_html(max_rows=60)
         notes = "".join(f"<p>{note}</p>" for note in self.notes)
         return f"{table}{notes}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting as JSON has it."""
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

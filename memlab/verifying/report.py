@@ -1,6 +1,8 @@
 """`VerifyReport`: what `verify` found."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from memlab.arguments.html_tables import facts_table
 from memlab.result import Outcome
@@ -58,6 +60,14 @@ class VerifyReport:
         if self.outcome is not Outcome.OK:
             return f"gradients not checked ({self.outcome})"
         return "gradients same" if self.ok else "gradients differ"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON types; an error that is not finite as text."""
+        data = asdict(self) | {"outcome": str(self.outcome)}
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in data.items()
+        }
 
     def __str__(self) -> str:
         """Return one line."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memlab
-from benchmarks import meter, models, report
+from benchmarks import models, report
 from memlab import Outcome, StepConfig
 from memlab.arguments.units import KIB
 from memlab.errors import UnsupportedError
@@ -178,12 +178,12 @@ def test_what_is_measured_is_what_was_planned_and_the_gradients_are_the_same_bit
         assert report.ok, report.why
 
 
+def groups():
+    """Return 64 blocks in 8 groups: inputs are most of the memory, and groups hold fewer."""
+    return nn.Sequential(*(nn.Sequential(*(Gelu(16) for _ in range(8))) for _ in range(8)))
+
+
 def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
-    """64 blocks in 8 groups: their inputs are most of the memory, and groups hold them for less."""
-
-    def groups():
-        return nn.Sequential(*(nn.Sequential(*(Gelu(16) for _ in range(8))) for _ in range(8)))
-
     workload = regression(groups, 32, 16)
     config = StepConfig(batch_size=12, memory_budget=0.0)
     plan = chain_of(workload, config).pick(0.0)
@@ -202,7 +202,7 @@ def test_modules_inside_recomputed_ones_lower_the_peak_and_leave_every_bit():
 
 
 def test_modules_inside_others_come_last_of_all_so_that_no_exact_peak_rises():
-    workload, config = meter.WORKLOADS["unet-3d"](), StepConfig(batch_size=2)
+    workload, config = regression(groups, 32, 16), StepConfig(batch_size=12)
     chain = chain_of(workload, config)
     paths = [{region.path for region in plan.regions} for plan in chain.plans]
     nested = [any(f"{a}." in b for a in own for b in own) for own in paths]

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 from enum import Enum
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from memlab import StepConfig, Workload
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.exporting.definitions import Definitions
 from memlab.exporting.export import LIBRARIES, Flavor, export_script
+from memlab.exporting.imports import import_line
 from memlab.exporting.own_source import NoSource, class_source
 from memlab.exporting.values import expression
 from tests.models import blocks
@@ -402,6 +404,18 @@ def test_a_class_that_was_changed_is_not_taken_from_its_file(tmp_path, monkeypat
         monkeypatch.setattr(own.Net, name, getattr(own, str(value), value), raising=False)
     with pytest.raises(NoSource, match="changed after it was imported"):
         class_source(own.Net)
+
+
+def test_a_library_that_has_replaced_itself_is_imported(monkeypatch):
+    # as transformers does, while the name in a notebook is bound to what it was first
+    now = ModuleType("numpy.linalg")
+    vars(now).update(vars(np.linalg))
+    monkeypatch.setitem(sys.modules, "numpy.linalg", now)
+    assert import_line(np.linalg, "linalg") == "from numpy import linalg"
+
+    of_another_file = ModuleType("numpy.linalg")
+    of_another_file.__file__ = "/elsewhere/linalg.py"
+    assert import_line(of_another_file, "linalg") is None
 
 
 def test_a_module_that_no_import_finds_is_copied(tmp_path, monkeypatch):

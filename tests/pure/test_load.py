@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import memlab
-from memlab.costs import calibration, cost_store, run_alone, targets
+from memlab.costs import calibration, cost_store, run_alone, unknown_costs
 from memlab.costs.calibration import calibrate
 from memlab.costs.cost_store import Store
 from memlab.costs.doubt import doubted
@@ -168,10 +168,10 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     quiet = OperatorCost(output_bytes=(), peak_bytes=0, seconds=1.0)
     noisy = OperatorCost(output_bytes=(), peak_bytes=0, seconds=3.0, others_share=0.9)
     run = [SimpleNamespace(signature=signature) for signature in (GELU, RELU)]
-    share = targets._noisy_share(run, {GELU: quiet, RELU: noisy})
+    share = unknown_costs.noisy_share(run, {GELU: quiet, RELU: noisy})
     assert share == 0.75
-    assert targets._noise_note(share)[0].startswith("75% of the time comes from operators")
-    assert targets._noise_note(0.0) == []
+    assert unknown_costs.noise_notes(share)[0].startswith("75% of the time comes from operators")
+    assert unknown_costs.noise_notes(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
     found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None)
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)

@@ -28,6 +28,7 @@ from tests.figure_parts import (
     make_result,
     make_timeline,
     out_of_memory,
+    recommended,
     texts_of,
     transformer,
 )
@@ -422,6 +423,7 @@ def all_figures():
         plots.step_times(results, labels=labels),
         plots.memory_against_time(results, labels=labels, pinned=[0]),
         plots.heat_map(results),
+        plots.recommendations(recommended(results[0])),
         plots.peak_map(transformer(), limit_bytes=30 * MIB),
         plots.placeholder("No run yet.", size=(3, 2)),
     ]

@@ -16,7 +16,7 @@ from memlab.errors import MemlabError
 from memlab.figures import look
 from memlab.plan import Plan, Region
 from memlab.script import script
-from tests.figure_parts import make_result, texts_of
+from tests.figure_parts import make_result, recommended, texts_of
 
 CODE = "raise SystemExit('the text ran')"
 HOSTILE = [
@@ -217,6 +217,7 @@ def test_pictures_show_a_hostile_name_as_it_is(text):
         "times": plots.step_times(results, labels=[text, "b"]),
         "scatter": plots.memory_against_time(results, labels=["b", text]),
         "heat": plots.heat_map(results, rows="checkpoint_modules", columns="checkpoint_modules"),
+        "recommended": plots.recommendations(recommended(*results)),
         "waterfall": plots.waterfall(results),
         "nothing": plots.placeholder(text, size=(9, 2)),
     }

@@ -20,11 +20,11 @@ import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import StoreError
 from memlab.records.recorded import FOLDER, read_record
-from memlab.store import database
+from memlab.store import database, from_records
 from memlab.store.database import FILE, MIGRATIONS, reading, store_path, writing
 from memlab.store.from_records import store_records
 from memlab.store.keeping import kept, write
-from memlab.store.rows import RunArguments, insert
+from memlab.store.rows import RunArguments, insert, row_of
 from tests.store_parts import Forked, a_result, a_run
 
 
@@ -132,7 +132,7 @@ def test_the_schema_has_a_version_and_readers_need_not_wait_for_writers(path):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     with writing(path) as connection:
-        insert(connection, a_run())
+        insert(connection, row_of(a_run()))
         assert len(memlab.stored_results(path=path)) == 1
 
 
@@ -169,6 +169,15 @@ def test_a_process_that_is_killed_while_it_brings_a_store_up_to_date_changes_not
     assert (version_of(path), len(memlab.stored_results(path=path))) == (len(MIGRATIONS), 2)
 
 
+def test_a_store_that_another_tool_has_switched_back_gets_its_wal(path):
+    write(a_run(), path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    assert write(a_run(), path) is None
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_a_newer_store_is_left_alone_with_a_sentence(path):
     write(a_run(), path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -184,9 +193,11 @@ def test_a_database_of_another_program_is_left_alone(path):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (x)")
 
+    before = path.read_bytes()
     assert "another program" in write(a_run(), path)
     with pytest.raises(StoreError, match="another program"):
         memlab.results(path=path)
+    assert path.read_bytes() == before
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
@@ -293,9 +304,9 @@ def test_a_full_disk(workload, path, monkeypatch):
     assert write(a_run(), path) is None  # when there is space again
 
 
-def insert_many(connection, run):
+def insert_many(connection, row):
     for _ in range(200):
-        insert(connection, run)
+        insert(connection, row)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits a process as POSIX does")
@@ -392,3 +403,30 @@ def test_records_are_copied_once_and_stay_lines(path):
     assert len(frame) == len(record.runs)
     assert set(frame["device"]) == {"amd-epyc, recorded"}
     assert (FOLDER / "amd-epyc.jsonl").read_bytes() == before
+
+
+def test_others_write_while_records_are_packed(path, monkeypatch):
+    record = read_record(FOLDER / "amd-epyc.jsonl")
+    before = from_records.row_of
+
+    def write_another(run):
+        assert write(a_run(), path, wait_seconds=0.0) is None  # the store is not locked
+        return before(run)
+
+    monkeypatch.setattr(from_records, "row_of", write_another)
+    assert store_records([record], path=path) == len(record.runs)
+    assert len(memlab.results(path=path)) == 2 * len(record.runs)
+
+
+def test_records_that_another_process_copies_meanwhile_are_there_once(path, monkeypatch):
+    record = read_record(FOLDER / "amd-epyc.jsonl")
+    packed = from_records.row_of
+
+    def copied_by_another(run):
+        monkeypatch.setattr(from_records, "row_of", packed)
+        assert store_records([record], path=path) == len(record.runs)
+        return packed(run)
+
+    monkeypatch.setattr(from_records, "row_of", copied_by_another)
+    assert store_records([record], path=path) == 0
+    assert len(memlab.results(path=path)) == len(record.runs)

@@ -30,15 +30,25 @@ FLOORS = [
     ["recording/", "costs/"],
     ["measuring/", "planning/", "predicting/", "verifying/"],
     ["sending/", "worker/", "records/", "store/"],
-    ["api", "loaders", "explaining/", "snapshots/", "visits/", "recommending/", "exporting/"],
+    [
+        "api",
+        "loaders",
+        "explaining/",
+        "snapshots/",
+        "visits/",
+        "recommending/",
+        "exporting/",
+        "changes/",
+    ],
     ["figures/", "plots"],
     ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],
-    ["__main__"],
+    ["commands/", "__main__"],
 ]
 MOST_LINES = 400  # of a file that people read
 ORDER = {name: rank for rank, name in enumerate(itertools.chain(*FLOORS))}
 
 ONLY_IN = {
+    "click": {"commands/"},
     "ipywidgets": {"_panel/"},
     "monai": {"workloads/"},
     "sklearn": {"workloads/"},
@@ -48,8 +58,17 @@ ONLY_IN = {
 # imports of a file by a file of another room; about a hundred are of torch_private/, instead of
 # imports of PyTorch
 MOST_BETWEEN_ROOMS = 3.3  # for each file: a larger house needs more doors
-NOT_ON_IMPORT = ("IPython", "ipywidgets", "matplotlib", "monai", "pandas", "seaborn", "sklearn")
-NOT_ON_IMPORT += ("transformers",)
+NOT_ON_IMPORT = (
+    "IPython",
+    "click",
+    "ipywidgets",
+    "matplotlib",
+    "monai",
+    "pandas",
+    "seaborn",
+    "sklearn",
+)
+NOT_ON_IMPORT += ("click", "transformers")
 PUBLIC_MODULES = {"plots", "workloads"}
 
 

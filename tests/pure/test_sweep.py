@@ -3,13 +3,17 @@
 import contextlib
 import functools
 import os
+import platform
+import queue
 import random
+import re
 import signal
 import sqlite3
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -17,7 +21,7 @@ import memlab
 from memlab import MemlabError, StepConfig
 from memlab.errors import ConfigError, DeviceError, StoreError
 from memlab.store import claims
-from memlab.store.claims import claim, hold, is_held, owner
+from memlab.store.claims import claim, hold, is_held, owner, release
 from memlab.sweeping import filling, tasks
 from tests.store_parts import Forked, a_result
 from tests.sweep_parts import CRASH, WORKLOAD, Runs, once, sizes
@@ -178,24 +182,28 @@ def test_two_sweeps_at_once_share_the_settings(path, runs):
 
 def test_a_claim_holds_as_long_as_its_owner_lives(path):
     with owner(path) as one, owner(path) as other:
-        assert claim(path, "setting", one, 1.0) is True
-        assert claim(path, "setting", one, 1.0) is True
-        assert claim(path, "setting", other, 1.0) is False
+        assert claim(path, "setting", one, 1.0).owner == one
+        assert claim(path, "setting", one, 1.0).owner == one
+        assert claim(path, "setting", other, 1.0).owner == one
+        release(path, "setting", other)  # it is not its own
+        assert claim(path, "setting", other, 1.0).owner == one
+        release(path, "setting", one)
+        assert claim(path, "setting", other, 1.0).owner == other
     with owner(path) as third:
-        assert claim(path, "setting", third, 1.0) is True
+        assert claim(path, "setting", third, 1.0).owner == third
     assert list(path.parent.glob("*.lock")) == []
 
 
 def test_a_claim_of_a_killed_process_is_lost(path):
     def claim_and_be_killed():
         with owner(path) as mine:
-            assert claim(path, "setting", mine, 1.0) is True
+            assert claim(path, "setting", mine, 1.0).owner == mine
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert Forked(claim_and_be_killed).wait() == -signal.SIGKILL
     assert len(list(path.parent.glob("*.lock"))) == 1
     with owner(path) as mine:
-        assert claim(path, "setting", mine, 1.0) is True
+        assert claim(path, "setting", mine, 1.0).owner == mine
     assert list(path.parent.glob("*.lock")) == []
 
 
@@ -319,6 +327,17 @@ def test_a_card_that_is_not_here_is_predicted_and_an_unknown_one_is_refused(
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unsupported", "crashed"])
+def test_what_measure_has_stored_is_never_deleted(path, runs, monkeypatch, outcome):
+    monkeypatch.setenv("MEMLAB_STORE", str(path))
+    monkeypatch.setattr("memlab.api.measure_only", runs.measure)
+    runs.doing = lambda size: {"outcome": outcome, "message": "stored by measure"}
+    memlab.measure(WORKLOAD, StepConfig(batch_size=1), "cpu")
+    runs.doing = lambda size: None
+    assert memlab.sweep(WORKLOAD, sizes(1), "cpu").num_reused == 0
+    assert list(memlab.results(path=path)["outcome"]) == [outcome, "ok"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "unsupported", "crashed"])
 def test_what_may_have_had_a_cause_elsewhere_is_run_again_by_the_next_sweep(path, runs, outcome):
     runs.doing = lambda size: {"outcome": outcome, "message": "no such file, or package"}
     swept(path, sizes(1))
@@ -376,6 +395,85 @@ def test_a_sweep_that_is_paused_begins_nothing_until_it_goes_on(path, runs, thre
         pause.clear()
         assert len(job.result(600)) == 200
     assert runs.ended() == once(200)
+
+
+def test_pauses_are_no_tries(path, runs):
+    pause = threading.Event()
+    executor = Unhurried()
+    runs.doing = lambda size: CRASH if runs.begun()[size] < filling.MOST_TRIES else None
+
+    def pause_and_go_on(progress):  # what was handed over is taken back each time
+        if "handed to" in progress.text and executor.num_handed <= 5:
+            pause.set()
+            threading.Timer(0.1, pause.clear).start()
+
+    table = swept(path, sizes(1), executor=executor, pause=pause, on_progress=pause_and_go_on)
+    assert executor.num_handed > 5
+    assert runs.begun() == {1: filling.MOST_TRIES}
+    assert [str(result.outcome) for result in table] == ["ok"]
+
+
+class Unhurried(Executor):
+    """Begins nothing of the first five that it is handed, and runs the others at once."""
+
+    def __init__(self):
+        self.num_handed = 0
+
+    def submit(self, function, *arguments):
+        self.num_handed += 1
+        future = Future()
+        if self.num_handed > 5:
+            future.set_result(function(*arguments))
+        return future
+
+
+def test_a_paused_sweep_leaves_what_it_does_not_run_to_others(path, runs, monkeypatch):
+    monkeypatch.setattr(tasks, "turn", lambda *_: contextlib.nullcontext(""))
+    pause, may_end, said = threading.Event(), threading.Event(), queue.Queue()
+
+    def hold_the_first(size):
+        if size == 1:
+            until(lambda: num_claims(path) == 4)
+            pause.set()
+            assert may_end.wait(60)
+
+    runs.doing = hold_the_first
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(2) as aside:
+        first = aside.submit(swept, path, sizes(4), pause=pause, executor=executor)
+        try:
+            until(lambda: pause.is_set() and num_claims(path) == 1)
+            second = aside.submit(swept, path, sizes(4), on_progress=said.put)
+            until(lambda: stored(path) == [2, 3, 4])
+            *_, last = [said.get(timeout=60).text for _ in range(4)]
+            time.sleep(0.2)
+            assert said.empty()  # it is said once
+        finally:
+            may_end.set()
+            pause.clear()
+        assert [each.result(60).num_reused for each in (first, second)] == [3, 1]
+
+    machine = re.sub(r"[^\w.-]", "_", platform.node())
+    assert last.startswith(
+        "3 of 4 settings have ended; waiting for another sweep, which has claimed 1 of them: "
+        f"batch_size=1 is claimed by {machine}-process-{os.getpid()}-"
+    )
+    since = datetime.strptime(last.rpartition(" since ")[2], "%Y-%m-%d %H:%M:%S")
+    assert 0 <= (datetime.now() - since).total_seconds() < 600
+    assert runs.ended() == once(4)
+
+
+def until(is_so) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def num_claims(path) -> int:
+    if not path.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT count(*) FROM claim").fetchone()[0]
 
 
 def is_quiet(runs) -> bool:

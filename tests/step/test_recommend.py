@@ -96,6 +96,16 @@ def test_headroom_stays_free(plain):
     assert "50 % were to stay free" in ranked[0].reasons[-1]
 
 
+def test_progress_says_which_step_of_the_search_it_is():
+    told = []
+    recommend(linear(), "1GiB", 8, CARD, allow=["precision"], on_progress=told.append)
+    texts = [progress.text for progress in told]
+    assert any(text.startswith("step 1 of at most 40: ") for text in texts)
+    assert any("with precision=" in text for text in texts)
+    fractions = [progress.fraction for progress in told if progress.text.startswith("step")]
+    assert 0 <= min(fractions) <= max(fractions) < 1
+
+
 def test_what_is_chosen_stays():
     config = StepConfig(precision="fp16-mixed", optimizer="sgd", batch_size=16)
     ranked = recommend(blocks(), "2GiB", None, CARD, config=config)

@@ -70,10 +70,69 @@ def test_the_buttons_pause_and_stop(runs):
     assert runs.ended() == once(2)
 
 
+def test_waiting_for_a_paused_sweep_says_so_instead_of_blocking(runs):
+    is_ready = threading.Event()
+
+    def wait_until_ready(size):
+        assert is_ready.wait(60)
+
+    runs.doing = wait_until_ready
+    sweep = memlab.live_sweep(WORKLOAD, sizes(3), "cpu")
+    sweep.pause()
+    for timeout_seconds in (None, 60):
+        with pytest.raises(MemlabError, match=r"is paused, .* go_on\(\)"):
+            sweep.wait(timeout_seconds)
+    is_ready.set()
+    sweep.go_on()
+    assert len(sweep.wait(60)) == 3
+
+
+def test_a_sweep_that_is_paused_while_it_is_waited_for_says_so(runs):
+    sweep = None
+
+    def pause(size):
+        if size == 2:
+            sweep.pause()
+
+    is_ready = threading.Event()
+    runs.doing = lambda size: is_ready.wait(60) and pause(size)
+    sweep = memlab.live_sweep(WORKLOAD, sizes(3), "cpu")
+    is_ready.set()
+    with pytest.raises(MemlabError, match="is paused"):
+        sweep.wait()
+    sweep.stop()
+    assert [str(result.outcome) for result in sweep.wait(60)][:1] == ["ok"]
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_sweep(runs, monkeypatch):
+    draw, shown, is_ready = live._drawn, [], threading.Event()
+
+    def broken(results):
+        if 0 < len(results) < 3:
+            raise ValueError("a <bad> label")
+        return draw(results)
+
+    def look(size):
+        assert is_ready.wait(60)
+        if size == 2:
+            shown.append(sweep._picture.value)
+
+    monkeypatch.setattr(live, "_drawn", broken)
+    runs.doing = look
+    sweep = memlab.live_sweep(WORKLOAD, sizes(4), "cpu")
+    is_ready.set()
+    table = sweep.wait(60)
+    assert [str(result.outcome) for result in table] == ["ok"] * 4
+    assert "could not be drawn (ValueError: a &lt;bad&gt; label); the sweep goes on" in shown[0]
+    assert "<svg" in sweep._picture.value  # the next one was
+    assert runs.ended() == once(4)
+
+
 def test_what_a_sweep_raises_is_shown_and_raised(runs):
     sweep = memlab.live_sweep(WORKLOAD, {"batch_size": 3}, "cpu")
     with pytest.raises(MemlabError, match="is not a list"):
         sweep.wait(60)
     assert "is not a list" in sweep._text.value
+    assert repr(sweep).startswith("sweep that has failed")
     with pytest.raises(MemlabError, match="on_progress belongs to the buttons"):
         memlab.live_sweep(WORKLOAD, sizes(1), "cpu", on_progress=print)

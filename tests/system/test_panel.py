@@ -218,8 +218,8 @@ def test_run_while_a_run_goes_on_is_refused_and_pressing_run_twice_runs_once(pan
     monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
     for _ in range(2):
-        panel._run_clicked()
-    assert "a run is going on" in find(panel, "memlab-status").value
+        panel._run_pressed(typed=False)
+    assert "is going on; press Run again" in find(panel, "memlab-status").value
     with pytest.raises(MemlabError, match="going on"):
         panel.run()
     go.set()
@@ -268,7 +268,7 @@ def test_an_interrupted_cell_says_so_and_only_it_can_be_stopped(panel, monkeypat
 def test_stop_in_a_step_ends_the_run_and_a_new_worker_runs_the_next(panel):
     slow = memlab.panel(make_workload(seconds_per_loss=60), device="cpu")
     try:
-        slow._run_clicked()
+        slow._run_pressed(typed=False)
         until(lambda: "measuring memory" in find(slow, "memlab-status").value)
         former = isolation.measuring.worker
         slow._stop_clicked()
@@ -310,7 +310,7 @@ def test_a_fault_in_a_callback_becomes_a_sentence(panel, monkeypatch):
     monkeypatch.setattr(job, "measure", broken)
     monkeypatch.setattr(settling, "SETTLED_SECONDS", 0.0)
     monkeypatch.setattr(settling, "LONGEST_SECONDS", 0.0)
-    panel._run_clicked()
+    panel._run_pressed(typed=False)
     until(lambda: panel._page.job is None)
     assert "RuntimeError: the reason" in find(panel, "memlab-status").value
     with pytest.raises(RuntimeError, match="the reason"):

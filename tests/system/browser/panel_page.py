@@ -84,6 +84,16 @@ def costs(panel):
     return panel.locator(".memlab-costs").inner_text()
 
 
+def badge(panel):
+    """Return whether the step fits, as it is said."""
+    return panel.locator(".memlab-fit").inner_text()
+
+
+def settle(panel):
+    """Wait until the exact prediction of what is on screen is there."""
+    wait_for(lambda: costs(panel).startswith("predicted for"))
+
+
 def wait_for(condition, seconds=lab_ui.PATIENCE_SECONDS):
     """Wait for a state of the page; never for a time."""
     deadline = time.monotonic() + seconds

@@ -4,11 +4,16 @@ import pytest
 
 from tests.system.browser import lab_browser as lab_ui
 from tests.system.browser.conftest import SHOTS
-from tests.system.browser.panel_page import button, costs, first_row, num_rows, press_run, wait_for
-
-
-def badge(panel):
-    return panel.locator(".memlab-fit").inner_text()
+from tests.system.browser.panel_page import (
+    badge,
+    button,
+    costs,
+    first_row,
+    num_rows,
+    press_run,
+    settle,
+    wait_for,
+)
 
 
 def picture(panel):
@@ -18,10 +23,6 @@ def picture(panel):
 def is_inside(locator):
     """Whether nothing of an element is wider than its place."""
     return locator.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
-
-
-def settle(panel):
-    wait_for(lambda: costs(panel).startswith("predicted for"))
 
 
 def shown_peak(panel):

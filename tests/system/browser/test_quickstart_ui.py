@@ -61,6 +61,21 @@ def test_enter_in_a_number_box_runs(page, panel):
     assert shown_json(panel)["config"]["batch_size"] == 24
 
 
+def test_run_waits_for_a_change_that_the_busy_main_thread_holds(page, panel):
+    """The page sends the first change of a control there, and later presses to another thread."""
+    assert press_run(panel)["config"]["batch_size"] == 8
+    busy = "(__import__('time').sleep(1), 1)"
+    page.evaluate(
+        """code => {
+          const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+          kernel.requestExecute({code, store_history: false});
+        }""",
+        busy,
+    )
+    panel.get_by_label("Batch size", exact=True).fill("16")
+    assert press_run(panel)["config"]["batch_size"] == 16
+
+
 PRECISIONS = (
     *("fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "fp16"),
     *("bf16-master", "bf16-stochastic", "fp8-mixed"),

@@ -1,0 +1,131 @@
+"""`memlab sweep`, `recommend` and `compare`: several settings."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memlab.changes.compare import compare
+from memlab.changes.judging import MEMORY_TOLERANCE, TIME_TOLERANCE
+from memlab.commands.answers import ExitCode, end, show, tell
+from memlab.commands.models import workload_of
+from memlab.commands.options import (
+    device_option,
+    json_option,
+    limit_option,
+    model_options,
+    repeat_options,
+    run_options,
+)
+from memlab.commands.settings import config_of, listed_setting_options, lists_of, setting_options
+from memlab.config import StepConfig
+from memlab.errors import ConfigError
+from memlab.recommending.recommend import recommend
+from memlab.result import Outcome, StepResult
+from memlab.sweeping.sweep import sweep
+
+ANSWERED = (Outcome.OK, Outcome.OUT_OF_MEMORY)
+EVERYWHERE = "as for predict; measured where it is in this machine, else predicted"
+
+
+@click.command("sweep")
+@model_options
+@device_option(EVERYWHERE)
+@limit_option
+@repeat_options
+@run_options
+@click.option("--store", metavar="FILE", help="of the results; by default that of memlab.results")
+@listed_setting_options
+def sweep_command(
+    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    memory_limit: str | None, seed: int, timeout_seconds: float, repeats: int, warmup: int,
+    store: str | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Run all combinations of settings, such as --batch-size 4,8,16 --compile --no-compile.
+
+    Each result is written to the store; the same command goes on where one was interrupted.
+    """
+    lists = lists_of(settings) or {"batch_size": [StepConfig().batch_size]}
+    table = sweep(
+        workload_of(model, tokens, image_size), lists, device,
+        repeats=repeats, warmup=warmup, seed=seed, memory_limit=memory_limit,
+        timeout_seconds=timeout_seconds, path=store, on_result=_tell_result,
+    )  # fmt: skip
+    if not as_json:
+        for result in table:
+            click.echo(result)
+        for setting in table.settings:
+            if setting.config is None:
+                click.echo(f"refused: {setting.refusal}")
+    show(table, as_json=as_json)
+    is_answered = all(result.outcome in ANSWERED for result in table)
+    end(ExitCode.YES if is_answered else ExitCode.NO_ANSWER)
+
+
+def _tell_result(result: StepResult) -> None:
+    tell(f"{result.config}: {result.outcome}")
+
+
+@click.command("recommend")
+@model_options
+@device_option(EVERYWHERE)
+@limit_option
+@click.option(
+    "--allow", multiple=True, metavar="FIELD",
+    help="a setting that may be changed; by default all that leave the training as it is",
+)  # fmt: skip
+@click.option("--exact", is_flag=True, help="try only what changes no bit of the gradient")
+@click.option("--headroom", type=float, default=0.0, show_default=True, metavar="SHARE",
+              help="of the limit that stays free")  # fmt: skip
+@click.option("--top", type=int, default=5, show_default=True, help="most settings to print")
+@click.option("--confirm", type=int, default=3, show_default=True,
+              help="most of them that are measured, if the device is here")  # fmt: skip
+@run_options
+@setting_options
+def recommend_command(
+    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    memory_limit: str | None, seed: int, timeout_seconds: float, allow: tuple[str, ...],
+    exact: bool, headroom: float, top: int, confirm: int, **settings: Any,
+) -> None:  # fmt: skip
+    """Find the fastest settings that fit; settings that are given stay as they are."""
+    config = config_of(settings)
+    found = recommend(
+        workload_of(model, tokens, image_size), memory_limit, None, device,
+        config=config, allow=[name.replace("-", "_") for name in allow] or None, exact=exact,
+        headroom=headroom, top=top, confirm=confirm, seed=seed, timeout_seconds=timeout_seconds,
+    )  # fmt: skip
+    show(found, as_json=as_json)
+    end(ExitCode.YES if found else ExitCode.NO)
+
+
+@click.command("compare")
+@click.argument("old")
+@click.argument("new")
+@click.option("--memory-tolerance", type=float, default=MEMORY_TOLERANCE, show_default=True,
+              metavar="SHARE", help="change of a peak that counts as none")  # fmt: skip
+@click.option("--time-tolerance", type=float, default=TIME_TOLERANCE, show_default=True,
+              metavar="SHARE", help="the same of a time; noise is added")  # fmt: skip
+@click.option("--picture", type=Path, metavar="FILE.png", help="draw the changes, PNG or SVG")
+@json_option
+def compare_command(
+    old: str, new: str, memory_tolerance: float, time_tolerance: float, picture: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say what changed in bytes and time between two files of results.
+
+    OLD and NEW are what --json printed, tables of memlab.results() as JSON or CSV, or stores. The
+    exit code is 1 if memory or time of a setting rose, 3 if no setting is in both.
+    """
+    found = compare(old, new, memory_tolerance=memory_tolerance, time_tolerance=time_tolerance)
+    if picture is not None:
+        from memlab.figures.cost_changes import cost_changes  # late: matplotlib takes a second
+
+        try:
+            cost_changes(found).savefig(picture, transparent=False)
+        except (OSError, ValueError) as error:  # ValueError: a format that is not known
+            raise ConfigError(f"--picture {picture} cannot be written ({error})") from None
+    show(found, as_json=as_json)
+    end(ExitCode.YES if found.ok else ExitCode.NO if found.changes else ExitCode.NO_ANSWER)
+
+
+COMMANDS = (sweep_command, recommend_command, compare_command)
