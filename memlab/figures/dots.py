@@ -111,7 +111,8 @@ def draw_dots(
             continue
         text = shorten(dot.name, 0.45 * width)
         wide = text_width(text)
-        spots = [(8.0, 0.0), (-8.0 - wide, 0.0), (-wide / 2, 11.5), (-wide / 2, -11.5)]
+        spots = [(x, 0.0) for x in (8.0, -8.0 - wide)]
+        spots += [(x, y) for x in (-wide / 2, 8.0, -8.0 - wide) for y in (11.5, -11.5)]
         px, py = (dot.seconds - low) * per_x, dot.nbytes * per_y
         dx, dy = min(
             spots, key=lambda spot: _crowding(px + spot[0], py + spot[1], wide, taken, width)
