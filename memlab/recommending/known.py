@@ -24,7 +24,7 @@ from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
 from memlab.workload import Workload
 
-MOST_KEPT = 2  # workloads with a device; the predictions of one take some 100 MiB
+MOST_KEPT = 2  # workloads with a device
 
 
 @dataclass(slots=True)
