@@ -59,6 +59,7 @@ class Fitting:
         self._found: list[StepResult] = []  # by row
         self._moved: dict[str, Any] = {}  # what a search has set, by field
         self._former: _Former | None = None
+        self._set: dict[str, Any] = {}  # where the sliders were moved last
 
     def start(self) -> None:
         """Search in a thread for what is on screen; what cannot be searched is said."""
@@ -180,6 +181,8 @@ class Fitting:
     def _move(self, job: FitJob, found: StepResult) -> None:
         """Set the controls, and remember how they were."""
         settings, target = self._view.controls.settings(), state.from_config(found.config)
+        if settings != self._set:  # by a person, since the sliders were moved last
+            self._former = None
         if self._former is None and target != settings:
             place = _place(job.question)
             self._former = _Former(settings=settings, moved=self._moved, place=place)
@@ -188,6 +191,7 @@ class Fitting:
             field: value for field, value in target.items() if value != getattr(base, field)
         }
         self._view.controls.set(target)
+        self._set = self._view.controls.settings()
         is_close = found.fit is Judgement.TOO_CLOSE
         kind = verdicts.WARN if is_close else verdicts.GOOD
         self._page.say(f"moved to {_settings(found)}: {_price(found, found)}, predicted", kind)

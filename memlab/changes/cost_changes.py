@@ -40,9 +40,14 @@ class CostChanges:
         return tuple(one for one in self.changes if one.verdict is CostVerdict.WORSE)
 
     @property
+    def compared(self) -> tuple[CostChange, ...]:
+        """The settings that at least one side has run."""
+        return tuple(one for one in self.changes if one.ran)
+
+    @property
     def ok(self) -> bool:
         """Whether something was compared and nothing of it is worse."""
-        return bool(self.changes) and not self.worse
+        return bool(self.compared) and not self.worse
 
     def frame(self) -> "pd.DataFrame":
         """Return one row a setting, those of one side only at the end, in bytes and seconds."""

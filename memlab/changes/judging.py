@@ -5,8 +5,7 @@ blocks that a new version of a library adds.
 
 Time. Noise only adds to a measured time. So a step is slower only if its median and its fastest
 repeat have both risen by more than the tolerance and the spread of the noisier side, which is how
-far its median lies above its fastest repeat. Of 396 pairs of equal runs of three small models, on
-two cores that four other programs used, one was called slower at 20 %; by medians alone it was 49.
+far its median lies above its fastest repeat: medians alone rise whenever other programs run.
 A predicted time has no repeats. That of a card is the same each time; that of a CPU comes from
 timed operators, so its stated uncertainty is added to the tolerance. Times of another processor,
 card or number of threads are not judged.
@@ -62,6 +61,11 @@ class CostChange:
     not_judged: tuple[str, ...] = ()
 
     @property
+    def ran(self) -> bool:
+        """Whether at least one side has an answer; without one nothing was compared."""
+        return Outcome.OK in (self.old.outcome, self.new.outcome)
+
+    @property
     def counted_peak(self) -> str:
         """Which peak counts, a name of `COSTS`: the reserved one if both sides know it."""
         is_reserved = None not in (self.old.peak_reserved_bytes, self.new.peak_reserved_bytes)
@@ -93,12 +97,16 @@ def judged(
     """Return how one setting has changed."""
     worse, better = _outcomes(old, new)
     rose, fell, unknown = {}, {}, []
+    if Outcome.OK not in (old.outcome, new.outcome):
+        unknown.append(f"it ran on neither side: {old.outcome} in old, {new.outcome} in new")
     for name, (field, _) in COSTS.items():
         before, after = getattr(old, field), getattr(new, field)
         change = relative(before, after)
         if change is None:
             if (before is None) != (after is None):
                 unknown.append(f"{name} is not known in {'old' if before is None else 'new'}")
+            elif before is not None:
+                rose[name] = f"{name} rose from 0"
             continue
 
         least = most = change

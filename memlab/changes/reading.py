@@ -111,7 +111,12 @@ def _of_object(data: Any) -> SettingCost:
             f"holds {shown(data)}, which is no result; write it with `--json` of `memlab predict`, "
             "`measure` or `sweep`"
         )
-    return SettingCost.of(StepResult.from_dict(data)) if "config" in data else _of_row(data)
+    if "config" not in data:
+        return _of_row(data)
+    try:
+        return SettingCost.of(StepResult.from_dict(data))
+    except MemlabError as error:
+        raise ConfigError(f"holds a result that `--json` did not write: {error}") from None
 
 
 def _of_csv(text: str) -> list[SettingCost]:
@@ -168,7 +173,12 @@ def _setting(kind: Any, value: Any) -> Any:
 
 def _number(kind: type, value: Any) -> Any:
     value = _known(value)
-    return None if value is None else kind(float(value))
+    if value is None:
+        return None
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value} is not a number from 0")
+    return kind(number)
 
 
 def _known(value: Any) -> Any:

@@ -1,9 +1,11 @@
 """What `package.module:name` means, imported as Python would from the current folder."""
 
 import importlib
+import os
 import re
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,24 @@ from memlab.errors import MemlabError
 
 NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 IMPORT_PATH = re.compile(f"{NAME}:{NAME}")
+
+
+@contextmanager
+def to_stderr() -> Iterator[None]:
+    """Send what a person's code prints to stderr, also by a library in C or a child process.
+
+    Stdout holds the answer alone.
+    """
+    with redirect_stdout(sys.stderr):
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def imported(path: str) -> Any:
@@ -26,7 +46,7 @@ def imported(path: str) -> Any:
         sys.path.insert(0, folder)
     module, _, name = path.partition(":")
     try:
-        with redirect_stdout(sys.stderr):  # stdout holds the answer alone
+        with to_stderr():
             found: Any = importlib.import_module(module)
     except KeyboardInterrupt:
         raise

@@ -26,6 +26,7 @@ from memlab.sweeping.sweep import sweep
 
 ANSWERED = (Outcome.OK, Outcome.OUT_OF_MEMORY)
 EVERYWHERE = "as for predict; measured where it is in this machine, else predicted"
+PICTURES = (".png", ".svg")
 
 
 @click.command("sweep")
@@ -116,16 +117,18 @@ def compare_command(
     OLD and NEW are what --json printed, tables of memlab.results() as JSON or CSV, or stores. The
     exit code is 1 if memory or time of a setting rose, 3 if no setting is in both.
     """
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise ConfigError(f"--picture {picture} ends in none of {', '.join(PICTURES)}")
     found = compare(old, new, memory_tolerance=memory_tolerance, time_tolerance=time_tolerance)
+    show(found, as_json=as_json)
     if picture is not None:
         from memlab.figures.cost_changes import cost_changes  # late: matplotlib takes a second
 
         try:
             cost_changes(found).savefig(picture, transparent=False)
-        except (OSError, ValueError) as error:  # ValueError: a format that is not known
+        except OSError as error:
             raise ConfigError(f"--picture {picture} cannot be written ({error})") from None
-    show(found, as_json=as_json)
-    end(ExitCode.YES if found.ok else ExitCode.NO if found.changes else ExitCode.NO_ANSWER)
+    end(ExitCode.YES if found.ok else ExitCode.NO if found.compared else ExitCode.NO_ANSWER)
 
 
 COMMANDS = (sweep_command, recommend_command, compare_command)

@@ -7,15 +7,13 @@
 """
 
 import os
-import sys
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
 
 from memlab import workloads
 from memlab.arguments.quoting import shown
-from memlab.commands.imports import IMPORT_PATH, cause, imported
+from memlab.commands.imports import IMPORT_PATH, cause, imported, to_stderr
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import Workload
 from memlab.workloads import made_up
@@ -106,8 +104,10 @@ def _imported(path: str, tokens: int | None, image_size: int | None) -> Workload
 
 def _called(path: str, function: Any) -> Any:
     try:
-        with redirect_stdout(sys.stderr):  # stdout holds the answer alone
+        with to_stderr():
             return function()
-    except Exception as error:  # a person's function may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a person's function may raise anything, SystemExit too
         said = cause(error)
         raise WorkloadError(f"{path} cannot be called without arguments: {said}") from error

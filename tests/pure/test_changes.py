@@ -16,6 +16,8 @@ from tests.store_parts import a_result, a_run
 
 HERE = {"memlab": "0.1.0", "torch": "2.13.0", "device_name": "a processor", "threads": "2"}
 
+COLUMNS = "workload_name,device,source,outcome,batch_size,step_seconds,peak_allocated_bytes"
+
 
 def a_step(times=(0.5, 0.5, 0.5), **fields):
     """Return a measured step with these repeats."""
@@ -123,6 +125,19 @@ def test_a_step_that_runs_or_fits_no_more_is_worse():
 
 
 # matching
+
+
+def test_a_rise_from_zero_is_a_rise():
+    (change,) = memlab.compare(a_peak(0), a_peak(MIB)).changes
+    assert change.verdict is CostVerdict.WORSE
+    assert "peak allocated rose from 0" in change.reasons
+
+
+def test_a_step_that_runs_on_neither_side_is_not_compared():
+    failed = a_step((), outcome=memlab.Outcome.FAILED, message="no", peak_allocated_bytes=None)
+    found = memlab.compare(failed, failed)
+    assert (found.ok, found.compared, found.worse) == (False, (), ())
+    assert "it ran on neither side: failed in old, failed in new" in str(found)
 
 
 def test_settings_of_one_side_are_listed_and_not_judged():
@@ -251,8 +266,10 @@ def test_one_result_as_json_is_read(tmp_path):
         ("[1]", "holds 1, which is no result"),
         ('{"model_type": "gpt2"}', "which is no result"),
         ('{"results": 3}', "has no list of results"),
-        ('{"outcome": "ok", "config": {}}', "was not written by StepResult.to_dict"),
+        ('{"outcome": "ok", "config": {}}', "holds a result that `--json` did not write"),
         ('{"outcome": "ok", "batch_size": 4}', "holds a row that is no result"),
+        (f"{COLUMNS}\na,cpu,measured,ok,1,inf,5\n", "inf is not a number from 0"),
+        (f"{COLUMNS}\na,cpu,measured,ok,1,0.5,-5\n", "-5 is not a number from 0"),
         ("a,b\n1,2\n", "holds a row that is no result (it has no 'workload_name')"),
         ("workload_name,device,source,batch_size\nm,cpu,measured,x\n", "a row that is no result"),
         (b"\xff\xfe\x00", "is no text and no store"),

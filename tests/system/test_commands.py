@@ -55,6 +55,19 @@ def test_the_console_script_is_the_same_as_the_module():
     assert entry.load() is main
 
 
+@pytest.mark.parametrize("does", ["os.system('echo child')", "os.write(1, b'library')"])
+def test_only_the_answer_is_on_stdout_whoever_prints(does, tmp_path):
+    (tmp_path / "talks.py").write_text(f"import os, sys\n{does}\ndef leave(): sys.exit(0)\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "memlab", "predict", "talks:leave", "--json"],
+        capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "child" in done.stderr or "library" in done.stderr
+    assert "talks:leave cannot be called without arguments: SystemExit: 0" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_prediction_of_ones_own_file_from_its_folder(folder):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

@@ -265,6 +265,21 @@ def test_an_error_is_said_and_the_panel_goes_on(panel, search, error):
     assert panel.config.accumulation_steps == 2
 
 
+def test_undo_keeps_what_a_person_changed_before_the_last_search(panel, search):
+    press(panel)
+    until(lambda: "moved to" in said(panel))
+    panel.set(batch_size=4)
+    press(panel)
+    until(lambda: len(search.asked) == 2 and panel._page.job is None)
+    assert (panel.config.batch_size, panel.config.accumulation_steps) == (4, 2)
+    assert not can_undo(panel)  # what was there before is what was found
+    panel.set(precision="fp16-mixed")
+    press(panel)
+    assert panel.config.precision == "bf16-mixed"
+    fit(panel).undo.click()
+    assert (panel.config.batch_size, panel.config.precision) == (4, "fp16-mixed")
+
+
 def test_undo_is_for_the_model_and_the_device_that_were_searched(panel):
     press(panel)
     panel.set(device="t4")
