@@ -87,7 +87,7 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     button(panel, "as built").wait_for(state="hidden")  # offered until the model was looked at
     panel.get_by_label("Workload").focus()
     seen = []
-    for _ in range(23):
+    for _ in range(24):
         seen.append(
             page.evaluate(
                 "() => { const e = document.activeElement; return e.getAttribute('role')"
@@ -96,7 +96,7 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
         )
         page.keyboard.press("Tab")
     assert seen == [
-        *("Workload", "On", "Limit", "code", "?"),
+        *("Workload", "On", "Limit", "Fit for me", "code", "?"),
         *("slider", "Memory budget", "slider", "Batch size", "slider", "Accumulation"),
         *PRECISIONS,
         *("More options (AdamW)", "Run", "check gradients"),
