@@ -29,6 +29,16 @@ def own_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(autouse=True)
+def environment_kept() -> Iterator[None]:
+    """A variable that a test sets ends with it: dask sets `OMP_NUM_THREADS`, and leaves it."""
+    kept = dict(os.environ)
+    yield
+    for name in os.environ.keys() - kept.keys():
+        del os.environ[name]
+    os.environ.update(kept)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def older_objects_frozen() -> None:
     """Collections of garbage pass over libraries and earlier tests, as they do in a worker."""

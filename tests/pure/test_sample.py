@@ -1,6 +1,9 @@
-"""The sample of tests that `make test` runs: what is drawn, and that a seed draws it again."""
+"""What all tests share: the sample that `make test` draws, and variables of the environment."""
 
+import os
 from types import SimpleNamespace
+
+import pytest
 
 import conftest
 from tests import ROOT
@@ -54,3 +57,9 @@ def test_a_long_test_is_left_out_of_every_sample():
     names, _ = modified(0.999999)
     assert "system ('slow',)" in names
     assert "system ('long',)" not in names
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_what_a_test_sets_in_the_environment_ends_with_it(turn):
+    assert "LEFT_BY_A_TEST" not in os.environ, "the first of these two tests left it"
+    os.environ["LEFT_BY_A_TEST"] = turn
