@@ -33,8 +33,8 @@ from benchmarks.report import fresh_python
 from memlab import StepConfig, StepResult, Workload
 from memlab.measuring import measure
 from memlab.meters import meter
+from memlab.sending.arguments import pickled
 from memlab.step import Step
-from memlab.worker import isolation
 
 GOALS = {"import": 0.050, "run to result": 0.3, "first paint": 2.0}
 WORKLOADS = ("gpt-small", "lstm-text")
@@ -183,7 +183,7 @@ def in_this_process(workload: Workload, num_runs: int) -> dict[str, float]:
         parts = {name: sum(spans) for name, spans in seconds.items() if name != "step"}
         first, second, *timed = seconds["step"]
         start = time.perf_counter()
-        isolation._pickled({"workload": workload, "config": CONFIG})
+        pickled({"workload": workload, "config": CONFIG})
         pickle.loads(pickle.dumps(result))
         parts["pickling, both ways"] = time.perf_counter() - start
         parts["all other"] = wall - sum(sum(spans) for spans in seconds.values())

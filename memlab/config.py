@@ -4,13 +4,14 @@ It is a flat frozen dataclass; use `dataclasses.replace` to vary it. Only the fi
 checked here. `build_step` checks whether the device and this version of torch support them.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from memlab.arguments.checks import Rule, count, of_type, text
+from memlab.arguments.checks import Rule, count, rule_for, text
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError
 
@@ -128,6 +129,7 @@ class Checkpointing(StrEnum):
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 Policy = str | Callable[..., Any]
 MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
+COUNT = count(1, MOST_SAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,13 +210,8 @@ class StepConfig:
     expandable_segments: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if parse := _PARSERS.get(field.name) or (_count if field.type is int else None):
-                value = parse(field.name, value)
-            else:
-                value = of_type(field.name, value, field.type)
-            object.__setattr__(self, field.name, value)
+        for name, rule in _rules():
+            object.__setattr__(self, name, rule(name, getattr(self, name)))
 
         if self.accumulation_steps > self.batch_size:
             raise ConfigError(
@@ -277,7 +274,7 @@ class StepConfig:
     @property
     def micro_batch_size(self) -> int:
         """Samples in the largest micro-batch."""
-        return self.micro_batch_sizes[0]
+        return -(-self.batch_size // self.accumulation_steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.
@@ -296,6 +293,15 @@ class StepConfig:
         return ", ".join([f"batch_size={self.batch_size}", *changed])
 
 
+@functools.cache
+def _rules() -> tuple[tuple[str, Rule], ...]:
+    """Return the name of each field and the rule for its value."""
+    types: dict[str, Any] = {field.name: field.type for field in fields(StepConfig)}
+    by_type = {name: COUNT if kind is int else rule_for(kind) for name, kind in types.items()}
+    return tuple((by_type | _PARSERS).items())
+
+
+@functools.cache
 def _default(name: str) -> Any:
     return next(field.default for field in fields(StepConfig) if field.name == name)
 
@@ -305,10 +311,6 @@ def _plain(value: Any) -> Any:
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{getattr(value, '__module__', '')}.{name}"
     return str(value) if isinstance(value, StrEnum) else value
-
-
-def _count(name: str, value: Any) -> int:
-    return count(1, MOST_SAMPLES)(name, value)
 
 
 def _budget(name: str, value: Any) -> float:

@@ -87,8 +87,7 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _by_annotation(parameter: inspect.Parameter) -> Rule:
-    annotation = parameter.annotation
-    return lambda name, value: of_type(name, value, annotation)
+    return rule_for(parameter.annotation)
 
 
 def of_type(name: str, value: Any, annotation: Any) -> Any:
@@ -100,25 +99,31 @@ def of_type(name: str, value: Any, annotation: Any) -> Any:
     Raises:
         MemlabError: the value does not fit; the message names the argument and what is allowed.
     """
+    return rule_for(annotation)(name, value)
+
+
+@functools.cache
+def rule_for(annotation: Any) -> Rule:
+    """Return `of_type` for one annotation, which is looked into once."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (Any, inspect.Parameter.empty, object):
-        return value
+        return anything
     if origin in (Union, types.UnionType):
-        return _one_of_types(name, value, inside)
+        return functools.partial(_one_of_types, kinds=inside)
     if annotation in _PLAIN:
-        return _PLAIN[annotation](name, value)
+        return _PLAIN[annotation]
     if origin is CALLABLE or annotation is Callable:
-        return function(name, value)
+        return function
     if origin in SEVERAL:
-        return _several(name, value, inside[0])
+        return functools.partial(_several, kind=inside[0])
     if origin is tuple:
-        return _fixed(name, value, inside)
+        return functools.partial(_fixed, kinds=inside)
     if annotation is Mapping or origin in (Mapping, dict):
-        return _instance(name, value, Mapping)
+        return functools.partial(_instance, kind=Mapping)
     if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
-        return choice(*annotation)(name, value)
+        return choice(*annotation)
 
-    return _instance(name, value, origin or annotation)
+    return functools.partial(_instance, kind=origin or annotation)
 
 
 def check_fields(record: Any) -> None:
@@ -127,35 +132,52 @@ def check_fields(record: Any) -> None:
     Unlike an argument, a number may have any size and sign, NaN included. The text of a choice is
     replaced by the member of its `StrEnum`.
     """
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if inspect.isclass(field.type) and issubclass(field.type, StrEnum):
-            object.__setattr__(record, field.name, choice(*field.type)(field.name, value))
-        else:
-            _check_field(field.name, value, field.type)
+    kind: Any = type(record)
+    for name, rule in _rules_of_fields(kind):
+        value = getattr(record, name)
+        found = rule(name, value)
+        if found is not value:
+            object.__setattr__(record, name, found)
 
 
-def _check_field(name: str, value: Any, annotation: Any) -> None:
-    kinds = _alternatives(annotation)
-    for kind in kinds:
-        number_kind = {int: Integral, float: Real}.get(kind)
-        plain = typing.get_origin(kind) or kind
-        if number_kind is not None:
-            if is_a(value, number_kind) and not is_a(value, bool):
-                return
-        elif is_a(value, plain):
-            for each in value if plain is tuple else ():
-                _check_field(f"{name} holds", each, typing.get_args(kind)[0])
-            return
+@functools.cache
+def _rules_of_fields(kind: type) -> tuple[tuple[str, Rule], ...]:
+    """Return the name of each field and its rule."""
+    types_of: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
+    return tuple((name, _rule_of_field(annotation)) for name, annotation in types_of.items())
 
+
+@functools.cache
+def _rule_of_field(annotation: Any) -> Rule:
+    """Return the rule for a field: of one of these types; only the text of a choice is replaced."""
+    if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
+        return rule_for(annotation)
+    is_union = typing.get_origin(annotation) in (Union, types.UnionType)
+    kinds = typing.get_args(annotation) if is_union else (annotation,)
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise ConfigError(f"{name}={shown(value)}; allowed is {names.replace('NoneType', 'None')}")
+    allowed = names.replace("NoneType", "None")
+    known = [_known_kind(kind) for kind in kinds]
+
+    def rule(name: str, value: Any) -> Any:
+        for number_kind, plain, inside in known:
+            if number_kind is not None:
+                if is_a(value, number_kind) and not is_a(value, bool):
+                    return value
+            elif is_a(value, plain):
+                if inside is not None:
+                    for each in value:
+                        inside(f"{name} holds", each)
+                return value
+        raise ConfigError(f"{name}={shown(value)}; allowed is {allowed}")
+
+    return rule
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
+def _known_kind(kind: Any) -> tuple[type | None, Any, Rule | None]:
+    """Return the abstract type of a number, else the class, and the rule for what a tuple holds."""
+    plain = typing.get_origin(kind) or kind
+    inside = _rule_of_field(typing.get_args(kind)[0]) if plain is tuple else None
+    return {int: Integral, float: Real}.get(kind), plain, inside
 
 
 def flag(name: str, value: Any) -> bool:

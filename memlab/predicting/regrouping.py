@@ -52,10 +52,15 @@ def can_regroup(forecast: Forecast, config: StepConfig) -> bool:
     return not every.is_refused(config, "cpu" if forecast.settings is None else "cuda")
 
 
-def regrouped(base: Prediction, config: StepConfig) -> StepResult:
+def regrouped(base: Prediction, config: StepConfig, *, most_drawn: int | None = None) -> StepResult:
     """Return what another number of micro-batches would cost, which `can_regroup` must allow.
 
     The result has no limit.
+
+    Args:
+        base: the prediction of another config.
+        config: what is wanted.
+        most_drawn: as for `with_micro_batches`.
     """
     forecast = base.forecast
     assert forecast is not None
@@ -67,7 +72,7 @@ def regrouped(base: Prediction, config: StepConfig) -> StepResult:
     )
     told = interpolated(base, same)
     assert told.timeline is not None
-    timeline = with_micro_batches(told.timeline, count)
+    timeline = with_micro_batches(told.timeline, count, most_drawn=most_drawn)
     peak = int(timeline.total_bytes.max())
     more = peak - (told.peak_allocated_bytes or 0)
     reserved = told.peak_reserved_bytes
@@ -95,26 +100,36 @@ def _wider(uncertainty: Mapping[str, float], *, has_additions: bool) -> dict[str
     return found
 
 
-def with_micro_batches(timeline: Timeline, count: int) -> Timeline:
-    """Return a timeline with another number of micro-batches of the same size."""
+def with_micro_batches(
+    timeline: Timeline, count: int, *, most_drawn: int | None = None
+) -> Timeline:
+    """Return a timeline with another number of micro-batches of the same size.
+
+    Args:
+        timeline: of a recorded step.
+        count: of micro-batches.
+        most_drawn: leave out all but so many of them, 3 or more; None draws them all. Those between
+            the first and the last are alike, so the peak is the same.
+    """
     recorded = int(timeline.micro_batch.max()) + 1
     is_update = timeline.phase == PHASES.index(Phase.OPTIMIZER)
     rows = [np.flatnonzero((timeline.micro_batch == i) & ~is_update) for i in range(recorded)]
     update = np.flatnonzero(is_update)
 
+    drawn = count if most_drawn is None else min(count, most_drawn)
     # the first and the last are those of the recording, where it has both
     middle = rows[1] if recorded > 1 else rows[0]
-    order = [rows[0], *[middle] * (count - 2), *([rows[-1]] if count > 1 else []), update]
+    order = [rows[0], *[middle] * (drawn - 2), *([rows[-1]] if drawn > 1 else []), update]
     held = timeline.bytes_by_category
     pieces = [held[piece] for piece in order]
     if recorded == 1:
         later = _accumulating(pieces[0], timeline.operator[rows[0]])
-        pieces[1:-1] = [later] * (count - 1)
+        pieces[1:-1] = [later] * (drawn - 1)
 
     batch = int(held[0, INPUTS])  # of all micro-batches together
     together = np.concatenate(pieces)
     together[:, INPUTS] += batch * count // recorded - batch
-    numbers = [*range(count), count - 1]
+    numbers = [*range(drawn), drawn - 1]
     return Timeline(
         bytes_by_category=together,
         phase=timeline.phase[np.concatenate(order)],

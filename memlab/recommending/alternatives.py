@@ -18,6 +18,8 @@ from memlab.predicting.replanning import can_replan, plan_at, replanned
 from memlab.recommending.space import Settings, Space
 from memlab.result import StepResult
 
+MOST_DRAWN = 3  # micro-batches of an estimate, whose timeline nobody sees; the others are alike
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Alternative:
@@ -90,7 +92,9 @@ def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
         return predicted.result
     if forecast.covers(config.micro_batch_sizes):
         return interpolated(predicted, config)
-    return regrouped(predicted, config) if can_regroup(forecast, config) else None
+    if not can_regroup(forecast, config):
+        return None
+    return regrouped(predicted, config, most_drawn=MOST_DRAWN)
 
 
 def _planned(

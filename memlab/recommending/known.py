@@ -2,7 +2,7 @@
 
 A prediction does not depend on the limit: its forecast judges any. It is used again only for the
 same workload, device, seed and circumstances (`sending/same_step.py`) and while no file of a
-person's own that this session has imported was changed.
+person's own was edited that this session or the worker that inspects workloads has imported.
 """
 
 import threading
@@ -22,6 +22,7 @@ from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
+from memlab.worker.isolation import measuring
 from memlab.workload import Workload
 
 MOST_KEPT = 2  # workloads with a device
@@ -78,8 +79,11 @@ _known: OrderedDict[str, Known] = OrderedDict()
 
 
 def known_of(workload: Workload, target: Target, seed: int) -> Known:
-    """Return what is known of a workload on a device; nothing yet if its code cannot be told."""
-    deciding = [workload, target.name, seed, torch.get_num_threads()]
+    """Return what is known of a workload on a device; nothing yet if its code cannot be told.
+
+    The workload must be inspected before: its worker then knows whether a file was edited.
+    """
+    deciding = [workload, target.name, seed, torch.get_num_threads(), measuring.num_edits]
     key, stamps = circumstances_here(deciding)
     if key is None:
         return Known()

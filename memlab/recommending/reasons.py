@@ -24,7 +24,7 @@ def reasons_of(
     }
     return (
         *_of_settings(alternative.settings, known),
-        _of_limit(alternative.result, limit_bytes, headroom),
+        reason_of_limit(alternative.result, limit_bytes, headroom),
     )
 
 
@@ -62,7 +62,7 @@ def _change(share: float, what: str) -> str:
     return f"{format_percent(abs(share))} {'more' if share > 0 else 'less'} {what}"
 
 
-def _of_limit(result: StepResult, limit_bytes: int, headroom: float) -> str:
+def reason_of_limit(result: StepResult, limit_bytes: int, headroom: float) -> str:
     """Return how much of the limit is left."""
     peak = counted(result)
     kind = f"{peak.kind}, {result.source}"

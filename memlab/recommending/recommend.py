@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memlab.api import inspect_workload, measure
+from memlab.api import inspect_workload
 from memlab.arguments.checks import checked, count, number, seconds, size
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
@@ -19,6 +19,7 @@ from memlab.devices.card_table import TABLE
 from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.confirming import confirmed, why_dropped
 from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
 from memlab.recommending.reasons import reasons_of
@@ -27,14 +28,13 @@ from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, Steps,
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
-from memlab.result import Outcome, StepResult
+from memlab.result import StepResult
 from memlab.running import Ended
 from memlab.trace import Category
 from memlab.worker.isolation import OnProgress, prewarm, runner
 from memlab.workload import Workload
 
 MOST_HEADROOM = 0.9
-REPEATS = 5  # timed steps of a recommendation that is measured
 NEAREST_LIMITS = 2  # smaller ones, and larger ones
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
@@ -82,7 +82,9 @@ def recommend(
             but the order of a sum.
         headroom: the share of the limit that is to stay free, 0 to 0.9.
         top: the most settings to return.
-        confirm: the most of these that are measured, if the device is in this machine.
+        confirm: the most settings that are measured, if the device is in this machine: first the
+            best of each number format. On a CPU, which enforces no limit, one that is too close to
+            say but more likely to fit may be among them.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
         on_progress: as for `measure`; the text says which step of the search is predicted.
@@ -113,6 +115,7 @@ def recommend(
         target=target,
         limit_bytes=int(limit_bytes * (1.0 - headroom)),
         most=top,
+        each_format=confirm > 0 and is_here(device),
         seed=seed,
         options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
         run=runner(True, timeout_seconds, steps, cancel),
@@ -121,7 +124,7 @@ def recommend(
     )
     try:
         found = search(goal)
-        return _answer(goal, found, limit_bytes, headroom, confirm if is_here(device) else 0)
+        return _answer(goal, found, limit_bytes, headroom, confirm if goal.each_format else 0)
     except Ended as ended:
         raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None
 
@@ -136,21 +139,31 @@ def _answer(
         reasons = reasons_of(alternative, found, limit_bytes, headroom)
         return Recommendation(result=result, reasons=reasons, predicted=result)
 
-    predicted = [said(alternative) for alternative in found.fitting[: goal.most]]
-    measured, dropped = _measured(goal, predicted[:confirm])
-    rest = predicted[confirm:]
-    fitting = (*measured, *rest)
+    predicted = [said(alternative) for alternative in found.fitting]
+    # a CPU enforces no limit, so that a step a little above it does no harm
+    is_harmless = goal.target.kind == "cpu"
+    likely = [said(one) for one in found.close if one.result.fits and is_harmless]
+    measured = confirmed(
+        [*predicted, *likely],
+        confirm,
+        limit_bytes=limit_bytes,
+        headroom=headroom,
+        options={"workload": goal.workload, "device": goal.device, **goal.options},
+    )
+    done = {one.config for one in (*measured.kept, *measured.dropped)}
+    rest = [one for one in predicted if one.config not in done]
+    fitting = (*measured.kept, *rest)[: goal.most]
     return Recommendations(
         fitting=fitting,
         message=_message(goal, found, fitting, limit_bytes),
         limit_bytes=limit_bytes,
-        too_close=tuple(said(alternative) for alternative in found.close),
-        dropped=tuple(dropped),
+        too_close=tuple(said(one) for one in found.close if one.result.config not in done),
+        dropped=tuple(one.result for one in measured.dropped),
         other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
         tried=tuple(one.result for one in found.tried if one.exact),
         estimated=tuple(_estimated(found)),
-        num_measured=len(measured) + len(dropped),
-        notes=(*goal.space.notes, *_notes(found, dropped)),
+        num_measured=measured.count,
+        notes=(*goal.space.notes, *_notes(found), *map(why_dropped, measured.dropped)),
     )
 
 
@@ -160,29 +173,6 @@ def _estimated(found: Found) -> Iterator[StepResult]:
     for one in found.tried:
         if one.result.config not in predicted:
             yield one.result
-
-
-def _measured(
-    goal: Goal, predicted: Sequence[Recommendation]
-) -> tuple[list[Recommendation], list[StepResult]]:
-    """Return recommendations as they were measured, the fastest first, and what did not fit."""
-    kept, dropped = [], []
-    for one in predicted:
-        result = measure(
-            goal.workload,
-            one.config,
-            goal.device,
-            repeats=REPEATS,
-            memory_limit=goal.limit_bytes,
-            **goal.options,
-        )
-        if result.outcome is Outcome.CANCELLED:
-            raise Ended(result.outcome, result.message)
-        if result.outcome is Outcome.OK and result.fits:
-            kept.append(replace(one, result=result))
-        else:
-            dropped.append(result)
-    return sorted(kept, key=lambda one: one.result.step_seconds or float("inf")), dropped
 
 
 def _message(goal: Goal, found: Found, fitting: Sequence[Recommendation], limit_bytes: int) -> str:
@@ -222,7 +212,7 @@ def _message(goal: Goal, found: Found, fitting: Sequence[Recommendation], limit_
     return f"{text}; use a smaller batch or a larger card"
 
 
-def _notes(found: Found, dropped: Sequence[StepResult]) -> list[str]:
+def _notes(found: Found) -> list[str]:
     """Return sentences on what was left out."""
     notes = [f"{setting} is left out: {why}" for setting, why in found.refused.items() if setting]
     if not found.is_whole:
@@ -231,10 +221,6 @@ def _notes(found: Found, dropped: Sequence[StepResult]) -> list[str]:
             f"or after {PATIENCE} in a row that bring nothing faster. A faster setting may exist; "
             "name fewer fields in allow to search those wholly."
         )
-    for result in dropped:
-        is_too_large = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
-        how = "did not when it was measured" if is_too_large else "could not be measured"
-        notes.append(f"{result.config} was predicted to fit, and {how}: {result.message}")
     return notes
 
 

@@ -37,7 +37,7 @@ from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
-SAME_TIME = 1.02  # a step that saves memory alone and is predicted faster than this is no slower
+SAME_TIME = 1.02  # two times by less than this factor apart are the same
 
 
 @dataclass(slots=True)
@@ -78,6 +78,8 @@ class Goal:
         target: the same device.
         limit_bytes: that a step may hold, the headroom taken off.
         most: how many settings to find.
+        each_format: whether to find the fastest of each number format too. How the times of two
+            formats compare is the least certain of all, and a run can tell.
         seed: set before the model, the batch and each step.
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
@@ -91,6 +93,7 @@ class Goal:
     target: Target
     limit_bytes: int
     most: int
+    each_format: bool
     seed: int
     options: dict[str, Any]
     run: Run
@@ -178,20 +181,27 @@ class _BestFirst:
 
     def run(self) -> Found:
         """Look at one after another, the least bound first."""
-        found, most = self.found, self.goal.most
         while self.waiting:
             one = heapq.heappop(self.waiting)
-            if one.bound_seconds > found.worst_seconds(most):
-                break
+            if one.bound_seconds > self._seconds_to_beat(one):
+                continue
             if one.alternative is not None:
                 self._confirm(one, one.alternative)
             elif self._is_enough(one):
-                found.is_whole = False
+                self.found.is_whole = False
             else:
                 self._record(one)
 
         self.goal.steps.number = 0
-        return found
+        return self.found
+
+    def _seconds_to_beat(self, one: _Waiting) -> float:
+        """Return the time above which a step or an estimate is left out."""
+        if self.goal.each_format and one.alternative is not None:
+            formats = {fits.result.config.precision for fits in self.found.fitting}
+            if one.alternative.result.config.precision not in formats:
+                return float("inf")
+        return self.found.worst_seconds(self.goal.most)
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""
@@ -242,11 +252,17 @@ class _BestFirst:
         return _may_fit(alternative, start.result, self.goal.limit_bytes, bias)
 
     def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
-        """Predict an estimate exactly, unless one of the same step fits that is as fast."""
+        """Predict an estimate exactly, unless one of the same step fits that is as fast.
+
+        An estimate leaves out what adds to gradients, so it is rather too fast; one that is faster
+        by so little that it counts as the same time is not worth a prediction.
+        """
         goal, found, key = self.goal, self.found, key_of(one.settings)
         assert one.start is not None
         best = self.best_of.get(key)
-        is_slower = best is not None and best.seconds <= one.bound_seconds
+        is_known = alternative.result.config in goal.known.predictions
+        same = 1.0 if is_known else SAME_TIME
+        is_slower = best is not None and best.seconds <= same * one.bound_seconds
         if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
         result = _exact(goal, one.start, alternative)

@@ -6,7 +6,6 @@ beside it. However a worker ends, the caller gets `Ended`, and a new worker is s
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -17,21 +16,20 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.quoting import is_a, shown
+from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_seconds
-from memlab.errors import ConfigError, MemlabError, WorkloadError
+from memlab.errors import ConfigError, MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
-from memlab.sending.by_value import dumps
+from memlab.sending.arguments import in_one_size, pickled
 from memlab.sending.environment import for_worker, without_cards
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
 from memlab.sending.sources import own_files
-from memlab.worker.job import PREDICTING, Job
+from memlab.worker.job import EDITED, PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
 from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
-from memlab.workload import Workload
 
 START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minutes of a busy one
 TOO_LONG = "raise timeout_seconds, or make the step smaller"
@@ -48,6 +46,7 @@ class Lane:
         lock: held while a job runs, here or in the worker.
         owner: the thread that holds the lock.
         worker: None until it is first needed.
+        num_edits: how often a worker was replaced because a file that it had imported was edited.
     """
 
     def __init__(self, *, is_predicting: bool) -> None:
@@ -55,6 +54,7 @@ class Lane:
         self.lock = threading.Lock()
         self.owner: int | None = None
         self.worker: WorkerProcess | None = None
+        self.num_edits = 0
 
     @contextlib.contextmanager
     def turn(self, tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
@@ -165,13 +165,13 @@ def run(
     """
     cancel = cancel or threading.Event()
     tell = teller(on_progress)
-    arguments = _in_one_size(arguments)
+    arguments = in_one_size(arguments)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
     lane = _lane_of(function)
     job = Job(
         function=function,
-        arguments=_pickled(arguments),
+        arguments=pickled(arguments),
         step=step_of(function, arguments, own_values=values, path=path, environment=environment),
         path=path,
         folder=_folder(),
@@ -214,6 +214,7 @@ def _converse(
 
         lane.replace()
         if kind == "stale":  # an earlier job changed the worker, or a person's file was edited
+            lane.num_edits += value == EDITED
             continue
         if not tried_again:  # the cause may be the worker and not the job
             tried_again = True
@@ -286,29 +287,6 @@ def _folder() -> str:
             "the working folder of this process has been deleted; call os.chdir with an existing "
             "folder"
         ) from None
-
-
-def _in_one_size(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a workload that cannot be made in other sizes.
-
-    Only the caller does that, by a function that may hold a data set or what cannot be sent.
-    """
-    workload: Any = arguments.get("workload")
-    if not is_a(workload, Workload):
-        return arguments
-    return {**arguments, "workload": dataclasses.replace(workload, sample_size=None)}
-
-
-def _pickled(arguments: dict[str, Any]) -> bytes:
-    try:
-        return dumps(arguments)
-    except Exception as error:  # a lock, a file or a generator cannot be pickled, for instance
-        workload = arguments.get("workload")
-        raise WorkloadError(
-            f"workload {getattr(workload, 'name', '?')!r} cannot be sent to the worker "
-            f"({type(error).__name__}: {error}); create the objects that it uses inside "
-            "build_model or make_batch, or measure with isolate=False"
-        ) from error
 
 
 def run_here(

@@ -38,7 +38,7 @@ from memlab.sending.own_values import OwnValues
 from memlab.sending.same_step import recall, remember
 from memlab.sending.sources import Sources, read_no_bytecode
 from memlab.verifying.verify import verify_in_process
-from memlab.worker.job import LOST_STATUS, PREDICTING, Job, beginning
+from memlab.worker.job import EDITED, LOST_STATUS, PREDICTING, Job, beginning
 from memlab.worker.printed import Printed
 from memlab.worker.rehearsal import import_late_modules, rehearse
 from memlab.worker.standard_library import StandardLibrary
@@ -120,7 +120,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         job: Job = pickle.loads(content)
         is_stale = sources.changed(job.own_files, job.path, job.folder)
         if state.is_changed or is_stale or not environment.takes(job.environment):
-            channel.send(number, _pickled(("stale", None)))
+            channel.send(number, _pickled(("stale", EDITED if is_stale else None)))
             return
 
         os.write(log, beginning(number).encode())

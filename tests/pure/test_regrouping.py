@@ -82,3 +82,7 @@ def test_gradients_of_a_later_micro_batch_are_added_to_those_that_are_there():
     assert two.micro_batch.tolist() == [0] * 5 + [1] * 6
     assert (np.diff(two.operator) >= 0).all()
     assert with_micro_batches(two, 1).total_bytes.tolist() == one.total_bytes.tolist()
+    few, many = (with_micro_batches(two, 9, most_drawn=most) for most in (3, None))
+    assert (int(few.micro_batch.max()), int(many.micro_batch.max())) == (2, 8)
+    assert few.total_bytes.max() == many.total_bytes.max()
+    assert few.peak_by_category == many.peak_by_category

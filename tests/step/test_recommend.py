@@ -14,13 +14,12 @@ from torch import nn
 import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
 from memlab.arguments.units import MIB
-from memlab.recommending import known, largest
-from memlab.recommending import recommend as recommending
+from memlab.recommending import confirming, known, largest
 from memlab.recommending.search import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
-from tests.models import blocks, linear
+from tests.models import IN, blocks, linear
 
 CARD = "t4"
 BATCH = 4096  # 4 MiB for each activation of `wide`, whose weights take 2 MiB
@@ -181,17 +180,29 @@ def test_on_this_machine_the_best_are_measured():
     assert ranked[0].result.peak_allocated_bytes <= 64 * MIB
 
 
+def test_the_best_of_each_number_format_is_found_and_measured():
+    config = StepConfig(batch_size=BATCH)
+    ranked = recommend(
+        wide(), "1GiB", None, "cpu", config=config, allow=["precision"], top=1, confirm=2
+    )
+    measured = [one.config.precision for one in ranked if one.result.source == "measured"]
+    assert (len(measured), ranked.num_measured) == (1, 2)
+    ranked = recommend(wide(), "1GiB", None, "cpu", config=config, allow=["precision"], confirm=2)
+    measured = [one.config.precision for one in ranked if one.result.source == "measured"]
+    assert sorted(measured) == ["as-built", "bf16-mixed"]
+
+
 def test_what_does_not_fit_when_it_is_measured_is_dropped(monkeypatch):
-    def too_large(*args, **kwargs):
-        result = memlab.predict(args[0], args[1], "cpu")
+    def too_large(**kwargs):
+        result = memlab.predict(kwargs["workload"], kwargs["config"], "cpu")
         return dataclasses.replace(result, outcome="out_of_memory", message="it was too much")
 
-    monkeypatch.setattr(recommending, "measure", too_large)
+    monkeypatch.setattr(confirming, "measure", too_large)
     ranked = recommend(linear(), "64MiB", 8, "cpu", allow=["accumulation_steps"], confirm=9)
     assert len(ranked) == 0
     assert ranked.dropped
     assert "failed when it was measured" in ranked.message
-    assert any("did not when it was measured: it was too much" in n for n in ranked.notes)
+    assert any("did not fit when it was measured: it was too much" in n for n in ranked.notes)
 
 
 def test_the_largest_batch_fits_and_the_next_one_does_not():
@@ -303,6 +314,26 @@ def test_a_file_that_was_edited_is_predicted_again(predictions, tmp_path, monkey
     recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
     assert len(predictions) == 2 * asked
     sys.modules.pop("edited_model")
+
+
+def test_an_edit_of_a_file_that_only_the_worker_imports_is_seen(predictions, tmp_path, monkeypatch):
+    file = tmp_path / "imported_late.py"
+    file.write_text("WIDTH = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def build_model():
+        import imported_late
+
+        return nn.Linear(IN, imported_late.WIDTH, bias=False)
+
+    workload = dataclasses.replace(linear(), build_model=build_model)
+    for _ in range(2):
+        recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
+        assert len(predictions) == 1
+    file.write_text("WIDTH = 160\n")
+    found = recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])[0].result
+    assert len(predictions) == 2
+    assert found.peak_by_category["parameters"] == 4 * IN * 160
 
 
 @pytest.mark.slow

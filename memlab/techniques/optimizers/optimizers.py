@@ -55,10 +55,12 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
         return
 
-    import bitsandbytes  # an optional package, which takes a second to import
+    if asked.device.type != "cpu":
+        return
 
-    has_kernel = is_registered(EIGHT_BIT_KERNEL) and (has_kernel_for(EIGHT_BIT_KERNEL, "CPU"))
-    if asked.device.type == "cpu" and not has_kernel:
+    import bitsandbytes  # it takes a second, and sets a variable, for which a worker begins anew
+
+    if not (is_registered(EIGHT_BIT_KERNEL) and has_kernel_for(EIGHT_BIT_KERNEL, "CPU")):
         yield Refusal(
             why="optimizer='adamw-8bit' needs a CUDA card, because bitsandbytes "
             f"{bitsandbytes.__version__} has no kernel for a CPU",
