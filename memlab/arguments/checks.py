@@ -102,9 +102,14 @@ def of_type(name: str, value: Any, annotation: Any) -> Any:
     return rule_for(annotation)(name, value)
 
 
-@functools.cache
 def rule_for(annotation: Any) -> Rule:
     """Return `of_type` for one annotation, which is looked into once."""
+    return _rule_for(annotation, str(annotation))
+
+
+@functools.cache
+def _rule_for(annotation: Any, written: str) -> Rule:
+    """Return the rule; how it is written tells unions apart that differ only in their order."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (Any, inspect.Parameter.empty, object):
         return anything
@@ -120,7 +125,7 @@ def rule_for(annotation: Any) -> Rule:
         return functools.partial(_fixed, kinds=inside)
     if annotation is Mapping or origin in (Mapping, dict):
         return functools.partial(_instance, kind=Mapping)
-    if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
+    if _is_choice(annotation):
         return choice(*annotation)
 
     return functools.partial(_instance, kind=origin or annotation)
@@ -144,14 +149,18 @@ def check_fields(record: Any) -> None:
 def _rules_of_fields(kind: type) -> tuple[tuple[str, Rule], ...]:
     """Return the name of each field and its rule."""
     types_of: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
-    return tuple((name, _rule_of_field(annotation)) for name, annotation in types_of.items())
+    return tuple(
+        (name, rule_for(a) if _is_choice(a) else _rule_of_field(a)) for name, a in types_of.items()
+    )
+
+
+def _is_choice(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, StrEnum)
 
 
 @functools.cache
 def _rule_of_field(annotation: Any) -> Rule:
-    """Return the rule for a field: of one of these types; only the text of a choice is replaced."""
-    if inspect.isclass(annotation) and issubclass(annotation, StrEnum):
-        return rule_for(annotation)
+    """Return the rule for a field that is no choice: of one of these types, and not converted."""
     is_union = typing.get_origin(annotation) in (Union, types.UnionType)
     kinds = typing.get_args(annotation) if is_union else (annotation,)
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)

@@ -54,6 +54,15 @@ def counted(result: StepResult) -> CountedPeak:
     return peak
 
 
+def may_be_faster(result: StepResult, other: StepResult) -> bool:
+    """Return whether a step may be faster than another one, as far as both times are certain."""
+    times = result.step_seconds, other.step_seconds
+    if times[0] is None or times[1] is None:
+        return True
+    widths = [(one.uncertainty or {}).get("step_seconds", 0.0) for one in (result, other)]
+    return times[0] * (1.0 - widths[0]) <= times[1] * (1.0 + widths[1])
+
+
 def alternatives_of(
     predicted: Prediction,
     settings: tuple[Settings, ...],

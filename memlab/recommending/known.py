@@ -2,7 +2,7 @@
 
 A prediction does not depend on the limit: its forecast judges any. It is used again only for the
 same workload, device, seed and circumstances (`sending/same_step.py`) and while no file of a
-person's own was edited that this session or the worker that inspects workloads has imported.
+person's own was edited that this session or a worker had imported or read for them.
 """
 
 import threading
@@ -22,7 +22,7 @@ from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
-from memlab.worker.isolation import measuring
+from memlab.worker.isolation import predicting
 from memlab.workload import Workload
 
 MOST_KEPT = 2  # workloads with a device
@@ -35,7 +35,7 @@ class Known:
     Attributes:
         predictions: by config, without a limit; those that ended without an answer are not kept.
         alternatives: estimates, by the settings of the step and what was estimated.
-        stamps: of the files of a person's own that were imported when it was asked for.
+        stamps: of a person's own files that decided them, here and in the workers.
     """
 
     predictions: dict[StepConfig, Prediction] = field(default_factory=dict)
@@ -56,6 +56,7 @@ class Known:
         found = self.predictions.get(config)
         if found is None:
             found = predict_with_forecast(workload, config, device, **options)
+            self.stamps = {**predicting.stamps, **self.stamps}  # an edit meanwhile is one, too
             if found.result.outcome is Outcome.CANCELLED:
                 raise Ended(found.result.outcome, found.result.message)
             if found.result.outcome in (Outcome.OK, Outcome.UNSUPPORTED):
@@ -79,11 +80,8 @@ _known: OrderedDict[str, Known] = OrderedDict()
 
 
 def known_of(workload: Workload, target: Target, seed: int) -> Known:
-    """Return what is known of a workload on a device; nothing yet if its code cannot be told.
-
-    The workload must be inspected before: its worker then knows whether a file was edited.
-    """
-    deciding = [workload, target.name, seed, torch.get_num_threads(), measuring.num_edits]
+    """Return what is known of a workload on a device; nothing yet if its code cannot be told."""
+    deciding = [workload, target.name, seed, torch.get_num_threads()]
     key, stamps = circumstances_here(deciding)
     if key is None:
         return Known()

@@ -16,6 +16,7 @@ from memlab.arguments.checks import checked, count, number, seconds, size
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.devices.card_table import TABLE
+from memlab.devices.here import available_memory_bytes
 from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
@@ -66,8 +67,9 @@ def recommend(
     """Return the fastest settings that fit a memory limit, the best first.
 
     Number formats, recomputing, micro-batches and the other techniques are tried by prediction. A
-    setting that lies too near to the limit to say whether it fits is never recommended; it is in
-    `too_close`. The batch size stays as it is, and the optimizer too unless `allow` names it.
+    setting that lies too near to the limit to say whether it fits is in `too_close`; it is never
+    recommended unless a run has shown that it fits. The batch size stays as it is, and the
+    optimizer too unless `allow` names it.
 
     Args:
         workload: what is trained.
@@ -83,8 +85,8 @@ def recommend(
         headroom: the share of the limit that is to stay free, 0 to 0.9.
         top: the most settings to return.
         confirm: the most settings that are measured, if the device is in this machine: first the
-            best of each number format. On a CPU, which enforces no limit, one that is too close to
-            say but more likely to fit may be among them.
+            best of each number format that may be the fastest, last what is the fastest after
+            these runs. On a CPU one of them may be too close to say, but more likely to fit.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
         on_progress: as for `measure`; the text says which step of the search is predicted.
@@ -140,31 +142,41 @@ def _answer(
         return Recommendation(result=result, reasons=reasons, predicted=result)
 
     predicted = [said(alternative) for alternative in found.fitting]
-    # a CPU enforces no limit, so that a step a little above it does no harm
-    is_harmless = goal.target.kind == "cpu"
-    likely = [said(one) for one in found.close if one.result.fits and is_harmless]
     measured = confirmed(
-        [*predicted, *likely],
+        predicted,
+        [said(one) for one in found.close if one.result.fits] if _is_harmless(goal) else [],
         confirm,
         limit_bytes=limit_bytes,
         headroom=headroom,
         options={"workload": goal.workload, "device": goal.device, **goal.options},
     )
-    done = {one.config for one in (*measured.kept, *measured.dropped)}
+    done = measured.configs
+    too_close = [said(one) for one in found.close if one.result.config not in done]
     rest = [one for one in predicted if one.config not in done]
-    fitting = (*measured.kept, *rest)[: goal.most]
+    fitting = (*measured.kept, *sorted(rest, key=measured.seconds))[: goal.most]
+    close = {one.result.config for one in found.close}
+    why = [why_dropped(one, was_close=one.config in close) for one in measured.dropped]
     return Recommendations(
         fitting=fitting,
-        message=_message(goal, found, fitting, limit_bytes),
+        message=_message(goal, found, fitting, too_close, limit_bytes),
         limit_bytes=limit_bytes,
-        too_close=tuple(said(one) for one in found.close if one.result.config not in done),
+        too_close=tuple(too_close),
         dropped=tuple(one.result for one in measured.dropped),
         other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
         tried=tuple(one.result for one in found.tried if one.exact),
         estimated=tuple(_estimated(found)),
-        num_measured=measured.count,
-        notes=(*goal.space.notes, *_notes(found), *map(why_dropped, measured.dropped)),
+        num_measured=len(done),
+        notes=(*goal.space.notes, *_notes(found), *why),
     )
+
+
+def _is_harmless(goal: Goal) -> bool:
+    """Return whether a run that takes a little more than the limit does no harm.
+
+    On a CPU the limit is only compared with what a step took; the machine must have the memory.
+    """
+    available = available_memory_bytes() or 0
+    return goal.target.kind == "cpu" and goal.limit_bytes < available / 2
 
 
 def _estimated(found: Found) -> Iterator[StepResult]:
@@ -175,7 +187,13 @@ def _estimated(found: Found) -> Iterator[StepResult]:
             yield one.result
 
 
-def _message(goal: Goal, found: Found, fitting: Sequence[Recommendation], limit_bytes: int) -> str:
+def _message(
+    goal: Goal,
+    found: Found,
+    fitting: Sequence[Recommendation],
+    too_close: Sequence[Recommendation],
+    limit_bytes: int,
+) -> str:
     """Return the answer in one sentence."""
     limit, name = format_bytes(limit_bytes), goal.workload.name
     batch = f"batch {goal.space.base.batch_size}"
@@ -187,10 +205,15 @@ def _message(goal: Goal, found: Found, fitting: Sequence[Recommendation], limit_
             f"every setting of {name}, {batch}, that was predicted to fit {limit} failed when it "
             "was measured; the notes say how"
         )
+    if too_close:
+        return (
+            f"no setting of {name}, {batch}, certainly fits {limit}; {len(too_close)} lie too "
+            "near to it to say: measure them, or raise memory_limit"
+        )
     if found.close:
         return (
-            f"no setting of {name}, {batch}, certainly fits {limit}; {len(found.close)} lie too "
-            "near to it to say: measure them, or raise memory_limit"
+            f"no setting of {name}, {batch}, fits {limit}: what was too close to say did not fit "
+            "when it was measured; raise memory_limit, or use a smaller batch"
         )
     if not found.tried:
         why = next(iter(found.refused.values()), "no step could be predicted")

@@ -94,7 +94,7 @@ class Recommendations(Sequence[Recommendation]):
         message: the answer in one sentence.
         limit_bytes: that a step may hold.
         too_close: settings so near to the limit that a prediction cannot say whether they fit.
-        dropped: settings that were predicted to fit, and did not when they were measured.
+        dropped: settings that were measured, and did not fit or failed; the notes say how.
         other_limits: what other limits would mean.
         tried: every step that was predicted.
         estimated: other accumulation steps and budgets of these steps, by arithmetic alone.

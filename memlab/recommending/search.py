@@ -25,7 +25,12 @@ from memlab.limits.judgement import Judgement
 from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
 from memlab.predicting.predict import Prediction
-from memlab.recommending.alternatives import Alternative, alternatives_of, counted
+from memlab.recommending.alternatives import (
+    Alternative,
+    alternatives_of,
+    counted,
+    may_be_faster,
+)
 from memlab.recommending.known import Known
 from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
@@ -37,7 +42,7 @@ from memlab.workload import Workload
 
 MOST_STEPS = 40  # that are recorded; each takes one or two seconds
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
-SAME_TIME = 1.02  # two times by less than this factor apart are the same
+SAME_TIME = 1.02  # times that differ by less than this factor count as equal
 
 
 @dataclass(slots=True)
@@ -78,8 +83,9 @@ class Goal:
         target: the same device.
         limit_bytes: that a step may hold, the headroom taken off.
         most: how many settings to find.
-        each_format: whether to find the fastest of each number format too. How the times of two
-            formats compare is the least certain of all, and a run can tell.
+        each_format: whether to find the fastest of each number format too, among the steps that are
+            recorded, if it may be the fastest. How the times of two formats compare is the least
+            certain of all, and a run can tell.
         seed: set before the model, the batch and each step.
         options: of `predict_with_forecast`: the time limit, and how to tell and stop.
         run: how a plan is made.
@@ -183,7 +189,7 @@ class _BestFirst:
         """Look at one after another, the least bound first."""
         while self.waiting:
             one = heapq.heappop(self.waiting)
-            if one.bound_seconds > self._seconds_to_beat(one):
+            if self._is_too_slow(one):
                 continue
             if one.alternative is not None:
                 self._confirm(one, one.alternative)
@@ -195,13 +201,16 @@ class _BestFirst:
         self.goal.steps.number = 0
         return self.found
 
-    def _seconds_to_beat(self, one: _Waiting) -> float:
-        """Return the time above which a step or an estimate is left out."""
-        if self.goal.each_format and one.alternative is not None:
-            formats = {fits.result.config.precision for fits in self.found.fitting}
-            if one.alternative.result.config.precision not in formats:
-                return float("inf")
-        return self.found.worst_seconds(self.goal.most)
+    def _is_too_slow(self, one: _Waiting) -> bool:
+        """Return whether enough was found that is faster than a step or an estimate can be."""
+        fitting, alternative = self.found.fitting, one.alternative
+        if one.bound_seconds <= self.found.worst_seconds(self.goal.most):
+            return False
+        if alternative is None or not self.goal.each_format:
+            return True
+        formats = {fits.result.config.precision for fits in fitting}
+        is_of_another = alternative.result.config.precision not in formats
+        return not (is_of_another and may_be_faster(alternative.result, fitting[0].result))
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""
@@ -254,8 +263,8 @@ class _BestFirst:
     def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
         """Predict an estimate exactly, unless one of the same step fits that is as fast.
 
-        An estimate leaves out what adds to gradients, so it is rather too fast; one that is faster
-        by so little that it counts as the same time is not worth a prediction.
+        One that is estimated to be faster by so little that it counts as the same time is not worth
+        a prediction. Most estimates are too fast, since they leave out what adds to gradients.
         """
         goal, found, key = self.goal, self.found, key_of(one.settings)
         assert one.start is not None

@@ -25,8 +25,8 @@ from memlab.sending.arguments import in_one_size, pickled
 from memlab.sending.environment import for_worker, without_cards
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
-from memlab.sending.sources import own_files
-from memlab.worker.job import EDITED, PREDICTING, Job
+from memlab.sending.sources import Stamp, own_files
+from memlab.worker.job import PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
 from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
@@ -46,7 +46,7 @@ class Lane:
         lock: held while a job runs, here or in the worker.
         owner: the thread that holds the lock.
         worker: None until it is first needed.
-        num_edits: how often a worker was replaced because a file that it had imported was edited.
+        stamps: of a person's own files that the worker which answered last had imported or read.
     """
 
     def __init__(self, *, is_predicting: bool) -> None:
@@ -54,7 +54,7 @@ class Lane:
         self.lock = threading.Lock()
         self.owner: int | None = None
         self.worker: WorkerProcess | None = None
-        self.num_edits = 0
+        self.stamps: dict[str, Stamp | None] = {}
 
     @contextlib.contextmanager
     def turn(self, tell: OnProgress, cancel: threading.Event) -> Iterator[None]:
@@ -210,11 +210,11 @@ def _converse(
             raise
 
         if kind == "result":
+            lane.stamps = worker.stamps
             return value
 
         lane.replace()
         if kind == "stale":  # an earlier job changed the worker, or a person's file was edited
-            lane.num_edits += value == EDITED
             continue
         if not tried_again:  # the cause may be the worker and not the job
             tried_again = True
@@ -251,16 +251,19 @@ def _check(
 
 
 def _receive(worker: WorkerProcess, check: Check, tell: OnProgress) -> tuple[str, Any]:
-    """Return the worker's next message that is not progress.
+    """Return the worker's next message that ends a job or a start.
 
     Raises:
         Ended: the run was stopped or timed out, or the worker is gone.
     """
     while True:
         kind, value = worker.receive(check)
-        if kind != "progress":
+        if kind == "sources":
+            worker.stamps = value
+        elif kind == "progress":
+            tell(value)
+        else:
             return kind, value
-        tell(value)
 
 
 def _forget() -> None:

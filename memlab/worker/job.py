@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from memlab.sending.own_values import Values
 
-KINDS = frozenset({"ready", "progress", "stale", "result", "raised", "unloadable"})  # of messages
-EDITED = "edited"  # what is said with "stale" where a person's file was changed
+KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", "unloadable"})
+"""Kinds of messages."""
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 

@@ -19,6 +19,7 @@ from memlab.devices.here import out_of_memory_kills
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, out_of_memory
 from memlab.sending.environment import for_worker
+from memlab.sending.sources import Stamp
 from memlab.worker import start
 from memlab.worker.job import KINDS, LOST_STATUS, Job, beginning
 from memlab.worker.kept import KeptProcess, interpreter
@@ -62,6 +63,7 @@ class WorkerProcess:
         self.channel = Channel(ours, blocks=False)
         self.doing = STARTING
         self.number = 0
+        self.stamps: dict[str, Stamp | None] = {}  # of files that it has imported or read
 
     def assign(self, *, is_predicting: bool) -> None:
         """Tell the worker which kind of jobs will come, so that it can prepare for them."""

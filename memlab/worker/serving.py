@@ -36,9 +36,9 @@ from memlab.running import Progress, Report
 from memlab.sending.environment import Environment
 from memlab.sending.own_values import OwnValues
 from memlab.sending.same_step import recall, remember
-from memlab.sending.sources import Sources, read_no_bytecode
+from memlab.sending.sources import Sources, Stamp, read_no_bytecode
 from memlab.verifying.verify import verify_in_process
-from memlab.worker.job import EDITED, LOST_STATUS, PREDICTING, Job, beginning
+from memlab.worker.job import LOST_STATUS, PREDICTING, Job, beginning
 from memlab.worker.printed import Printed
 from memlab.worker.rehearsal import import_late_modules, rehearse
 from memlab.worker.standard_library import StandardLibrary
@@ -95,6 +95,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     os.register_at_fork(after_in_child=channel.close)
     sources, environment = Sources(), Environment()
     environment.watch()
+    told_stamps: dict[str, Stamp | None] = {}
     state = WorkerState(sources)
     state.watch_imports()
     limit_memory(sys.maxsize)
@@ -120,7 +121,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         job: Job = pickle.loads(content)
         is_stale = sources.changed(job.own_files, job.path, job.folder)
         if state.is_changed or is_stale or not environment.takes(job.environment):
-            channel.send(number, _pickled(("stale", EDITED if is_stale else None)))
+            channel.send(number, _pickled(("stale", None)))
             return
 
         os.write(log, beginning(number).encode())
@@ -131,6 +132,9 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
         if job.function == "measure" and channel.is_own():
             remember(job.step, answer[1], sources.stamps)
 
+        if sources.stamps != told_stamps:
+            told_stamps = dict(sources.stamps)
+            _send(channel, number, ("sources", told_stamps))
         _send(channel, number, answer)
         function = job.function
         del job, content, answer

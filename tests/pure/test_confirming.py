@@ -16,7 +16,8 @@ LIMIT = 100 * MIB
 def candidate(seconds, mib=50, **config):
     result = make_result(
         seconds=(seconds,), config=StepConfig(**config), peak_allocated_bytes=mib * MIB,
-        source="predicted", uncertainty={"peak_allocated_bytes": 0.01},
+        source="predicted",
+        uncertainty={"peak_allocated_bytes": 0.01, "step_seconds": 0.3},
     ).against_limit(LIMIT)  # fmt: skip
     return Recommendation(result=result, reasons=("a reason", "fits"), predicted=result)
 
@@ -39,53 +40,84 @@ def runs(monkeypatch):
     return measured
 
 
-def confirm(candidates, most, headroom=0.0):
+def confirm(certain, most, *, likely=(), headroom=0.0):
     return confirmed(
-        candidates, most, limit_bytes=LIMIT, headroom=headroom, options={"candidates": candidates}
-    )
+        certain, likely, most, limit_bytes=LIMIT, headroom=headroom,
+        options={"candidates": [*certain, *likely]},
+    )  # fmt: skip
 
 
 FAST = candidate(0.10, precision="bf16-mixed")
 ALMOST = candidate(0.11, precision="bf16-mixed", optimizer_implementation="fused")
 PLAIN = candidate(0.15)
 PLAIN_AGAIN = candidate(0.16, accumulation_steps=2)
+SLOW_FORMAT = candidate(1.0, precision="fp16-mixed")
+CLOSE = candidate(0.09, mib=100, accumulation_steps=4)
+CLOSER = candidate(0.085, mib=100, precision="bf16-mixed", accumulation_steps=4)
 
 
 def test_the_best_of_each_number_format_is_measured_first_and_what_that_says_decides(runs):
     found = confirm([FAST, ALMOST, PLAIN, PLAIN_AGAIN], 3)
     assert runs == [FAST.config, PLAIN.config, PLAIN_AGAIN.config]
     assert [one.config for one in found.kept] == [PLAIN.config, PLAIN_AGAIN.config, FAST.config]
-    assert found.count == 3
+    assert found.seconds(ALMOST) == pytest.approx(0.22)
+
+
+def test_a_format_that_cannot_be_the_fastest_is_not_measured(runs):
+    confirm([FAST, ALMOST, PLAIN, SLOW_FORMAT], 4)
+    assert runs == [FAST.config, PLAIN.config, ALMOST.config, SLOW_FORMAT.config]  # as the slowest
+    runs.clear()
+    confirm([FAST, PLAIN, PLAIN_AGAIN, SLOW_FORMAT], 3)
+    assert SLOW_FORMAT.config not in runs
+
+
+def test_the_last_run_is_for_the_fastest_even_where_formats_are_left(runs):
+    third = candidate(0.12, precision="fp16-mixed")
+    confirm([FAST, ALMOST, third, PLAIN], 2)
+    assert runs == [FAST.config, third.config]
+    runs.clear()
+    more = candidate(0.125, precision="fp16-mixed", optimizer_implementation="fused")
+    confirm([FAST, third, more, PLAIN], 3)
+    assert runs == [FAST.config, third.config, more.config]
 
 
 def test_no_more_are_measured_than_asked_for_or_found(runs):
-    assert confirm([FAST, PLAIN], 0).count == 0
+    assert confirm([FAST, PLAIN], 0).configs == set()
     assert confirm([FAST, PLAIN], 1).kept[0].config == FAST.config
-    assert confirm([FAST, PLAIN], 9).count == 2
+    assert len(confirm([FAST, PLAIN], 9).configs) == 2
+
+
+def test_of_what_is_too_close_to_say_one_is_measured_after_one_that_is_certain(runs):
+    found = confirm([PLAIN, PLAIN_AGAIN], 3, likely=[CLOSER, CLOSE])
+    assert runs == [PLAIN.config, CLOSER.config, PLAIN_AGAIN.config]
+    assert found.kept[-1].config == CLOSER.config  # 0.17 s: bf16 took twice its time
+    runs.clear()
+    confirm([], 3, likely=[CLOSE, CLOSER])
+    assert runs == [CLOSER.config]
 
 
 def test_the_reason_of_the_limit_is_that_of_the_run(runs):
-    (kept,) = confirm([candidate(0.1, mib=100)], 1, headroom=0.1).kept
+    (kept,) = confirm([], 1, likely=[CLOSE], headroom=0.1).kept
     assert kept.predicted.fit == "too close"
     assert kept.reasons[0] == "a reason"
     assert kept.reasons[1].startswith("fits with 50 % of 100 MiB free (allocated, measured)")
 
 
-def test_a_format_whose_first_run_has_no_room_gets_another(monkeypatch, runs):
+def test_where_the_first_run_of_a_format_has_no_room_another_format_is_next(monkeypatch, runs):
     made = confirming.measure
-    monkeypatch.setattr(
-        confirming,
-        "measure",
-        lambda *, config, **options: (
-            out_of_memory(config=config)
-            if config == FAST.config
-            else made(config=config, **options)
-        ),
-    )
+
+    def measure(*, config, **options):
+        if config == FAST.config:
+            return out_of_memory(config=config)
+        return made(config=config, **options)
+
+    monkeypatch.setattr(confirming, "measure", measure)
     found = confirm([FAST, ALMOST, PLAIN], 2)
-    assert runs == [ALMOST.config]
+    assert runs == [PLAIN.config]
     (dropped,) = found.dropped
-    assert why_dropped(dropped).startswith(f"{FAST.config} was predicted to fit, and did not fit")
+    said = why_dropped(dropped, was_close=False)
+    assert said.startswith(f"{FAST.config} was predicted to fit, and did not fit")
+    assert "was too close to say, and did not fit" in why_dropped(dropped, was_close=True)
 
 
 def test_what_is_stopped_ends_it(monkeypatch):

@@ -15,10 +15,12 @@ import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
 from memlab.arguments.units import MIB
 from memlab.recommending import confirming, known, largest
+from memlab.recommending import search as searching
 from memlab.recommending.search import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
+from memlab.worker import isolation
 from tests.models import IN, blocks, linear
 
 CARD = "t4"
@@ -180,16 +182,39 @@ def test_on_this_machine_the_best_are_measured():
     assert ranked[0].result.peak_allocated_bytes <= 64 * MIB
 
 
-def test_the_best_of_each_number_format_is_found_and_measured():
-    config = StepConfig(batch_size=BATCH)
-    ranked = recommend(
-        wide(), "1GiB", None, "cpu", config=config, allow=["precision"], top=1, confirm=2
-    )
-    measured = [one.config.precision for one in ranked if one.result.source == "measured"]
-    assert (len(measured), ranked.num_measured) == (1, 2)
-    ranked = recommend(wide(), "1GiB", None, "cpu", config=config, allow=["precision"], confirm=2)
-    measured = [one.config.precision for one in ranked if one.result.source == "measured"]
-    assert sorted(measured) == ["as-built", "bf16-mixed"]
+def test_the_best_of_each_number_format_is_found_though_others_seem_faster(monkeypatch):
+    measured = []
+
+    def measure(*, workload, config, **options):
+        measured.append(config.precision)
+        return memlab.predict(workload, config, "cpu", memory_limit=options["memory_limit"])
+
+    monkeypatch.setattr(confirming, "measure", measure)
+    monkeypatch.setattr(confirming, "may_be_faster", lambda result, other: True)
+    monkeypatch.setattr(searching, "may_be_faster", lambda result, other: True)
+    ranked = recommend(wide(), "1GiB", BATCH, "cpu", allow=["precision"], top=1, confirm=2)
+    assert (len(ranked), ranked.num_measured) == (1, 2)
+    assert len(set(measured)) == 2
+
+
+def test_what_was_too_close_to_say_is_recommended_once_a_run_fits(monkeypatch):
+    workload, config = linear(), StepConfig(batch_size=8)
+    peak = memlab.predict(workload, config, "cpu").peak_allocated_bytes
+    ranked = recommend(workload, int(peak * 1.001), 8, "cpu", allow=[])
+    assert [(str(one.config), one.predicted.fit, one.result.fits) for one in ranked] == [
+        (str(config), "too close", True)
+    ]
+    assert not ranked.too_close
+
+    def out_of_memory(*, config, **options):
+        result = memlab.predict(workload, config, "cpu")
+        return dataclasses.replace(result, outcome="out_of_memory", message="it was too much")
+
+    monkeypatch.setattr(confirming, "measure", out_of_memory)
+    ranked = recommend(workload, int(peak * 1.001), 8, "cpu", allow=[])
+    assert len(ranked) == len(ranked.too_close) == 0
+    assert "what was too close to say did not fit when it was measured" in ranked.message
+    assert any("was too close to say, and did not fit" in note for note in ranked.notes)
 
 
 def test_what_does_not_fit_when_it_is_measured_is_dropped(monkeypatch):
@@ -316,24 +341,31 @@ def test_a_file_that_was_edited_is_predicted_again(predictions, tmp_path, monkey
     sys.modules.pop("edited_model")
 
 
-def test_an_edit_of_a_file_that_only_the_worker_imports_is_seen(predictions, tmp_path, monkeypatch):
-    file = tmp_path / "imported_late.py"
+@pytest.mark.parametrize("place", ["build_model", "compute_loss"])
+def test_an_edit_of_a_file_that_only_a_worker_imports_is_seen(
+    place, predictions, tmp_path, monkeypatch
+):
+    file = tmp_path / f"imported_by_{place}.py"
     file.write_text("WIDTH = 8\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def build_model():
-        import imported_late
+        return nn.Linear(IN, importlib.import_module("imported_by_build_model").WIDTH, bias=False)
 
-        return nn.Linear(IN, imported_late.WIDTH, bias=False)
+    def compute_loss(model, x):
+        return model(x).sum() * importlib.import_module("imported_by_compute_loss").WIDTH
 
-    workload = dataclasses.replace(linear(), build_model=build_model)
+    workload = dataclasses.replace(linear(), **{place: locals()[place]})
     for _ in range(2):
         recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])
         assert len(predictions) == 1
+    for lane in (isolation.measuring, isolation.predicting):
+        lane.replace()  # the new worker has not seen the file
     file.write_text("WIDTH = 160\n")
     found = recommend(workload, "1GiB", 8, CARD, allow=["accumulation_steps"])[0].result
     assert len(predictions) == 2
-    assert found.peak_by_category["parameters"] == 4 * IN * 160
+    if place == "build_model":
+        assert found.peak_by_category["parameters"] == 4 * IN * 160
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     if asked.device.type != "cpu":
         return
 
-    import bitsandbytes  # it takes a second, and sets a variable, for which a worker begins anew
+    import bitsandbytes  # late: it sets an environment variable, for which workers are replaced
 
     if not (is_registered(EIGHT_BIT_KERNEL) and has_kernel_for(EIGHT_BIT_KERNEL, "CPU")):
         yield Refusal(
