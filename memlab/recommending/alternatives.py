@@ -19,6 +19,7 @@ from memlab.recommending.space import Settings, Space
 from memlab.result import StepResult
 
 MOST_DRAWN = 3  # micro-batches of an estimate, whose timeline nobody sees; the others are alike
+SINGLE = 0.3  # wider for single samples, which may run other operators: tests hold four models
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,9 +102,31 @@ def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
         return predicted.result
     if forecast.covers(config.micro_batch_sizes):
         return interpolated(predicted, config)
-    if not can_regroup(forecast, config):
+    if can_regroup(forecast, config):
+        return regrouped(predicted, config, most_drawn=MOST_DRAWN)
+    return _of_single_samples(predicted, config) if config.micro_batch_size == 1 else None
+
+
+def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult | None:
+    """Return about what micro-batches of one sample cost, by those of two; None if not known.
+
+    One sample may run other operators, so this only tells what is worth an exact prediction. A
+    sample alone takes no less time than one of two.
+    """
+    forecast, pairs = predicted.forecast, replace(config, batch_size=2 * config.batch_size)
+    if forecast is None or not can_regroup(forecast, pairs):
         return None
-    return regrouped(predicted, config, most_drawn=MOST_DRAWN)
+    found = regrouped(predicted, config, most_drawn=MOST_DRAWN)
+    of_pairs = regrouped(predicted, pairs, most_drawn=MOST_DRAWN).step_seconds
+    seconds = found.step_seconds
+    if seconds is not None and of_pairs is not None:
+        seconds = max(seconds, of_pairs / 2)
+    return replace(
+        found,
+        step_seconds=seconds,
+        samples_per_second=config.batch_size / seconds if seconds else None,
+        uncertainty={name: w + SINGLE for name, w in (found.uncertainty or {}).items()},
+    )
 
 
 def _planned(

@@ -34,11 +34,14 @@ class Known:
 
     Attributes:
         predictions: by config, without a limit; those that ended without an answer are not kept.
+        too_large: the largest limit for which an estimate was left out as too large, by config. The
+            same question then leaves it out again, though its bias was learned in another order.
         alternatives: estimates, by the settings of the step and what was estimated.
         stamps: of a person's own files that decided them, here and in the workers.
     """
 
     predictions: dict[StepConfig, Prediction] = field(default_factory=dict)
+    too_large: dict[StepConfig, int] = field(default_factory=dict)
     alternatives: dict[Any, list[Alternative]] = field(default_factory=dict)
     stamps: dict[str, Stamp | None] = field(default_factory=dict)
 
@@ -63,11 +66,10 @@ class Known:
                 self.predictions[config] = found
         return found
 
-    def seconds_of(self, alternative: Alternative) -> float:
-        """Return the time of an alternative: predicted exactly if that was done, else estimated."""
+    def seconds_of(self, alternative: Alternative) -> float | None:
+        """Return the time of an alternative as it was predicted exactly; None if it was not."""
         known = self.predictions.get(alternative.result.config)
-        seconds = None if known is None else known.result.step_seconds
-        return alternative.seconds if seconds is None else seconds
+        return None if known is None else known.result.step_seconds
 
     def estimated(self, key: Any, make: Callable[[], list[Alternative]]) -> list[Alternative]:
         """Return the estimates with this key, made now if there are none."""

@@ -268,14 +268,15 @@ def _other_limits(found: Found, limit_bytes: int, kind: str) -> list[AtLimit]:
 def _at_limit(found: Found, limit_bytes: int, card: str) -> AtLimit:
     """Return the fastest of what was tried that fits another limit, by its upper estimate."""
     best = found.fitting[0].seconds
-    fits = [
+    by_rank = sorted(found.tried, key=lambda alternative: alternative.rank)
+    fits = (
         alternative
-        for alternative in found.tried
+        for alternative in by_rank
         if alternative.result.against_limit(limit_bytes).fit is Judgement.FITS
-    ]
-    if not fits:
+    )
+    fastest = next(fits, None)
+    if fastest is None:
         return AtLimit(limit_bytes=limit_bytes, card=card, result=None, slower=None)
-    fastest = min(fits, key=lambda alternative: alternative.rank)
     is_known = 0.0 < best < float("inf") and fastest.seconds < float("inf")
     slower = fastest.seconds / best - 1.0 if is_known else None
     return AtLimit(limit_bytes=limit_bytes, card=card, result=fastest.result, slower=slower)

@@ -193,8 +193,8 @@ class _BestFirst:
                 continue
             if one.alternative is not None:
                 self._confirm(one, one.alternative)
-            elif self._is_enough(one):
-                self.found.is_whole = False
+            elif self._is_enough(one) or _name_of_last(one.settings) in self.found.idle:
+                self.found.is_whole = False  # what is idle may save something beside others
             else:
                 self._record(one)
 
@@ -232,18 +232,18 @@ class _BestFirst:
         alternatives = _alternatives(goal, one.settings, predicted)
         self.found.tried += alternatives
         for alternative in alternatives:
-            seconds = goal.known.seconds_of(alternative)
+            exactly = goal.known.seconds_of(alternative)
+            seconds = alternative.seconds if exactly is None else exactly
             if self._may_fit(one.settings, predicted, alternative):
-                self._wait(seconds, one.settings, None, predicted, alternative)
+                # what is known already costs nothing to look at, and saves predictions of others
+                bound = seconds if exactly is None else 0.0
+                self._wait(bound, one.settings, None, predicted, alternative)
             if seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
                 self.least_seconds, self.in_vain = seconds, 0
 
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
         for settings in goal.space.with_one_more(one.settings, savers=not fits):
-            if _name_of_last(settings) in self.found.idle:
-                self.found.is_whole = False  # it may save something beside other settings
-                continue
             if not _is_refused(goal, settings, self.found):
                 least = 0.0 if goal.space.is_faster(settings[-1]) else bound
                 self._wait(least, settings, predicted.result)
@@ -255,10 +255,15 @@ class _BestFirst:
         self, settings: tuple[Settings, ...], start: Prediction, alternative: Alternative
     ) -> bool:
         """Return whether an alternative is worth an exact prediction, or has one already."""
-        if alternative.result.config in self.goal.known.predictions:
+        config, known, limit = alternative.result.config, self.goal.known, self.goal.limit_bytes
+        if config in known.predictions:
             return True
         bias = self.bias.get(key_of(settings), 1.0)
-        return _may_fit(alternative, start.result, self.goal.limit_bytes, bias)
+        is_too_large = limit <= known.too_large.get(config, 0)
+        if is_too_large or not _may_fit(alternative, start.result, limit, bias):
+            known.too_large[config] = max(limit, known.too_large.get(config, 0))
+            return False
+        return True
 
     def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
         """Predict an estimate exactly, unless one of the same step fits that is as fast.
@@ -269,9 +274,7 @@ class _BestFirst:
         goal, found, key = self.goal, self.found, key_of(one.settings)
         assert one.start is not None
         best = self.best_of.get(key)
-        is_known = alternative.result.config in goal.known.predictions
-        same = 1.0 if is_known else SAME_TIME
-        is_slower = best is not None and best.seconds <= same * one.bound_seconds
+        is_slower = best is not None and best.seconds <= SAME_TIME * one.bound_seconds
         if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
         result = _exact(goal, one.start, alternative)
@@ -298,11 +301,11 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
     result, parent = predicted.result, waiting.parent
     if result.outcome is not Outcome.OK and is_alone:
         found.refused[name] = result.message
+    found.starts[key_of(waiting.settings)] = result
     if result.outcome is Outcome.OK and parent is not None and _is_idle(result, parent):
         if is_alone:
             found.idle.add(name)
         return None
-    found.starts[key_of(waiting.settings)] = result
     return predicted
 
 

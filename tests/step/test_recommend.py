@@ -13,9 +13,11 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
+from memlab.api import predict_with_forecast
 from memlab.arguments.units import MIB
 from memlab.recommending import confirming, known, largest
 from memlab.recommending import search as searching
+from memlab.recommending.alternatives import alternatives_of
 from memlab.recommending.search import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
 from memlab.techniques.every import EVERY
@@ -314,6 +316,49 @@ def test_another_limit_records_no_step_again(plain, predictions):
     again = recommend(workload, plain.peak_reserved_bytes * 3, BATCH, CARD, allow=allow)
     assert len(predictions) == asked
     assert again[0].config == first[0].config
+
+
+@pytest.mark.slow
+def test_the_same_question_predicts_nothing_again(plain, predictions):
+    limit, allow = plain.peak_reserved_bytes // 2, ["accumulation_steps", "precision", "optimizer"]
+    first = recommend(wide(), limit, 96, CARD, allow=allow)
+    limit = int(first[0].predicted.peak_reserved_bytes * 0.8)
+    found = recommend(wide(), limit, 96, CARD, allow=allow)
+    asked = len(predictions)
+    again = recommend(wide(), limit, 96, CARD, allow=allow)
+    assert len(predictions) == asked
+    assert [one.config for one in again] == [one.config for one in found]
+
+
+def test_single_samples_are_tried():
+    options = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 256}
+    workload = memlab.workloads.get("gpt-small", **options)
+    pairs, single = (
+        memlab.predict(workload, StepConfig(batch_size=8, accumulation_steps=steps), "cpu")
+        for steps in (4, 8)
+    )
+    limit = (pairs.peak_allocated_bytes + single.peak_allocated_bytes) // 2
+    ranked = recommend(workload, limit, 8, "cpu", allow=["accumulation_steps"], confirm=0)
+    assert ranked[0].config.accumulation_steps == 8
+    assert ranked[0].result.peak_allocated_bytes == single.peak_allocated_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "lstm-text", "vit-digits"])
+@pytest.mark.parametrize("device", ["cpu", CARD])
+def test_an_estimate_of_single_samples_holds(name, device):
+    workload = memlab.workloads.get(name)
+    predicted = predict_with_forecast(workload, StepConfig(batch_size=8), device)
+    config = StepConfig(batch_size=8, accumulation_steps=8)
+    facts = memlab.api.inspect_workload(workload)
+    space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], facts, exact=False)
+    estimates = {
+        one.result.config: one.result
+        for one in alternatives_of(predicted, (), space, None, predicted.result.device)
+    }
+    told = estimates[config].counted_peak
+    peak = memlab.predict(workload, config, device).counted_peak.nbytes
+    assert told.nbytes * (1 - told.uncertainty) <= peak <= told.upper_bytes
 
 
 def test_what_is_known_is_that_of_the_same_workload(predictions):
