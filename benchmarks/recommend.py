@@ -4,8 +4,8 @@ Search: gpt-small on a card, every legal combination of precision, optimizer, ch
 budget and micro-batches, in a new process with an empty cache: the first call, the same call again,
 and another limit. Goals: 60 s, 2 s, less than 2 GiB resident in the caller and its workers together
 (shared pages count in each). A combination counts as judged if its step was recorded, so that its
-micro-batches and budgets follow by arithmetic, or if a recorded step that it only adds memory
-savers to is already slower than the answer.
+micro-batches and budgets follow by arithmetic (roughly, for micro-batches of one sample), or if a
+recorded step that it only adds memory savers to is already slower than the answer.
 
 Limits: 200 random limits for a model on this CPU, answered by prediction alone. Each distinct
 setting that was recommended is measured once, since its peak does not depend on the limit. Goals:
@@ -42,7 +42,8 @@ from benchmarks.recommend_peers import Trials, by_accelerate, by_lightning
 from memlab import Outcome, StepConfig, Workload
 from memlab.arguments.units import GIB, MIB
 from memlab.recommending import recommend as recommending
-from memlab.recommending.search import SAME_TIME, Found, Goal
+from memlab.recommending.goal import Goal
+from memlab.recommending.search import SAME_TIME, Found
 from memlab.recommending.space import can_be_planned, with_settings
 from memlab.techniques import every
 
@@ -151,6 +152,11 @@ def counted(goal: Goal, found: Found) -> dict[str, int]:
         (plain(one.result.config, space.base), one.result.config.accumulation_steps)
         for one in found.tried
     }
+    planned = {
+        plain(one.result.config, space.base)
+        for one in found.tried
+        if one.result.config.memory_budget < 1.0
+    }
     best = found.fitting[0].seconds if found.fitting else float("inf")
     total = {"legal": 0, "judged by prediction": 0, "slower by a bound": 0}
     for chosen in steps(groups):
@@ -169,6 +175,7 @@ def counted(goal: Goal, found: Found) -> dict[str, int]:
                 continue
             total["legal"] += 1
             is_judged = step in recorded and (step, divisor) in divided
+            is_judged = is_judged and (budget == 1.0 or step in planned)
             total["judged by prediction"] += is_judged
             total["slower by a bound"] += is_slower and not is_judged
     return total

@@ -6,7 +6,9 @@ Out come `Recommendations` (`recommendations.py`), the best first, each with its
 - `space.py`: the settings that are tried, as the techniques state them.
 - `alternatives.py`: other accumulation steps and budgets of a predicted step, by arithmetic.
 - `known.py`: what earlier searches of the session have predicted.
+- `goal.py`: what a search looks for, and where.
 - `search.py`: which steps are predicted, the most promising first.
+- `confirming.py`: what of that is measured, where the device is in this machine.
 - `reasons.py`: what each setting of a recommendation saves and costs, in words.
 - `largest.py`: `memlab.largest_batch`.
 """

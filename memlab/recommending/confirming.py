@@ -4,6 +4,9 @@ Predicted times of one number format are wrong by much the same factor, since it
 same; those of two formats are not. So the best of each format that may be the fastest is measured
 first. What these runs took corrects the predicted times of their format, and the fastest by that is
 measured last.
+
+Other programs make a run slower and never faster. So if the repeats of the two that may be the
+fastest overlap, both are run once more, and of each the faster run counts.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,12 +32,15 @@ class Confirmed:
     Attributes:
         kept: what fits, the fastest first.
         dropped: what did not fit or failed, with what was predicted.
-        factors: measured over predicted times, by the number formats that were measured.
+        factors: measured over predicted times, by the number formats that were measured: of the
+            fastest repeats, the least of a format.
+        num_runs: how often something was measured.
     """
 
     kept: list[Recommendation] = field(default_factory=list)
     dropped: list[Recommendation] = field(default_factory=list)
     factors: dict[Any, float] = field(default_factory=dict)
+    num_runs: int = 0
 
     @property
     def configs(self) -> set[StepConfig]:
@@ -48,12 +54,20 @@ class Confirmed:
         return float("inf") if seconds is None else factor * seconds
 
     def add(self, one: Recommendation, result: StepResult) -> None:
-        """Note what a run has found."""
-        is_kept = result.outcome is Outcome.OK and bool(result.fits)
-        (self.kept if is_kept else self.dropped).append(replace(one, result=result))
-        seconds = result.step_seconds, one.predicted.step_seconds
-        known = seconds[0] / seconds[1] if seconds[0] and seconds[1] else 1.0
-        self.factors.setdefault(one.config.precision, known)
+        """Note what a run has found; of two runs of a setting the faster one is kept."""
+        self.num_runs += 1
+        before = [kept for kept in self.kept if kept.config == one.config]
+        self.kept = [kept for kept in self.kept if kept.config != one.config]
+        if result.outcome is not Outcome.OK or not result.fits:
+            self.dropped.append(replace(one, result=result))
+        else:
+            self.kept.append(min([*before, replace(one, result=result)], key=_median))
+        if result.step_seconds_all and one.predicted.step_seconds:
+            factor = min(result.step_seconds_all) / one.predicted.step_seconds
+            known = self.factors.get(one.config.precision, factor)
+            self.factors[one.config.precision] = min(factor, known)
+        else:
+            self.factors.setdefault(one.config.precision, 1.0)
 
 
 def confirmed(
@@ -80,6 +94,13 @@ def confirmed(
         Ended: it was cancelled.
     """
     found, limit = Confirmed(), int(limit_bytes * (1.0 - headroom))
+
+    def run(one: Recommendation) -> None:
+        result = measure(config=one.config, repeats=REPEATS, memory_limit=limit, **options)
+        if result.outcome is Outcome.CANCELLED:
+            raise Ended(result.outcome, result.message)
+        found.add(one, result)
+
     for number in range(most):
         is_likely_next = not certain if number == 0 else not found.configs & _configs(likely)
         left = [
@@ -91,16 +112,14 @@ def confirmed(
             break
         of_formats = _of_other_formats(left, found, [*certain, *likely])
         is_for_formats = number < max(FORMATS_FIRST, most - 1)
-        one = min(of_formats if of_formats and is_for_formats else left, key=found.seconds)
-        result = measure(config=one.config, repeats=REPEATS, memory_limit=limit, **options)
-        if result.outcome is Outcome.CANCELLED:
-            raise Ended(result.outcome, result.message)
-        found.add(one, result)
+        run(min(of_formats if of_formats and is_for_formats else left, key=found.seconds))
+    for one in _unclear(found):
+        run(one)
 
     for at, one in enumerate(found.kept):
         last = reason_of_limit(one.result, limit_bytes, headroom)
         found.kept[at] = replace(one, reasons=(*one.reasons[:-1], last))
-    found.kept.sort(key=lambda one: one.result.step_seconds or float("inf"))
+    found.kept.sort(key=_median)
     return found
 
 
@@ -115,6 +134,25 @@ def _of_other_formats(
         if one.config.precision not in found.factors
         and may_be_faster(one.predicted, fastest.predicted)
     ]
+
+
+def _unclear(found: Confirmed) -> list[Recommendation]:
+    """Return the two that may be the fastest, if their repeats do not tell which one is."""
+
+    def least(one: Recommendation) -> float:
+        return min([found.seconds(one), *one.result.step_seconds_all])
+
+    first_two = sorted(found.kept, key=least)[:2]
+    if len(first_two) < 2:
+        return []
+    times = [one.result.step_seconds_all for one in first_two]
+    is_clear = max(times[0], default=0.0) < least(first_two[1])
+    return [] if is_clear else first_two
+
+
+def _median(one: Recommendation) -> float:
+    seconds = one.result.step_seconds
+    return float("inf") if seconds is None else seconds
 
 
 def _configs(some: Collection[Recommendation]) -> set[StepConfig]:

@@ -34,14 +34,15 @@ class Known:
 
     Attributes:
         predictions: by config, without a limit; those that ended without an answer are not kept.
-        too_large: the largest limit for which an estimate was left out as too large, by config. The
-            same question then leaves it out again, though its bias was learned in another order.
+        too_large: estimates that were left out as too large: the limit, the settings of the step,
+            what was estimated, and the config. The same question then leaves them out again,
+            though it knows more of the other estimates from the beginning.
         alternatives: estimates, by the settings of the step and what was estimated.
         stamps: of a person's own files that decided them, here and in the workers.
     """
 
     predictions: dict[StepConfig, Prediction] = field(default_factory=dict)
-    too_large: dict[StepConfig, int] = field(default_factory=dict)
+    too_large: set[Any] = field(default_factory=set)
     alternatives: dict[Any, list[Alternative]] = field(default_factory=dict)
     stamps: dict[str, Stamp | None] = field(default_factory=dict)
 

@@ -1,11 +1,11 @@
 """`recommend`: the fastest settings that fit a memory limit, with reasons.
 
-The effective batch stays as it is. Settings are searched by prediction, and the best few are
-measured if the device is in this machine.
+The effective batch stays as it is. Settings are searched by prediction. If the device is in this
+machine, a few are measured: the best of each number format, and the fastest after that.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +21,15 @@ from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
 from memlab.recommending.confirming import confirmed, why_dropped
+from memlab.recommending.goal import MOST_STEPS, Goal, Steps
 from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
 from memlab.recommending.reasons import reasons_of
 from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
-from memlab.recommending.search import MOST_STEPS, PATIENCE, Found, Goal, Steps, search
+from memlab.recommending.search import PATIENCE, Found, search
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
-from memlab.result import StepResult
 from memlab.running import Ended
 from memlab.trace import Category
 from memlab.worker.isolation import OnProgress, prewarm, runner
@@ -86,7 +86,8 @@ def recommend(
         top: the most settings to return.
         confirm: the most settings that are measured, if the device is in this machine: first the
             best of each number format that may be the fastest, last what is the fastest after
-            these runs. On a CPU one of them may be too close to say, but more likely to fit.
+            these runs. On a CPU one of them may be too close to say, but more likely to fit. The
+            two fastest are run once more if their times overlap.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
         on_progress: as for `measure`; the text says which step of the search is predicted.
@@ -164,8 +165,8 @@ def _answer(
         dropped=tuple(one.result for one in measured.dropped),
         other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
         tried=tuple(one.result for one in found.tried if one.exact),
-        estimated=tuple(_estimated(found)),
-        num_measured=len(done),
+        estimated=tuple(one.result for one in found.latest() if not one.exact),
+        num_measured=measured.num_runs,
         notes=(*goal.space.notes, *_notes(found), *why),
     )
 
@@ -177,14 +178,6 @@ def _is_harmless(goal: Goal) -> bool:
     """
     available = available_memory_bytes() or 0
     return goal.target.kind == "cpu" and goal.limit_bytes < available / 2
-
-
-def _estimated(found: Found) -> Iterator[StepResult]:
-    """Yield what was estimated and then not predicted."""
-    predicted = {one.result.config for one in found.tried if one.exact}
-    for one in found.tried:
-        if one.result.config not in predicted:
-            yield one.result
 
 
 def _message(
@@ -219,7 +212,7 @@ def _message(
         why = next(iter(found.refused.values()), "no step could be predicted")
         return f"nothing can be recommended for {name}: {why}"
 
-    least = min(found.tried, key=lambda one: counted(one.result).nbytes).result
+    least = min(found.latest(), key=lambda one: counted(one.result).nbytes).result
     peak = counted(least)
     text = (
         f"nothing that was tried fits {limit}: {name}, {batch}, takes at least "
@@ -240,9 +233,10 @@ def _notes(found: Found) -> list[str]:
     notes = [f"{setting} is left out: {why}" for setting, why in found.refused.items() if setting]
     if not found.is_whole:
         notes.append(
-            f"Not every combination was tried: the search ends after {MOST_STEPS} recorded steps, "
-            f"or after {PATIENCE} in a row that bring nothing faster. A faster setting may exist; "
-            "name fewer fields in allow to search those wholly."
+            "Not every combination was tried: what saves no memory by itself is left out beside "
+            f"other settings, and the search ends after {MOST_STEPS} recorded steps, or after "
+            f"{PATIENCE} in a row that bring nothing faster. A faster setting may exist; name "
+            "fewer fields in allow to search those wholly."
         )
     return notes
 
@@ -268,7 +262,7 @@ def _other_limits(found: Found, limit_bytes: int, kind: str) -> list[AtLimit]:
 def _at_limit(found: Found, limit_bytes: int, card: str) -> AtLimit:
     """Return the fastest of what was tried that fits another limit, by its upper estimate."""
     best = found.fitting[0].seconds
-    by_rank = sorted(found.tried, key=lambda alternative: alternative.rank)
+    by_rank = sorted(found.latest(), key=lambda alternative: alternative.rank)
     fits = (
         alternative
         for alternative in by_rank

@@ -98,7 +98,7 @@ class Recommendations(Sequence[Recommendation]):
         other_limits: what other limits would mean.
         tried: every step that was predicted.
         estimated: other accumulation steps and budgets of these steps, by arithmetic alone.
-        num_measured: how many steps were measured.
+        num_measured: how many runs were made; a setting may be run twice.
         notes: sentences on what was left out.
     """
 

@@ -2,9 +2,9 @@
 
 The search begins with the settings as they are, and adds one setting at a time: first what may make
 a step faster (number format, fused optimizer), then what only saves memory. Each such step is
-predicted once; its other accumulation steps and budgets are estimated by arithmetic. A setting that
-changes nothing here is dropped. A technique that only saves memory makes no step faster, so it is
-not added to a step that fits.
+predicted once; its other accumulation steps and budgets are estimated by arithmetic. A technique
+that only saves memory makes no step faster, so it is not added to a step that fits. One that by
+itself saves none is not tried beside other settings either.
 
 Steps and estimates wait in one queue, those with the least time that they can have first. So the
 search is over once the next of them is slower than what has been found. Steps that wait are left
@@ -16,11 +16,11 @@ predicted, and channels last.
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from memlab.config import StepConfig
-from memlab.devices.cards import Target
 from memlab.limits.judgement import Judgement
 from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
@@ -29,82 +29,19 @@ from memlab.recommending.alternatives import (
     Alternative,
     alternatives_of,
     counted,
+    likely_fits,
     may_be_faster,
+    may_fit,
 )
-from memlab.recommending.known import Known
-from memlab.recommending.space import Settings, Space, can_be_planned, with_settings
+from memlab.recommending.goal import MOST_STEPS, Goal
+from memlab.recommending.space import Settings, can_be_planned, with_settings
 from memlab.result import Outcome, StepResult
-from memlab.running import Ended, Progress, Run
+from memlab.running import Ended
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
-from memlab.worker.isolation import OnProgress
-from memlab.workload import Workload
 
-MOST_STEPS = 40  # that are recorded; each takes one or two seconds
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
 SAME_TIME = 1.02  # times that differ by less than this factor count as equal
-
-
-@dataclass(slots=True)
-class Steps:
-    """Passes progress on, and says which step of the search it belongs to.
-
-    Attributes:
-        tell: gets the progress; None for nobody.
-        number: of the step that is looked at, from 1; 0 outside of the search.
-        settings: that this step adds to the base, in words.
-    """
-
-    tell: OnProgress | None
-    number: int = 0
-    settings: str = ""
-
-    def __call__(self, progress: Progress) -> None:
-        """Pass progress on."""
-        if self.tell is None:
-            return
-        if self.number:
-            which = f" with {self.settings}" if self.settings else ""
-            progress = Progress(
-                text=f"step {self.number} of at most {MOST_STEPS}{which}: {progress.text}",
-                fraction=(self.number - 1 + progress.fraction) / MOST_STEPS,
-            )
-        self.tell(progress)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Goal:
-    """What is searched for, and where.
-
-    Attributes:
-        workload: what is trained.
-        space: what may be changed.
-        device: as `memlab.predict` takes it.
-        target: the same device.
-        limit_bytes: that a step may hold, the headroom taken off.
-        most: how many settings to find.
-        each_format: whether to find the fastest of each number format too, among the steps that are
-            recorded, if it may be the fastest. How the times of two formats compare is the least
-            certain of all, and a run can tell.
-        seed: set before the model, the batch and each step.
-        options: of `predict_with_forecast`: the time limit, and how to tell and stop.
-        run: how a plan is made.
-        steps: gets all progress.
-        known: what earlier searches have predicted; this one adds to it.
-    """
-
-    workload: Workload
-    space: Space
-    device: Any
-    target: Target
-    limit_bytes: int
-    most: int
-    each_format: bool
-    seed: int
-    options: dict[str, Any]
-    run: Run
-    steps: Steps
-    known: Known
 
 
 @dataclass(slots=True)
@@ -113,9 +50,10 @@ class Found:
 
     Attributes:
         fitting: predicted to fit, the fastest first.
-        close: predicted to lie too near to the limit to say.
+        close: predicted to lie too near to the limit to say, the fastest first.
         tried: every step that was predicted or estimated.
-        starts: results by the settings that were added to the base, without those of arithmetic.
+        starts: results of all recorded steps, also those that are refused or change nothing, by the
+            settings that were added to the base.
         refused: messages of settings that this model or device refuses, by setting; "" is the base.
         idle: settings that change nothing when they are added to the base.
         is_whole: whether the search ended because no step was left that may be faster.
@@ -128,6 +66,13 @@ class Found:
     refused: dict[str, str] = field(default_factory=dict)
     idle: set[str] = field(default_factory=set)
     is_whole: bool = True
+
+    def latest(self) -> list[Alternative]:
+        """Return what was tried, each config once: an exact prediction instead of its estimate."""
+        by_config = {
+            one.result.config: one for one in sorted(self.tried, key=lambda one: one.exact)
+        }
+        return list(by_config.values())
 
     def worst_seconds(self, most: int) -> float:
         """Return the time that a further setting has to beat; infinite while some are missing."""
@@ -171,7 +116,8 @@ class _BestFirst:
     Attributes:
         least_seconds: of the estimates that fit.
         in_vain: steps recorded since that was last improved.
-        bias: what the last exact prediction was above its estimate, by the settings of the step.
+        bias: the least factor by which exact predictions were above their estimates, by the
+            settings of the step; those of single samples apart, which are estimated less well.
         best_of: the fastest alternative of a step that fits, by the settings of the step.
     """
 
@@ -182,7 +128,7 @@ class _BestFirst:
         self.waiting = [_Waiting(0.0, next(self.numbers), ())]
         self.recorded = self.in_vain = 0
         self.least_seconds = float("inf")
-        self.bias: dict[tuple[str, ...], float] = {}
+        self.bias: dict[tuple[tuple[str, ...], bool], float] = {}
         self.best_of: dict[tuple[str, ...], Alternative] = {}
 
     def run(self) -> Found:
@@ -193,13 +139,16 @@ class _BestFirst:
                 continue
             if one.alternative is not None:
                 self._confirm(one, one.alternative)
-            elif self._is_enough(one) or _name_of_last(one.settings) in self.found.idle:
-                self.found.is_whole = False  # what is idle may save something beside others
+            elif self._is_enough(one) or self._is_idle_saver(one):
+                self.found.is_whole = False
             else:
                 self._record(one)
 
         self.goal.steps.number = 0
-        return self.found
+        found, worst = self.found, self.found.worst_seconds(self.goal.most)
+        close = [one for one in found.close if one.seconds <= worst]
+        found.close = sorted(close, key=lambda one: one.rank)
+        return found
 
     def _is_too_slow(self, one: _Waiting) -> bool:
         """Return whether enough was found that is faster than a step or an estimate can be."""
@@ -218,6 +167,10 @@ class _BestFirst:
         is_in_vain = is_in_vain and self.least_seconds < float("inf")
         return self.recorded >= MOST_STEPS or is_in_vain
 
+    def _is_idle_saver(self, one: _Waiting) -> bool:
+        """Return whether a step adds what only saves memory, and saves none by itself."""
+        return one.bound_seconds > 0.0 and _name_of_last(one.settings) in self.found.idle
+
     def _record(self, one: _Waiting) -> None:
         """Predict a step; what it says of others waits from now on."""
         goal = self.goal
@@ -231,14 +184,13 @@ class _BestFirst:
 
         alternatives = _alternatives(goal, one.settings, predicted)
         self.found.tried += alternatives
+        self._confirm_known(one.settings, predicted, alternatives)
         for alternative in alternatives:
-            exactly = goal.known.seconds_of(alternative)
-            seconds = alternative.seconds if exactly is None else exactly
-            if self._may_fit(one.settings, predicted, alternative):
-                # what is known already costs nothing to look at, and saves predictions of others
-                bound = seconds if exactly is None else 0.0
-                self._wait(bound, one.settings, None, predicted, alternative)
-            if seconds < self.least_seconds and _fits(alternative, goal.limit_bytes):
+            seconds = alternative.seconds
+            is_known = goal.known.seconds_of(alternative) is not None
+            if not is_known and self._may_fit(one.settings, predicted, alternative):
+                self._wait(seconds, one.settings, None, predicted, alternative)
+            if seconds < self.least_seconds and likely_fits(alternative, goal.limit_bytes):
                 self.least_seconds, self.in_vain = seconds, 0
 
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
@@ -251,19 +203,39 @@ class _BestFirst:
     def _wait(self, bound_seconds: float, settings: tuple[Settings, ...], *rest: Any) -> None:
         heapq.heappush(self.waiting, _Waiting(bound_seconds, next(self.numbers), settings, *rest))
 
+    def _confirm_known(
+        self,
+        settings: tuple[Settings, ...],
+        start: Prediction,
+        alternatives: Sequence[Alternative],
+    ) -> None:
+        """Look at what was predicted exactly before, the fastest first, until one fits.
+
+        This costs no prediction, and may save those of estimates that wait.
+        """
+        seconds_of = self.goal.known.seconds_of
+        known = [(s, one) for one in alternatives if (s := seconds_of(one)) is not None]
+        for seconds, one in sorted(known, key=lambda pair: pair[0]):
+            waiting = _Waiting(seconds, next(self.numbers), settings, None, start, one)
+            if self._is_too_slow(waiting) or key_of(settings) in self.best_of:
+                return
+            self._confirm(waiting, one)
+
     def _may_fit(
         self, settings: tuple[Settings, ...], start: Prediction, alternative: Alternative
     ) -> bool:
         """Return whether an alternative is worth an exact prediction, or has one already."""
-        config, known, limit = alternative.result.config, self.goal.known, self.goal.limit_bytes
-        if config in known.predictions:
+        goal, config, key = self.goal, alternative.result.config, key_of(settings)
+        if alternative.exact or config in goal.known.predictions:
             return True
-        bias = self.bias.get(key_of(settings), 1.0)
-        is_too_large = limit <= known.too_large.get(config, 0)
-        if is_too_large or not _may_fit(alternative, start.result, limit, bias):
-            known.too_large[config] = max(limit, known.too_large.get(config, 0))
+        asked = goal.limit_bytes, key, goal.space.accumulation_steps, goal.space.budgets, config
+        if asked in goal.known.too_large:
             return False
-        return True
+        bias = self.bias.get((key, alternative.is_single))
+        if may_fit(alternative, start.result, goal.limit_bytes, bias):
+            return True
+        goal.known.too_large.add(asked)
+        return False
 
     def _confirm(self, one: _Waiting, alternative: Alternative) -> None:
         """Predict an estimate exactly, unless one of the same step fits that is as fast.
@@ -280,8 +252,7 @@ class _BestFirst:
         result = _exact(goal, one.start, alternative)
         if result.outcome is not Outcome.OK:
             return
-        estimate = counted(alternative.result).nbytes
-        self.bias[key] = max(1.0, counted(result).nbytes / estimate)
+        self._learn(key, alternative, counted(result).nbytes)
         sure = Alternative(settings=alternative.settings, result=result, exact=True)
         if not alternative.exact:
             found.tried.append(sure)
@@ -290,6 +261,13 @@ class _BestFirst:
         if result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
             self.best_of[key] = sure
             found.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
+
+    def _learn(self, key: tuple[str, ...], alternative: Alternative, nbytes: int) -> None:
+        """Note what an exact prediction says of other estimates of the same step."""
+        if not alternative.exact:
+            of_which = key, alternative.is_single
+            factor = max(1.0, nbytes / counted(alternative.result).nbytes)
+            self.bias[of_which] = min(factor, self.bias.get(of_which, factor))
 
 
 def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None:
@@ -353,23 +331,6 @@ def _chain(goal: Goal, config: StepConfig) -> Chain | None:
         if ended.outcome is Outcome.CANCELLED:
             raise
         return None  # this model cannot be planned: its other settings are tried without a budget
-
-
-def _may_fit(
-    alternative: Alternative, start: StepResult, limit_bytes: int, bias: float = 1.0
-) -> bool:
-    """Return whether an alternative fits if its peak is as low as its estimate allows."""
-    if alternative.exact:
-        return True
-    peak = counted(alternative.result)
-    needed, taken = start.needed_bytes, start.peak_reserved_bytes
-    share = needed / taken if needed and taken else 1.0
-    return peak.nbytes * share * bias * (1.0 - peak.uncertainty) <= limit_bytes
-
-
-def _fits(alternative: Alternative, limit_bytes: int) -> bool:
-    """Return whether an alternative fits even if its peak is as high as its estimate allows."""
-    return counted(alternative.result).upper_bytes <= limit_bytes
 
 
 def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult:

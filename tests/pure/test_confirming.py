@@ -87,6 +87,40 @@ def test_no_more_are_measured_than_asked_for_or_found(runs):
     assert len(confirm([FAST, PLAIN], 9).configs) == 2
 
 
+def test_two_whose_repeats_overlap_are_run_again_and_the_faster_run_counts(monkeypatch):
+    times = {
+        FAST.config: [(0.3, 0.2, 0.11), (0.1, 0.1, 0.1)],  # other programs slow the first run
+        PLAIN.config: [(0.15, 0.15, 0.15), (0.15, 0.15, 0.15)],
+        ALMOST.config: [(0.12, 0.12, 0.12)],
+    }
+    asked = []
+
+    def measure(*, config, memory_limit, **options):
+        asked.append(config)
+        result = make_result(seconds=times[config].pop(0), config=config)
+        return result.against_limit(memory_limit)
+
+    monkeypatch.setattr(confirming, "measure", measure)
+    found = confirm([FAST, PLAIN], 2)
+    assert asked == [FAST.config, PLAIN.config] * 2
+    assert (found.kept[0].config, found.kept[0].result.step_seconds) == (FAST.config, 0.1)
+    assert found.num_runs == 4
+    assert found.factors["bf16-mixed"] == pytest.approx(1.0)
+
+
+def test_a_setting_whose_second_run_fails_is_dropped(monkeypatch):
+    results = [
+        make_result(seconds=(0.1, 0.2), config=FAST.config).against_limit(LIMIT),
+        make_result(seconds=(0.15,), config=PLAIN.config).against_limit(LIMIT),
+        out_of_memory(config=FAST.config),
+        make_result(seconds=(0.15,), config=PLAIN.config).against_limit(LIMIT),
+    ]
+    monkeypatch.setattr(confirming, "measure", lambda **options: results.pop(0))
+    found = confirm([FAST, PLAIN], 2)
+    assert [one.config for one in found.kept] == [PLAIN.config]
+    assert [one.config for one in found.dropped] == [FAST.config]
+
+
 def test_of_what_is_too_close_to_say_one_is_measured_after_one_that_is_certain(runs):
     found = confirm([PLAIN, PLAIN_AGAIN], 3, likely=[CLOSER, CLOSE])
     assert runs == [PLAIN.config, CLOSER.config, PLAIN_AGAIN.config]

@@ -354,7 +354,7 @@ def test_an_estimate_of_single_samples_holds(name, device):
     space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], facts, exact=False)
     estimates = {
         one.result.config: one.result
-        for one in alternatives_of(predicted, (), space, None, predicted.result.device)
+        for one in alternatives_of(predicted, (), space, None, "cpu" if device == "cpu" else "cuda")
     }
     told = estimates[config].counted_peak
     peak = memlab.predict(workload, config, device).counted_peak.nbytes
