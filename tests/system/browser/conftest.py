@@ -71,6 +71,30 @@ memlab.panel(workload, device="cpu")
 """
 
 
+TRAINER = """
+import tempfile
+
+import torch
+import transformers
+
+import memlab
+
+model = transformers.BertForSequenceClassification(
+    transformers.BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=32,
+    )
+)
+arguments = transformers.TrainingArguments(
+    tempfile.mkdtemp(), per_device_train_batch_size=4, gradient_accumulation_steps=2, bf16=True,
+    use_cpu=True, report_to=[],
+)
+samples = [{"input_ids": torch.ones(16, dtype=torch.long), "labels": 0} for _ in range(64)]
+given = memlab.from_trainer(transformers.Trainer(model, arguments, train_dataset=samples))
+memlab.panel(given.workload, config=given.config, device="cpu")
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = str(pathlib.Path(__file__).parent)
     for item in items:
@@ -133,6 +157,7 @@ def _write_notebooks(folder: pathlib.Path) -> None:
     _write(folder / QUICK, TINY, SHOW)
     _write(folder / "recorded.ipynb", RECORDED, "panel")
     _write(folder / "failing.ipynb", FAILING)
+    _write(folder / "trainer.ipynb", TRAINER)
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
 

@@ -1,6 +1,17 @@
 """*Fit for me* as a person meets it: pressed, watched, undone, by mouse and by keyboard."""
 
-from tests.system.browser.panel_page import badge, button, settle, status, wait_for
+import pytest
+
+from tests.system.browser.conftest import SHOTS
+from tests.system.browser.panel_page import (
+    badge,
+    button,
+    costs,
+    open_panel,
+    settle,
+    status,
+    wait_for,
+)
 
 
 def value(panel, name):
@@ -37,6 +48,35 @@ def test_the_sliders_move_to_what_fits_and_undo_brings_them_back(page, panel):
     assert (value(panel, "Accumulation"), value(panel, "Memory budget")) == ("1", "1")
     button(panel, "use 1").click()
     wait_for(lambda: badge(panel).startswith("✔ fits"))
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_that_is_said_and_nothing_moves(panel):
+    settle(panel)
+    panel.get_by_label("Limit").fill("1 KiB")
+    wait_for(lambda: badge(panel).startswith("✖ does not fit"))
+    before = [value(panel, name) for name in ("Batch size", "Accumulation", "Memory budget")]
+    button(panel, "Fit for me").click()
+    wait_for(lambda: "nothing that was tried fits 1.00 KiB" in status(panel), seconds=180)
+    assert "takes at least" in panel.locator(".memlab-fits").inner_text()
+    after = [value(panel, name) for name in ("Batch size", "Accumulation", "Memory budget")]
+    assert after == before
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    panel.screenshot(path=SHOTS / "nothing-fits.png")
+
+
+@pytest.mark.slow
+def test_a_panel_opens_on_a_trainer_that_was_configured(page, lab):
+    panel = open_panel(page, lab, "trainer.ipynb")
+    wait_for(lambda: costs(panel).startswith("predicted for"), seconds=180)
+    assert (value(panel, "Batch size"), value(panel, "Accumulation")) == ("8", "2")
+    assert button(panel, "bf16-mixed").get_attribute("aria-pressed") == "true"
+    button_of_more = panel.locator(".memlab-more-row button").first
+    assert button_of_more.evaluate("e => getComputedStyle(e).overflowX") == "hidden"
+    more = button_of_more.bounding_box()
+    assert more["x"] + more["width"] <= panel.locator(".memlab-memory").bounding_box()["x"]
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    panel.screenshot(path=SHOTS / "trainer.png")
 
 
 def test_the_header_stays_one_line_on_a_laptop(page, panel):
