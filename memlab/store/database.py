@@ -206,7 +206,7 @@ def _why(error: Exception) -> str:
         )
     if "full" in text or "no space" in text or "quota" in text:
         return f"cannot be written, because its disk is full ({said}); free some space, {ELSEWHERE}"
-    if "readonly" in text or "unable to open" in text or isinstance(error, PermissionError):
+    if "readonly" in text or "unable to open" in text or isinstance(error, OSError):
         return (
             f"cannot be opened or written ({said}); make the file and its folder writable for "
             f"you, {ELSEWHERE}"

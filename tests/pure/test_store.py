@@ -250,6 +250,11 @@ def test_a_locked_store(workload, path, monkeypatch):
     assert len(memlab.stored_results(path=path)) == 1
 
 
+def test_a_folder_that_cannot_be_made(path):
+    path.write_text("a file where a folder would have to be")
+    assert "writable for you" in write(a_run(), path / "results.sqlite3")
+
+
 def test_a_broken_file(workload, path):
     path.write_bytes(b"no database at all, but long enough to be one" * 100)
     assert "move it away" in note_of(workload)
