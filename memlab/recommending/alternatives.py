@@ -30,16 +30,13 @@ class Alternative:
         settings: that were added to the base.
         result: of the step; an estimate has no timeline.
         exact: whether the result is a prediction of this very step, not an estimate.
+        is_single: whether it is estimated for micro-batches of one sample by those of two.
     """
 
     settings: tuple[Settings, ...]
     result: StepResult
     exact: bool
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is an estimate of micro-batches of one sample."""
-        return not self.exact and self.result.config.micro_batch_size == 1
+    is_single: bool = False
 
     @property
     def seconds(self) -> float:
@@ -115,15 +112,19 @@ def alternatives_of(
     config = predicted.result.config
     own = config.accumulation_steps
     for steps in sorted(space.accumulation_steps, key=lambda steps: (steps != own, steps)):
-        divided = _divided(predicted, replace(config, accumulation_steps=steps))
+        wanted = replace(config, accumulation_steps=steps)
+        divided = _divided(predicted, wanted)
+        is_single = divided is None and wanted.micro_batch_size == 1
+        if is_single:
+            divided = _of_single_samples(predicted, wanted)
         if divided is None:
             continue
         is_own = steps == own
         added = settings if is_own else (*settings, {"accumulation_steps": steps})
         light = divided if is_own else replace(divided, timeline=None)  # of hundreds
-        yield Alternative(settings=added, result=light, exact=is_own)
-        if chain is not None:
-            yield from _planned(divided, added, space, chain, config, kind)
+        yield Alternative(settings=added, result=light, exact=is_own, is_single=is_single)
+        for one in _planned(divided, added, space, chain, config, kind) if chain else ():
+            yield replace(one, is_single=is_single)
 
 
 def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
@@ -136,7 +137,7 @@ def _divided(predicted: Prediction, config: StepConfig) -> StepResult | None:
         return interpolated(predicted, config)
     if can_regroup(forecast, config):
         return regrouped(predicted, config, most_drawn=MOST_DRAWN)
-    return _of_single_samples(predicted, config) if config.micro_batch_size == 1 else None
+    return None
 
 
 def _of_single_samples(predicted: Prediction, config: StepConfig) -> StepResult | None:

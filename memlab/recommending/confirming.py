@@ -33,13 +33,13 @@ class Confirmed:
         kept: what fits, the fastest first.
         dropped: what did not fit or failed, with what was predicted.
         factors: measured over predicted times, by the number formats that were measured: of the
-            fastest repeats, the least of a format.
+            fastest repeats, the least of a format; None where no run has a time.
         num_runs: how often something was measured.
     """
 
     kept: list[Recommendation] = field(default_factory=list)
     dropped: list[Recommendation] = field(default_factory=list)
-    factors: dict[Any, float] = field(default_factory=dict)
+    factors: dict[Any, float | None] = field(default_factory=dict)
     num_runs: int = 0
 
     @property
@@ -50,24 +50,35 @@ class Confirmed:
     def seconds(self, one: Recommendation) -> float:
         """Return the predicted time, corrected by runs of its format; infinite if not known."""
         seconds = one.predicted.step_seconds
-        factor = self.factors.get(one.config.precision, 1.0)
+        factor = self.factors.get(one.config.precision) or 1.0
         return float("inf") if seconds is None else factor * seconds
 
     def add(self, one: Recommendation, result: StepResult) -> None:
-        """Note what a run has found; of two runs of a setting the faster one is kept."""
+        """Note what a run has found.
+
+        Of two runs of a setting the faster one is kept, and also one that could not be repeated,
+        unless the second had no room.
+        """
         self.num_runs += 1
         before = [kept for kept in self.kept if kept.config == one.config]
+        has_no_room = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
+        is_ok = result.outcome is Outcome.OK and bool(result.fits)
+        if before and not is_ok and not has_no_room:
+            return
         self.kept = [kept for kept in self.kept if kept.config != one.config]
-        if result.outcome is not Outcome.OK or not result.fits:
-            self.dropped.append(replace(one, result=result))
-        else:
+        if is_ok:
             self.kept.append(min([*before, replace(one, result=result)], key=_median))
-        if result.step_seconds_all and one.predicted.step_seconds:
-            factor = min(result.step_seconds_all) / one.predicted.step_seconds
-            known = self.factors.get(one.config.precision, factor)
-            self.factors[one.config.precision] = min(factor, known)
         else:
-            self.factors.setdefault(one.config.precision, 1.0)
+            self.dropped.append(replace(one, result=result))
+        self._correct(one, result)
+
+    def _correct(self, one: Recommendation, result: StepResult) -> None:
+        precision, predicted = one.config.precision, one.predicted.step_seconds
+        if not result.step_seconds_all or not predicted:
+            self.factors.setdefault(precision, None)
+            return
+        factor = min(result.step_seconds_all) / predicted
+        self.factors[precision] = min(factor, self.factors.get(precision) or factor)
 
 
 def confirmed(
@@ -137,7 +148,11 @@ def _of_other_formats(
 
 
 def _unclear(found: Confirmed) -> list[Recommendation]:
-    """Return the two that may be the fastest, if their repeats do not tell which one is."""
+    """Return the two that may be the fastest, if their repeats do not tell which one is.
+
+    A whole run may have been slowed down, so a setting may be as fast as its predicted time, as
+    the fastest run of its format corrects it.
+    """
 
     def least(one: Recommendation) -> float:
         return min([found.seconds(one), *one.result.step_seconds_all])

@@ -18,7 +18,7 @@ def reasons_of(
 ) -> tuple[str, ...]:
     """Return a sentence for each setting of an alternative, and one for what is left free."""
     known: Mapping[tuple[str, ...], StepResult] = {
-        **{key_of(one.settings): one.result for one in reversed(found.tried)},
+        **{key_of(one.settings): one.result for one in reversed(found.latest())},
         **found.starts,
         key_of(alternative.settings): alternative.result,
     }

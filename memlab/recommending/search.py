@@ -146,20 +146,27 @@ class _BestFirst:
 
         self.goal.steps.number = 0
         found, worst = self.found, self.found.worst_seconds(self.goal.most)
-        close = [one for one in found.close if one.seconds <= worst]
+        close = [
+            one
+            for one in found.close
+            if one.seconds <= worst or self._may_be_of_a_faster_format(one.result)
+        ]
         found.close = sorted(close, key=lambda one: one.rank)
         return found
 
     def _is_too_slow(self, one: _Waiting) -> bool:
         """Return whether enough was found that is faster than a step or an estimate can be."""
-        fitting, alternative = self.found.fitting, one.alternative
         if one.bound_seconds <= self.found.worst_seconds(self.goal.most):
             return False
-        if alternative is None or not self.goal.each_format:
-            return True
+        alternative = one.alternative
+        return alternative is None or not self._may_be_of_a_faster_format(alternative.result)
+
+    def _may_be_of_a_faster_format(self, result: StepResult) -> bool:
+        """Return whether a number format without a setting that fits may be the fastest here."""
+        fitting = self.found.fitting
         formats = {fits.result.config.precision for fits in fitting}
-        is_of_another = alternative.result.config.precision not in formats
-        return not (is_of_another and may_be_faster(alternative.result, fitting[0].result))
+        is_of_another = self.goal.each_format and result.config.precision not in formats
+        return is_of_another and may_be_faster(result, fitting[0].result)
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""

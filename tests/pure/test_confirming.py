@@ -121,6 +121,16 @@ def test_a_setting_whose_second_run_fails_is_dropped(monkeypatch):
     assert [one.config for one in found.dropped] == [FAST.config]
 
 
+def test_a_setting_whose_second_run_crashes_keeps_its_first(monkeypatch):
+    first = make_result(seconds=(0.1, 0.2), config=FAST.config).against_limit(LIMIT)
+    plain = make_result(seconds=(0.15,), config=PLAIN.config).against_limit(LIMIT)
+    crashed = make_result(outcome=Outcome.CRASHED, config=FAST.config)
+    results = [first, plain, crashed, plain]
+    monkeypatch.setattr(confirming, "measure", lambda **options: results.pop(0))
+    found = confirm([FAST, PLAIN], 2)
+    assert (len(found.kept), found.dropped, found.num_runs) == (2, [], 4)
+
+
 def test_of_what_is_too_close_to_say_one_is_measured_after_one_that_is_certain(runs):
     found = confirm([PLAIN, PLAIN_AGAIN], 3, likely=[CLOSER, CLOSE])
     assert runs == [PLAIN.config, CLOSER.config, PLAIN_AGAIN.config]

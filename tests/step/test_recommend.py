@@ -343,6 +343,17 @@ def test_single_samples_are_tried():
     assert ranked[0].result.peak_allocated_bytes == single.peak_allocated_bytes
 
 
+def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
+    workload = linear()
+    facts = memlab.api.inspect_workload(workload)
+    for config in (StepConfig(batch_size=1), StepConfig(batch_size=8)):
+        predicted = predict_with_forecast(workload, config, "cpu")
+        space = space_of(config, ["accumulation_steps"], facts, exact=False)
+        for one in alternatives_of(predicted, (), space, None, "cpu"):
+            is_single = config.batch_size == 8 and one.result.config.accumulation_steps == 8
+            assert one.is_single == is_single
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-small", "resnet-digits", "lstm-text", "vit-digits"])
 @pytest.mark.parametrize("device", ["cpu", CARD])
