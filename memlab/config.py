@@ -5,15 +5,22 @@ checked here. `build_step` checks whether the device and this version of torch s
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from memlab.arguments.checks import Rule, count, rule_for, text
-from memlab.arguments.quoting import is_a, shown
+from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.setting_values import (
+    Policy,
+    fraction,
+    modules,
+    norm,
+    optional_count,
+    policy_among,
+)
 from memlab.errors import ConfigError
+from memlab.strategies import Sharding, check_ranks
 
 FP32_FORMATS = ("float32",)
 
@@ -127,7 +134,6 @@ class Checkpointing(StrEnum):
 
 
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
-Policy = str | Callable[..., Any]
 MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
 COUNT = count(1, MOST_SAMPLES)
 
@@ -174,6 +180,16 @@ class StepConfig:
         offload_parameters: weights are kept in host memory while other modules run.
         offload_optimizer: the optimizer's state is kept in host memory between updates.
         expandable_segments: CUDA's caching allocator grows its segments instead of adding new ones.
+        sharding: how several processes, the ranks, train one model, see `Sharding`. `batch_size`
+            stays that of all ranks together; each takes an equal part, in `accumulation_steps`
+            micro-batches.
+        world_size: number of ranks, one for each device.
+        tensor_parallel_size: how many ranks hold one copy of the batch and a part of each weight;
+            1 is no tensor parallelism. With sharding="tensor" these are all ranks.
+        shard_group_size: how many ranks share the parts of one copy of the model; with
+            sharding="hybrid".
+        sync_each_micro_batch: the ranks sum their gradients after every micro-batch. With False
+            (`no_sync`) they do so once an update, and hold whole gradients until then.
 
     Raises:
         ConfigError: a value is not allowed; the message names field, value and remedy.
@@ -208,6 +224,11 @@ class StepConfig:
     offload_parameters: bool = False
     offload_optimizer: bool = False
     expandable_segments: bool = False
+    sharding: Sharding = Sharding.NONE
+    world_size: int = 1
+    tensor_parallel_size: int = 1
+    shard_group_size: int | None = None
+    sync_each_micro_batch: bool = True
 
     def __post_init__(self) -> None:
         for name, rule in _rules():
@@ -220,6 +241,7 @@ class StepConfig:
                 "micro-batch needs a sample: raise batch_size or lower accumulation_steps"
             )
 
+        check_ranks(self)
         for name in ("checkpoint_modules", "checkpoint_policy"):
             value = getattr(self, name)
             if self.checkpointing is Checkpointing.NONE and value != _default(name):
@@ -266,15 +288,30 @@ class StepConfig:
         )
 
     @property
+    def data_parallel_size(self) -> int:
+        """Into how many equal parts the ranks divide a batch; 1 without sharding."""
+        if self.sharding is Sharding.TENSOR:
+            return 1
+        return self.world_size // self.tensor_parallel_size
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Samples per update that one rank computes; `batch_size` without sharding."""
+        return self.batch_size // self.data_parallel_size
+
+    @property
     def micro_batch_sizes(self) -> tuple[int, ...]:
-        """Samples in each micro-batch; they differ by at most one and sum to `batch_size`."""
-        size, extra = divmod(self.batch_size, self.accumulation_steps)
+        """Samples in each micro-batch of a rank; they differ by at most one.
+
+        Their sum is `rank_batch_size`, which is `batch_size` without sharding.
+        """
+        size, extra = divmod(self.rank_batch_size, self.accumulation_steps)
         return tuple(size + (i < extra) for i in range(self.accumulation_steps))
 
     @property
     def micro_batch_size(self) -> int:
         """Samples in the largest micro-batch."""
-        return -(-self.batch_size // self.accumulation_steps)
+        return -(-self.rank_batch_size // self.accumulation_steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.
@@ -313,78 +350,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def _budget(name: str, value: Any) -> float:
-    return _fraction(name, value, "it is the share of the activations to keep; 1.0 keeps them all")
-
-
-def _offload_fraction(name: str, value: Any) -> float:
-    return _fraction(name, value, "it is the share of the activations that leave the device")
-
-
-def _fraction(name: str, value: Any, means: str) -> float:
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value)
-    except Exception:  # no number, or of a person's own class, which may raise anything
-        raise ConfigError(f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0") from None
-
-    if not 0.0 <= number <= 1.0:
-        raise ConfigError(
-            f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them use 0.5"
-        )
-
-    return number
-
-
-def _norm(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value)
-    except Exception:  # no number, or of a person's own class, which may raise anything
-        number = math.nan
-
-    if not 0.0 < number < math.inf:
-        raise ConfigError(
-            f"{name}={shown(value)}; allowed is a number above 0, such as 1.0, or None not to clip"
-        )
-
-    return number
-
-
-def _modules(name: str, value: Any) -> str:
-    found = text(name, value).strip()
-    if not found:
-        raise ConfigError(
-            f"{name}={shown(value)}; allowed is 'auto', 'every 2', the name of a class, or a "
-            "pattern of module paths such as 'layers.*'"
-        )
-    return found
-
-
-def _policy(name: str, value: Any) -> Policy:
-    if is_a(value, str) and str.strip(value):
-        return text(name, value).strip()
-
-    if not callable(value):
-        raise ConfigError(
-            f"{name}={shown(value)}; allowed is one of {', '.join(map(repr, PRESET_POLICIES))}, "
-            "operators by name ('aten.mm, aten.addmm'), or a policy function"
-        )
-
-    found: Policy = value
-    return found
-
-
 # parsers of the fields whose type alone does not say which values are allowed
 _PARSERS: dict[str, Rule] = {
-    "memory_budget": _budget,
-    "checkpoint_modules": _modules,
-    "checkpoint_policy": _policy,
-    "offload_fraction": _offload_fraction,
-    "max_grad_norm": _norm,
+    "memory_budget": fraction("it is the share of the activations to keep; 1.0 keeps them all"),
+    "checkpoint_modules": modules,
+    "checkpoint_policy": policy_among(PRESET_POLICIES),
+    "offload_fraction": fraction("it is the share of the activations that leave the device"),
+    "max_grad_norm": norm,
+    "shard_group_size": optional_count,
 }

@@ -32,6 +32,8 @@ from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import caches, checkpointing
+from memlab.techniques.sharding import ranks, sharding
+from memlab.techniques.sharding.ranks import Sharded
 from memlab.techniques.technique import Setup
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -58,6 +60,7 @@ class Step:
         loss_weights: the weight of each micro-batch; they sum to 1.
         parameter_formats: the number formats of the trained parameters, by torch's names,
             ordered by bytes.
+        sharded: how this rank takes part in a step of several ranks; None if there are none.
         notes: what a reader of this step's numbers must know about how it was built.
         is_unscaled: whether the gradients of this update have been divided by the loss scale.
     """
@@ -75,6 +78,7 @@ class Step:
     micro_batches: list[Any]
     loss_weights: list[float]
     parameter_formats: tuple[str, ...] = ()
+    sharded: Sharded | None = None
     notes: tuple[str, ...] = ()
     is_unscaled: bool = False
 
@@ -93,13 +97,20 @@ class Step:
             held += offload.state_bytes(self.optimizer)
         return held
 
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of a step: ranks that compute other samples draw other numbers."""
+        set_seed(seed if self.sharded is None else ranks.seed_of(seed, self.sharded.part))
+
     def value_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the values of a parameter, which may be offloaded to host memory."""
         weights = None if self.offloader is None else self.offloader.weights
         return parameter if weights is None else weights.value_of(parameter)
 
     def __call__(self, mark: Mark = ignore) -> float:
-        """Run one optimizer update and return its loss, weighted over the micro-batches."""
+        """Run one optimizer update and return its loss, weighted over the micro-batches.
+
+        With several ranks the loss is that of this rank's part of the batch.
+        """
         loss = self.accumulate(mark)
         mark(Phase.OPTIMIZER, len(self.micro_batches) - 1)
         self.update()
@@ -108,7 +119,7 @@ class Step:
     def take_batch(self, config: StepConfig, *, seed: int = 0, mark: Mark = ignore) -> None:
         """Continue with a new batch. `config` may differ from the step's in the batch size only."""
         self.micro_batches, self.loss_weights, _ = _make_batch(
-            self.workload, config, self.device, seed, mark
+            self.workload, config, self.device, seed, self.sharded, mark
         )
         self.config = config
         if self.offloader is not None:
@@ -163,21 +174,29 @@ class Step:
             mark(Phase.DATA, index)
             batch = moved(batch, self.device)
 
-        mark(Phase.FORWARD, index)
-        offloaded = self.offloader or contextlib.nullcontext()
-        with precision.autocast(self.config, self.device), offloaded:
-            loss = self.workload.compute_loss(self.run_model, batch)
+        with self._in_micro_batch(index):
+            mark(Phase.FORWARD, index)
+            offloaded = self.offloader or contextlib.nullcontext()
+            with precision.autocast(self.config, self.device), offloaded:
+                loss = self.workload.compute_loss(self.run_model, batch)
 
-        _check_loss(loss)
-        # on an accelerator .item() would wait for all queued kernels
-        value = loss.item() if self.device.type == "cpu" else loss.detach()
-        mark(Phase.BACKWARD, index)
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
-            (loss if weight == 1.0 else loss * weight).backward()
+            _check_loss(loss)
+            # on an accelerator .item() would wait for all queued kernels
+            value = loss.item() if self.device.type == "cpu" else loss.detach()
+            mark(Phase.BACKWARD, index)
+            if self.scaler is not None:
+                loss = self.scaler.scale(loss)
+            with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
+                (loss if weight == 1.0 else loss * weight).backward()
 
         return value
+
+    def _in_micro_batch(self, index: int) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the ranks average gradients after a micro-batch, or not."""
+        if self.sharded is None:
+            return contextlib.nullcontext()
+        is_last = index == len(self.micro_batches) - 1
+        return self.sharded.in_micro_batch(is_last or self.config.sync_each_micro_batch)
 
 
 @checked()
@@ -258,13 +277,16 @@ def build_step(
         loss_of = partial(_loss_of, workload, model, config, device, seed, around)
         inplace.apply(model, few, loss_of)
 
+    sharded = sharding.apply(model, config, device)
     optimizer, scheduler = optimizers.make(model, config, weights)
-    run_model: torch.nn.Module = model
+    run_model: torch.nn.Module = model if sharded is None else sharded.run_model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
         run_model, run_in = compilation.apply(model, workload, config, device)
 
-    micro_batches, loss_weights, batch_notes = _make_batch(workload, config, device, seed, mark)
+    micro_batches, loss_weights, batch_notes = _make_batch(
+        workload, config, device, seed, sharded, mark
+    )
     return Step(
         workload=workload,
         config=config,
@@ -279,6 +301,7 @@ def build_step(
         micro_batches=micro_batches,
         loss_weights=loss_weights,
         parameter_formats=formats,
+        sharded=sharded,
         notes=(*cast_notes, *batch_notes),
     )
 
@@ -307,15 +330,29 @@ def _loss_of(
 
 
 def _make_batch(
-    workload: Workload, config: StepConfig, device: torch.device, seed: int, mark: Mark
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    sharded: Sharded | None,
+    mark: Mark,
 ) -> tuple[list[Any], list[float], list[str]]:
-    """Return the micro-batches of one update, the weights of their losses, and notes."""
+    """Return the micro-batches of one update, the weights of their losses, and notes.
+
+    Of several ranks each makes the whole batch, from the same seed, and keeps its part. So all of
+    them know what the others' micro-batches weigh.
+    """
     mark(Phase.DATA, 0)
     set_seed(seed)
     batch = workload.make_batch(config.batch_size)
     sizes = config.micro_batch_sizes
     said = precision.batch_notes(batch, config.precision)
     accumulation.check_batch(workload, batch, config.batch_size)
+    if sharded is not None:
+        parts = accumulation.parts_of(workload, batch, ranks.part_sizes(config))
+        everyone = [m for part in parts for m in accumulation.parts_of(workload, part, sizes)]
+        whole = accumulation.weights(workload, everyone, sizes * sharded.num_parts)
+        batch = parts[sharded.part]
 
     if len(sizes) == 1:
         micro_batches = [_own(batch, config, device)]
@@ -325,7 +362,9 @@ def _make_batch(
         parts = accumulation.split_by(workload, batch, sizes)
         micro_batches = [_own(part, config, device) for part in parts]
 
-    return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
+    if sharded is None:
+        return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
+    return micro_batches, ranks.own_weights(whole, sharded), said
 
 
 def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:

@@ -31,7 +31,7 @@ from memlab.plan import Plan
 from memlab.recording.scripted import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import SMALLER, Progress, Report, explain, out_of_memory
-from memlab.step import Step, build_step, notes, set_seed
+from memlab.step import Step, build_step, notes
 from memlab.techniques.compiling.compilation import forget, is_compiled
 from memlab.techniques.offload import offload
 from memlab.trace import Phase, Trace
@@ -136,7 +136,7 @@ def _memory_pass(
 
     def metered_step(step: Step, index: int, what: str) -> float:
         report(Progress(text=f"measuring memory, {what}", fraction=min(0.1 + 0.1 * index, 0.3)))
-        set_seed(seed)
+        step.set_seed(seed)
         cuda.reset_peaks(device)
         loss = step(partial(meter.mark, index))
         meter.know_states(step.model, step.optimizer)
@@ -293,7 +293,7 @@ def _time_pass(
 
 def timed_step(step: Step, seed: int) -> tuple[float, float]:
     """Run the step once and return its wall time in seconds and its loss."""
-    set_seed(seed)
+    step.set_seed(seed)
     synchronize(step.device)
     start = time.perf_counter()
     loss = step()

@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
 from memlab.techniques.optimizers.optimizers import states_of
+from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import EventType
 from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
 from memlab.trace import Interval, Phase, Place, Trace
@@ -93,7 +94,7 @@ class Meter:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace:

@@ -92,8 +92,16 @@ def known_chain(
 
 
 def _key(workload: Workload, config: StepConfig, target_name: str, seed: int) -> _Key:
-    """Return the key; fields that do not change the plans are reset, so that configs share them."""
+    """Return the key; fields that do not change the plans are reset, so that configs share them.
+
+    A rank of several has the plan of one process with its part of the batch.
+    """
     default = StepConfig()
-    reset = [name for t in every.EVERY if not t.changes_plans for name in t.fields]
-    plain = dataclasses.replace(config, **{name: getattr(default, name) for name in reset})
+    reset = {
+        name: getattr(default, name)
+        for t in every.EVERY
+        if not t.changes_plans
+        for name in t.fields
+    }
+    plain = dataclasses.replace(config, batch_size=config.rank_batch_size, **reset)
     return _Key(workload, plain, target_name, seed)

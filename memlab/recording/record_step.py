@@ -19,7 +19,7 @@ from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
-from memlab.step import build_step, set_seed
+from memlab.step import build_step
 from memlab.techniques.batches import tensors_of
 from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase
@@ -107,18 +107,18 @@ def _recorded(
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
         with tracker.modules(step.model):
-            set_seed(seed)
+            step.set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)
             if tracker.recording.is_scripted:
-                set_seed(seed)
+                step.set_seed(seed)
                 step(lambda phase, micro_batch: tracker.mark(-1, Phase.BUILD, 0))
             before = step.micro_batches
             step.take_batch(config, seed=seed, mark=partial(tracker.mark, -1))
             tracker.mark(-1, Phase.BUILD, 0)
             _leave_gradients(before, step.micro_batches)
             del before
-            set_seed(seed)
+            step.set_seed(seed)
             step(partial(tracker.mark, 1))
             tracker.recording.host_bytes = step.host_bytes
         tracker.mark(-1, Phase.TEARDOWN, 0)

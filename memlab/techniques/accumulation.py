@@ -68,6 +68,13 @@ def split_by(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
     return list(found)
 
 
+def parts_of(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the batch in parts of these sizes, divided as the workload divides its batches."""
+    if len(sizes) == 1:
+        return [batch]
+    return split(batch, sizes) if workload.split_batch is None else split_by(workload, batch, sizes)
+
+
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Return micro-batches of these sizes. They are views of the batch.
 

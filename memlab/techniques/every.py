@@ -13,6 +13,7 @@ from memlab.techniques.loss import chunked_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.recompute import checkpointing, model_cache
+from memlab.techniques.sharding import sharding
 from memlab.techniques.source import ScriptLines, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
 
@@ -36,6 +37,7 @@ EVERY: tuple[Technique, ...] = (
     offload.OPTIMIZER_STATE,
     compilation.COMPILED,
     compilation.COMPILED_BUDGET,
+    sharding.SHARDING,
 )
 
 

@@ -5,7 +5,7 @@ fewer than 4096 values keep fp32 states. Left out: GaLore and other low-rank pro
 torch nor torchao has them, and their own package, galore-torch, had its last release in 2024.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -14,10 +14,13 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
+from memlab.strategies import Sharding
 from memlab.techniques.offload.offloading import offload_state, update_one_by_one
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.sharding.ranks import local
+from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
 from memlab.torch_private.operators import has_kernel_for, is_registered
@@ -119,11 +122,13 @@ def make(
         refuse(_of_fused_sgd(config, half.device, f"weights of {name}"))
 
     make_one = _offloaded(_maker(config), config, weights)
-    optimizer = (
-        InBackward(parameters, make_one, learning_rate(config))
-        if config.optimizer_in_backward
-        else make_one(parameters)
-    )
+    if config.optimizer_in_backward:
+        optimizer: torch.optim.Optimizer = InBackward(parameters, make_one, learning_rate(config))
+    elif config.sharding is Sharding.ZERO1:
+        optimizer = with_sharded_state(parameters, make_one, learning_rate(config))
+    else:
+        optimizer = make_one(parameters)
+
     if config.optimizer is not Optimizer.SGD_MOMENTUM:
         return optimizer, None
 
@@ -175,7 +180,8 @@ def states_of(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of the optimizer state with the path of its parameter.
 
-    A sparse state, such as a momentum of sparse gradients, yields its two inner tensors.
+    A sparse state, such as a momentum of sparse gradients, yields its two inner tensors, and a
+    state that is divided over ranks the part of this rank.
     """
     weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
     each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
@@ -183,12 +189,18 @@ def states_of(
 
     for (path, weight), held in zip(weights, updated, strict=True):
         assert held is weight
-        for value in optimizer.state.get(held, {}).values():
+        for value in state_of(optimizer).get(held, {}).values():
             if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
                 yield path, indices_of(value)
                 yield path, values_of(value)
             elif isinstance(value, torch.Tensor):
-                yield path, value
+                yield path, local(value)
+
+
+def state_of(optimizer: Any) -> Mapping[torch.Tensor, dict[str, Any]]:
+    """Return the state by parameter; of an optimizer of shares, the state that this rank keeps."""
+    found: Mapping[torch.Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
+    return found
 
 
 def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from memlab.config import PRESET_POLICIES, Policy
+from memlab.arguments.setting_values import Policy
+from memlab.config import PRESET_POLICIES
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.techniques.recompute.keepable import can_be_kept
 from memlab.techniques.recompute.presets import by_preset

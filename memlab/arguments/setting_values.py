@@ -1,0 +1,94 @@
+"""Rules for the values of settings whose type alone does not say which are allowed."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memlab.arguments.checks import Rule, count, text
+from memlab.arguments.quoting import is_a, shown
+from memlab.errors import ConfigError
+
+Policy = str | Callable[..., Any]
+
+
+def fraction(means: str) -> Rule:
+    """Return the rule for a share from 0.0 to 1.0; `means` says of what."""
+
+    def rule(name: str, value: Any) -> float:
+        return _fraction(name, value, means)
+
+    return rule
+
+
+def _fraction(name: str, value: Any, means: str) -> float:
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except Exception:  # no number, or of a person's own class, which may raise anything
+        raise ConfigError(f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0") from None
+
+    if not 0.0 <= number <= 1.0:
+        raise ConfigError(
+            f"{name}={shown(value)} is outside 0.0 to 1.0: {means}; for half of them use 0.5"
+        )
+
+    return number
+
+
+def norm(name: str, value: Any) -> float | None:
+    """Return the largest total norm of all gradients; None for no limit."""
+    if value is None:
+        return None
+
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except Exception:  # no number, or of a person's own class, which may raise anything
+        number = math.nan
+
+    if not 0.0 < number < math.inf:
+        raise ConfigError(
+            f"{name}={shown(value)}; allowed is a number above 0, such as 1.0, or None not to clip"
+        )
+
+    return number
+
+
+def modules(name: str, value: Any) -> str:
+    """Return the text that says which modules are meant."""
+    found = text(name, value).strip()
+    if not found:
+        raise ConfigError(
+            f"{name}={shown(value)}; allowed is 'auto', 'every 2', the name of a class, or a "
+            "pattern of module paths such as 'layers.*'"
+        )
+    return found
+
+
+def policy_among(presets: Sequence[str]) -> Rule:
+    """Return the rule for a policy: one of these by name, operators by name, or a function."""
+
+    def rule(name: str, value: Any) -> Policy:
+        if is_a(value, str) and str.strip(value):
+            return text(name, value).strip()
+
+        if not callable(value):
+            raise ConfigError(
+                f"{name}={shown(value)}; allowed is one of {', '.join(map(repr, presets))}, "
+                "operators by name ('aten.mm, aten.addmm'), or a policy function"
+            )
+
+        found: Policy = value
+        return found
+
+    return rule
+
+
+def optional_count(name: str, value: Any) -> int | None:
+    """Return a number of at least 1, or None."""
+    if value is None:
+        return None
+    found: int = count(1)(name, value)
+    return found

@@ -1,0 +1,97 @@
+"""The ranks that train one model: who this process is among them, and its part of the batch."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError, WorkloadError
+
+SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharded:
+    """A model as one of several ranks runs it.
+
+    Attributes:
+        run_model: what runs instead of the model: it communicates with the other ranks.
+        part: which part of the batch this rank computes, from 0.
+        num_parts: into how many equal parts a batch is divided.
+        in_micro_batch: returns the context of the forward and backward of a micro-batch, given
+            whether the ranks average their gradients after it.
+    """
+
+    run_model: torch.nn.Module
+    part: int
+    num_parts: int
+    in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
+
+
+def check_group(config: StepConfig) -> None:
+    """Raise UnsupportedError unless this process is one of as many ranks as the config asks for."""
+    here = dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+    if here == config.world_size:
+        return
+
+    found = "no process group is open here" if here is None else f"this group has {here} ranks"
+    raise UnsupportedError(
+        f"sharding={str(config.sharding)!r} needs a process group of world_size="
+        f"{config.world_size} ranks, and {found}; use memlab.measure, which starts the ranks, or "
+        f"run this file with torchrun --nproc-per-node={config.world_size} and call "
+        "torch.distributed.init_process_group() first"
+    )
+
+
+def part_of(config: StepConfig, rank: int) -> int:
+    """Return which part of the batch a rank computes. Tensor parallel ranks share one."""
+    return rank // (config.world_size // config.data_parallel_size)
+
+
+def seed_of(seed: int, part: int) -> int:
+    """Return the seed of a step in the rank that computes this part of the batch.
+
+    The ranks must not drop out the same units of different samples.
+    """
+    return seed + SEEDS_BETWEEN_RANKS * part
+
+
+def part_sizes(config: StepConfig) -> list[int]:
+    """Return the samples of every part of a batch."""
+    return [config.rank_batch_size] * config.data_parallel_size
+
+
+def own_weights(weights: Sequence[float], sharded: Sharded) -> list[float]:
+    """Return the weights of this rank's micro-batches, given those of all ranks in order.
+
+    The ranks' gradients are averaged, so that each weight is multiplied by their number: the sum
+    over all micro-batches, which one process would compute, is the average of the ranks' sums.
+
+    Raises:
+        WorkloadError: a micro-batch has no loss terms. One process would skip it, but all ranks
+            must run the same collectives.
+    """
+    if not min(weights) > 0.0:
+        raise WorkloadError(
+            "num_loss_terms counts no terms in one of the micro-batches, which the ranks of a "
+            "sharded step cannot skip; use larger micro-batches, or samples that all have terms"
+        )
+    count = len(weights) // sharded.num_parts
+    first = sharded.part * count
+    return [weight * sharded.num_parts for weight in weights[first : first + count]]
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor: its part of a DTensor, else the tensor itself."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """Return a tensor with the parts of all ranks; all of them must ask at once."""
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found

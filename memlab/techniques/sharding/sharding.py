@@ -1,0 +1,175 @@
+"""The strategies by which several ranks train one model, what each refuses, and how it is applied.
+
+Left out so far: tensor parallelism, DeepSpeed, offloading of shards, and compiled sharded steps.
+"""
+
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from memlab.config import Optimizer, Precision, StepConfig
+from memlab.strategies import Sharding
+from memlab.techniques.sharding.ranks import Sharded, check_group, part_of
+from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
+
+REPLICATED = (Sharding.DDP, Sharding.ZERO1)
+FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
+MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
+
+
+def apply(model: torch.nn.Module, config: StepConfig, device: torch.device) -> Sharded | None:
+    """Return the model as this rank runs it; None without sharding.
+
+    Args:
+        model: on its device, with all other techniques applied; fully sharded in place.
+        config: how to train.
+        device: of this rank.
+
+    Raises:
+        UnsupportedError: this process is not one of as many ranks as the config asks for.
+    """
+    if config.sharding is Sharding.NONE:
+        return None
+
+    check_group(config)
+    # late, since these import much of torch.distributed
+    from memlab.techniques.sharding import fully_sharded, replicated
+
+    if config.sharding in REPLICATED:
+        replica = replicated.replicate(model)
+        run_model: torch.nn.Module = replica
+        context = replicated.in_micro_batch(replica)
+    else:
+        fully_sharded.shard(model, config, fully_sharded.make_mesh(config, device.type))
+        run_model, context = model, fully_sharded.in_micro_batch(model)
+
+    return Sharded(
+        run_model=run_model,
+        part=part_of(config, dist.get_rank()),
+        num_parts=config.data_parallel_size,
+        in_micro_batch=context,
+    )
+
+
+def most_ranks(device: torch.device) -> int:
+    """Return how many ranks can run on the devices of this kind in this machine."""
+    if device.type == "cpu":
+        return max(MOST_RANKS_ON_A_CPU, os.cpu_count() or 1)
+    return torch.accelerator.device_count()
+
+
+def refusals(asked: Setup) -> Iterator[Refusal]:
+    """Refuse strategies that are not implemented, and settings that do not go with sharding."""
+    config = asked.config
+    if config.sharding is Sharding.NONE:
+        return
+
+    said = f"sharding={str(config.sharding)!r}"
+    if config.sharding not in (*REPLICATED, *FULLY_SHARDED):
+        yield Refusal(
+            why=f"{said} is not implemented yet", remedies=({"sharding": Sharding.ZERO3},)
+        )
+        return
+    if config.tensor_parallel_size > 1:
+        yield Refusal(
+            why=f"{said} with tensor_parallel_size={config.tensor_parallel_size}: tensor "
+            "parallelism is not implemented yet",
+            remedies=({"tensor_parallel_size": 1},),
+        )
+    yield from _of_both(config, said)
+    yield from _of_replicas(config, said)
+    yield from _of_shards(config, said)
+
+
+def _of_both(config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Refuse what is implemented for one process only."""
+    for field in ("compile", "offload_activations", "offload_parameters", "offload_optimizer"):
+        if getattr(config, field):
+            yield Refusal(
+                why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
+            )
+    if config.memory_budget < 1.0 and not config.is_planned:
+        yield Refusal(
+            why=f"{said} with budget_engine='compile' is not implemented yet",
+            remedies=({"budget_engine": "eager"}, {"memory_budget": 1.0}),
+        )
+    if config.precision is Precision.FP8_MIXED:
+        yield Refusal(
+            why=f"{said} with precision='fp8-mixed' is not implemented yet",
+            remedies=({"precision": Precision.BF16_MIXED},),
+        )
+
+
+def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
+    if config.sharding in REPLICATED and config.optimizer_in_backward:
+        yield Refusal(
+            why=f"{said} with optimizer_in_backward=True: each rank would update its weights "
+            "before the ranks have averaged their gradients",
+            remedies=({"optimizer_in_backward": False},),
+        )
+
+
+def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
+    if config.sharding not in FULLY_SHARDED:
+        return
+    if config.optimizer is Optimizer.ADAMW_8BIT:
+        yield Refusal(
+            why=f"{said} with optimizer='adamw-8bit': bitsandbytes knows no DTensor, as which each "
+            "rank holds its part of a parameter",
+            remedies=({"optimizer": Optimizer.ADAMW}, {"sharding": Sharding.ZERO1}),
+        )
+
+
+def notes(asked: Setup) -> list[str]:
+    """Say what the ranks do that one process does not."""
+    config = asked.config
+    if config.sharding not in (*REPLICATED, *FULLY_SHARDED) or config.accumulation_steps == 1:
+        return []
+    if config.sync_each_micro_batch:
+        return ["The ranks average their gradients after every micro-batch."]
+    return [
+        "The ranks average their gradients once an update; until then each holds whole gradients."
+    ]
+
+
+SHARDING = Technique(
+    fields=(
+        "sharding",
+        "world_size",
+        "tensor_parallel_size",
+        "shard_group_size",
+        "sync_each_micro_batch",
+    ),
+    keeps=Keeps.ROUNDED,
+    refusals=refusals,
+    notes=notes,
+    changes_plans=False,
+    savings=(
+        Saving(
+            setting='`sharding="zero1"`',
+            saves="optimizer state: each rank keeps that of its share of the parameters",
+            costs="each rank sends its updated parameters to all others",
+            not_for="one device",
+        ),
+        Saving(
+            setting='`sharding="zero2"`',
+            saves="optimizer state, gradients, and parameters between steps",
+            costs="parameters are gathered in forward, gradients are divided in backward",
+            not_for='one device; `optimizer="adamw-8bit"`',
+        ),
+        Saving(
+            setting='`sharding="zero3"`',
+            saves="as zero2, and the parameters of all blocks but the one at work",
+            costs="parameters are gathered once more, for backward",
+            not_for="one device; models without repeated blocks",
+        ),
+        Saving(
+            setting='`sharding="hybrid"`',
+            saves="as zero3, among the ranks of a group",
+            costs="gradients are also averaged between groups",
+            not_for="one machine, where zero3 saves more",
+        ),
+    ),
+)
