@@ -2,21 +2,23 @@
 
 import platform
 import threading
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memlab._version import __version__
 from memlab.arguments.checks import checked, count, seconds, size
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.devices.here import resolve_device
 from memlab.errors import WorkloadError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.result import Outcome, Source, StepResult
-from memlab.running import Ended
+from memlab.running import Ended, Run
 from memlab.store.keeping import kept
 from memlab.store.rows import RunArguments
 from memlab.techniques.recompute import policies
@@ -28,6 +30,7 @@ from memlab.workload import Workload
 if TYPE_CHECKING:
     from memlab.predicting.predict import Prediction
 
+STOPPING_SECONDS = 20.0  # for a worker to stop the ranks of a step that takes too long
 # rules for arguments whose annotation does not say which values are allowed
 LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
 
@@ -70,7 +73,8 @@ def measure(
         timeout_seconds: the run ends as `timed_out` after this time.
         isolate: run in the worker process. With False the step runs in this process: a crash ends
             it, `cancel` and the time limit act only between two steps, and PyTorch's profiler
-            writes two lines to standard error.
+            writes two lines to standard error. The ranks of a sharded step are always processes
+            of their own.
         on_progress: called with a `Progress` during the run.
         cancel: once this event is set, the run ends as `cancelled`.
 
@@ -138,15 +142,13 @@ def measure_only(
         "memory_limit": limit,
     }
 
-    run = runner(isolate, timeout_seconds, on_progress, cancel)
-    # planning for a card registers a stand-in for CUDA, which a process cannot undo
-    plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
+    step, plans = _runners("measure", config, target, isolate, timeout_seconds, on_progress, cancel)
 
     try:
         plan = plan_for(
             workload, config, target_for(target, config), seed=arguments["seed"], run=plans
         )
-        result: StepResult = run("measure", arguments | {"plan": plan})
+        result: StepResult = step(arguments | {"plan": plan})
         return _answering(result, workload, config)
     except Ended as ended:
         return _ended(ended, Source.MEASURED, str(target), workload, config, limit)
@@ -290,15 +292,13 @@ def verify(
         "seed": seed,
     }
 
-    run = runner(isolate, timeout_seconds, on_progress, cancel)
-    # planning for a card registers a stand-in for CUDA, which a process cannot undo
-    plans = run if target.type == "cpu" else runner(True, timeout_seconds, on_progress, cancel)
+    step, plans = _runners("verify", config, target, isolate, timeout_seconds, on_progress, cancel)
 
     try:
         plan = plan_for(
             workload, config, target_for(target, config), seed=arguments["seed"], run=plans
         )
-        found: VerifyReport = run("verify", arguments | {"plan": plan})
+        found: VerifyReport = step(arguments | {"plan": plan})
     except Ended as ended:
         return VerifyReport(ok=False, outcome=ended.outcome, why=str(ended), device=str(target))
 
@@ -320,6 +320,32 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
         raise WorkloadError(f"workload {workload.name!r} cannot be built: {ended}") from None
 
     return facts
+
+
+def _runners(
+    function: str,
+    config: StepConfig,
+    target: torch.device,
+    isolate: bool,
+    timeout_seconds: float,
+    on_progress: OnProgress | None,
+    cancel: threading.Event | None,
+) -> tuple[Callable[[dict[str, Any]], Any], Run]:
+    """Return a function that runs the step itself, and one that runs the jobs that plan it.
+
+    The ranks of a sharded step are always processes of their own, which a worker starts. It stops
+    them when the time is over, and says where each of them was; so it has a little more time.
+    """
+    run = runner(isolate, timeout_seconds, on_progress, cancel)
+    # planning for a card registers a stand-in for CUDA, which a process cannot undo
+    own = runner(True, timeout_seconds, on_progress, cancel)
+    plans = run if target.type == "cpu" else own
+    if config.sharding is Sharding.NONE:
+        return partial(run, function), plans
+
+    longer = runner(True, timeout_seconds + STOPPING_SECONDS, on_progress, cancel)
+    more = {"timeout_seconds": timeout_seconds}
+    return lambda arguments: longer(f"{function}_ranks", arguments | more), plans
 
 
 def _answering(result: StepResult, workload: Workload, config: StepConfig) -> StepResult:

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.rank_settings import Sharding as Sharding
+from memlab.arguments.rank_settings import check_ranks
 from memlab.arguments.setting_values import (
     Policy,
     fraction,
@@ -20,7 +22,6 @@ from memlab.arguments.setting_values import (
     policy_among,
 )
 from memlab.errors import ConfigError
-from memlab.strategies import Sharding, check_ranks
 
 FP32_FORMATS = ("float32",)
 
@@ -328,6 +329,15 @@ class StepConfig:
             if field.name != "batch_size" and getattr(self, field.name) != field.default
         ]
         return ", ".join([f"batch_size={self.batch_size}", *changed])
+
+
+def allowed_value(name: str, value: Any) -> Any:
+    """Return a value of one field as a config holds it, whatever other fields it needs.
+
+    Raises:
+        ConfigError: no config allows this value.
+    """
+    return dict(_rules())[name](name, value)
 
 
 @functools.cache

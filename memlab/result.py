@@ -88,6 +88,9 @@ class StepResult:
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
         printed: the beginning of what the model printed; to predict, it runs with several batches.
+        ranks: with several ranks the result of each, in order; those that are alike are predicted
+            once. The other fields are then those of the rank with the highest peak.
+        rank_numbers: which ranks this result stands for; empty without sharding.
 
     >>> import memlab
     >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
@@ -128,6 +131,8 @@ class StepResult:
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
     printed: str = ""
+    ranks: tuple["StepResult", ...] = ()
+    rank_numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -265,6 +270,8 @@ class StepResult:
             "uncertainty": self.uncertainty and dict(self.uncertainty),
             "notes": list(self.notes),
             "parameter_formats": list(self.parameter_formats),
+            "ranks": [rank.to_dict() for rank in self.ranks],
+            "rank_numbers": list(self.rank_numbers),
         }  # fmt: skip
 
     @classmethod
@@ -303,6 +310,8 @@ class StepResult:
             "loss": None if data["loss"] is None else float(data["loss"]),
             "notes": tuple(data["notes"]),
             "parameter_formats": tuple(data.get("parameter_formats", ())),
+            "ranks": tuple(cls.from_dict(rank) for rank in data.get("ranks", ())),
+            "rank_numbers": tuple(data.get("rank_numbers", ())),
         })  # fmt: skip
 
     def __str__(self) -> str:

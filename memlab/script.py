@@ -8,8 +8,9 @@ import torch
 
 from memlab.arguments.checks import checked
 from memlab.arguments.quoting import in_docstring
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.devices.here import as_device
+from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
@@ -59,6 +60,11 @@ def parts(
 ) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
     device = as_device(device)
+    if config.sharding is not Sharding.NONE:
+        raise UnsupportedError(
+            f"a script for sharding={str(config.sharding)!r} is not implemented yet; use "
+            "sharding='none' with world_size=1"
+        )
     every.check(config, device)
     checkpointing.check_plan(config, plan)
     own_kind = workload is not None and batches.is_own_kind(workload)

@@ -6,7 +6,6 @@ applied. It does not plan, measure or time anything.
 
 import contextlib
 import random
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,12 @@ from memlab.arguments.checks import checked
 from memlab.config import StepConfig
 from memlab.devices import cards
 from memlab.devices.here import as_device
-from memlab.errors import WorkloadError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
 from memlab.techniques.batch_tensors import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
+from memlab.techniques.contract import check_loss, check_model
 from memlab.techniques.loss import chunked_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
@@ -180,7 +179,7 @@ class Step:
             with precision.autocast(self.config, self.device), offloaded:
                 loss = self.workload.compute_loss(self.run_model, batch)
 
-            _check_loss(loss)
+            check_loss(loss)
             # on an accelerator .item() would wait for all queued kernels
             value = loss.item() if self.device.type == "cpu" else loss.detach()
             mark(Phase.BACKWARD, index)
@@ -247,7 +246,7 @@ def build_step(
     # offloaded weights are created in host memory
     where = torch.device("cpu") if config.offload_parameters else device
     model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
-    _check_model(model)
+    check_model(model)
     if not config.model_cache:
         caches.switch_caches_off(model)
 
@@ -325,7 +324,7 @@ def _loss_of(
     set_seed(seed)
     with precision.autocast(config, device), around:
         loss: torch.Tensor = workload.compute_loss(model, batch)
-    _check_loss(loss)
+    check_loss(loss)
     return loss
 
 
@@ -374,31 +373,6 @@ def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:
     return precision.cast_batch(batch, config.precision)
 
 
-_built: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise WorkloadError(
-            f"build_model returned {type(model).__name__}; return a new torch.nn.Module"
-        )
-
-    name = type(model).__name__
-    if model in _built or any(p.grad is not None for p in model.parameters()):
-        raise WorkloadError(
-            f"build_model returned a {name} that has been trained already; return a new one each "
-            "time, for instance copy.deepcopy(model)"
-        )
-
-    _built.add(model)
-    if any(isinstance(p, torch.nn.UninitializedParameter) for p in model.parameters()):
-        raise WorkloadError(
-            f"{name} has parameters without a shape yet; call it once on a sample in build_model"
-        )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise WorkloadError(f"{name} has no trainable parameter; give it one, or set requires_grad")
-
-
 def set_seed(seed: int) -> None:
     """Seed torch on every device, NumPy and `random`."""
     torch.manual_seed(seed)
@@ -409,23 +383,3 @@ def set_seed(seed: int) -> None:
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:
     """Return what a reader of this step's numbers must know about its techniques."""
     return every.notes(Setup(config=config, device=device, plan=plan))
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, torch.Tensor):
-        raise WorkloadError(
-            f"compute_loss returned {type(loss).__name__}; return a scalar tensor, "
-            "the mean over the samples"
-        )
-
-    if loss.ndim != 0:
-        raise WorkloadError(
-            f"compute_loss returned a tensor of shape {tuple(loss.shape)}; allowed is a scalar "
-            "(shape ()): return loss.mean()"
-        )
-
-    if not loss.requires_grad:
-        raise WorkloadError(
-            "compute_loss returned a loss that does not depend on the model's parameters; compute "
-            "it from model(...) without torch.no_grad() or .detach()"
-        )

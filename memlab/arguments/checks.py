@@ -183,9 +183,13 @@ def _rule_of_field(annotation: Any) -> Rule:
 
 
 def _known_kind(kind: Any) -> tuple[type | None, Any, Rule | None]:
-    """Return the abstract type of a number, else the class, and the rule for what a tuple holds."""
+    """Return the abstract type of a number, else the class, and the rule for what a tuple holds.
+
+    What is annotated by a name, the class of the record itself, is not looked into.
+    """
     plain = typing.get_origin(kind) or kind
-    inside = _rule_of_field(typing.get_args(kind)[0]) if plain is tuple else None
+    held = typing.get_args(kind)[0] if plain is tuple else None
+    inside = None if held is None or isinstance(held, str) else _rule_of_field(held)
     return {int: Integral, float: Real}.get(kind), plain, inside
 
 

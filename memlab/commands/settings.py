@@ -72,15 +72,15 @@ def _value(field: Field[Any], text: Any) -> Any:
     if field.name == POLICY and IMPORT_PATH.fullmatch(text):
         return imported(text)
     try:
-        if field.type is int:
+        if field.type in (int, int | None):
             return int(text)
-        return float(text) if field.type is float or _is_optional(field) else text
+        return float(text) if field.type in (float, float | None) else text
     except ValueError:
         return text
 
 
 def _is_optional(field: Field[Any]) -> bool:
-    return field.type == float | None
+    return field.type in (float | None, int | None)
 
 
 def _choices(field: Field[Any]) -> list[str]:
@@ -101,7 +101,8 @@ def _words(field: Field[Any]) -> dict[str, Any]:
     default = "none" if field.default is None else field.default
     text = f"{text}  [default: {default}]"
     if _is_optional(field):
-        return {"help": text, "metavar": "NUMBER|none"}
+        number = "INTEGER" if field.type == int | None else "NUMBER"
+        return {"help": text, "metavar": f"{number}|none"}
     metavar = "|".join(_choices(field)) or NUMBERS.get(field.type, "TEXT")
     return {"help": text, "metavar": metavar}
 

@@ -40,6 +40,7 @@ from memlab.workload import Workload
 Build = Callable[..., Step]
 """`build_step` with all arguments given except `mark`."""
 
+STOPPED_BY_ANOTHER = "not timed, because another rank went above the limit"
 MAX_SKIPPED_UPDATES = 24  # GradScaler halves its scale at each; 2**16 is then below any overflow
 
 
@@ -54,6 +55,7 @@ def measure_in_process(
     memory_limit: int | None,
     plan: Plan | None = None,
     report: Report,
+    agreed: Callable[[bool], bool] = bool,
 ) -> StepResult:
     """Measure what the step costs on this device. Errors of the step are outcomes, not raised.
 
@@ -68,6 +70,7 @@ def measure_in_process(
             CUDA what the caching allocator reserves.
         plan: of the config's memory budget.
         report: called during the run; an error that it raises ends the run.
+        agreed: of a rank, asks all ranks whether they go on to the time pass.
     """
     built: dict[str, Any] = {}
 
@@ -93,7 +96,8 @@ def measure_in_process(
             )
             facts["parameter_formats"] = built["parameter_formats"]
             facts["notes"] = (*notes(config, device, plan), *built["notes"], *facts["notes"])
-            if "outcome" in facts:
+            if not agreed("outcome" not in facts):
+                facts = {"outcome": Outcome.CANCELLED, "message": STOPPED_BY_ANOTHER} | facts
                 return StepResult(**facts).against_limit(memory_limit)
 
             timing = True

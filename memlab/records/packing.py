@@ -23,7 +23,7 @@ INT = "<i8"  # of packed arrays, whatever the machine
 
 def result_to_packed(result: StepResult) -> dict[str, Any]:
     """Return a result as plain JSON types; `result_from_packed` gives it back."""
-    bare = dataclasses.replace(result, timeline=None, peak_holdings=())
+    bare = dataclasses.replace(result, timeline=None, peak_holdings=(), ranks=())
     holdings = [holding.to_dict() for holding in result.peak_holdings]
     timeline = result.timeline
     return {
@@ -32,6 +32,7 @@ def result_to_packed(result: StepResult) -> dict[str, Any]:
             "holdings": pack(json.dumps(holdings, separators=(",", ":")).encode()),
             "timeline": None if timeline is None else pack(_deltas(timeline)),
         },
+        "ranks": [result_to_packed(rank) for rank in result.ranks],
     }
 
 
@@ -44,6 +45,8 @@ def result_from_packed(data: Mapping[str, Any]) -> StepResult:
     packed = data["packed"]
     holdings = from_json(unpacked(packed["holdings"]))
     result = StepResult.from_dict({**data["result"], "peak_holdings": holdings})
+    ranks = tuple(result_from_packed(rank) for rank in data.get("ranks", ()))
+    result = dataclasses.replace(result, ranks=ranks)
     if packed["timeline"] is None:
         return result
     return dataclasses.replace(result, timeline=_timeline(unpacked(packed["timeline"])))

@@ -7,18 +7,10 @@ from typing import Any
 
 from memlab.arguments.checks import MOST_THINGS, of_type
 from memlab.arguments.quoting import is_a, shown
-from memlab.config import MOST_SAMPLES, StepConfig
+from memlab.config import StepConfig, allowed_value
 from memlab.errors import ConfigError
 
 Configs = Sequence[StepConfig] | Mapping[str, Sequence[Any]]
-# every single value that is allowed in some config is allowed in this one
-PERMISSIVE = StepConfig(
-    batch_size=MOST_SAMPLES,
-    checkpointing="blocks",  # type: ignore[arg-type]
-    budget_engine="compile",  # type: ignore[arg-type]
-    compile=True,
-    offload_activations=True,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +71,7 @@ def _lists(configs: Any) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(f"configs[{name!r}]=[] holds no value; add one, or leave it out")
 
         for value in lists[name]:
-            replace(PERMISSIVE, **{name: value})  # raises for a value that is never allowed
+            allowed_value(name, value)
         num_settings *= len(lists[name])
 
     if num_settings > MOST_THINGS:

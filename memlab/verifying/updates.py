@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from memlab.config import StepConfig
@@ -19,7 +20,10 @@ from memlab.measuring.measure import MAX_SKIPPED_UPDATES
 from memlab.plan import Plan
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.optimizers.optimizers import state_of
 from memlab.techniques.recompute.reachable import OF_TORCH
+from memlab.techniques.sharding.ranks import divided_like, seed_of, whole
+from memlab.trace import Phase
 from memlab.workload import Workload
 
 NUM_UPDATES = 3  # a forward may leave something behind that only a later forward reads
@@ -90,6 +94,7 @@ def run_updates(
     *,
     like: UpdatesRun | None = None,
     num_updates: int = NUM_UPDATES,
+    num_parts: int = 1,
 ) -> UpdatesRun:
     """Build a step and run it.
 
@@ -101,6 +106,9 @@ def run_updates(
         plan: for a memory budget.
         like: a run whose starting values each update takes over.
         num_updates: number of updates.
+        num_parts: of one process that stands for so many ranks: the micro-batches of one rank
+            after the other, each with the random numbers of its rank. Buffers become what the
+            first rank makes of them, as with DistributedDataParallel.
     """
     step = build_step(workload, config, device, plan=plan, seed=seed)
     used = _used_gradients(step) if config.optimizer_in_backward else None
@@ -114,7 +122,7 @@ def run_updates(
     for index in range(num_updates):
         if like is not None:
             _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
-        run.updates.append(_update(step, seed + index, used))
+        run.updates.append(_update(step, seed + index, used, num_parts))
         # a step draws random numbers if it leaves another state than a fresh seed does
         if index == 0:
             set_seed(seed)
@@ -131,13 +139,12 @@ def start_of(step: Step) -> UpdateStart:
     return UpdateStart(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
 
 
-def _update(step: Step, seed: int, used: Tensors | None) -> Update:
+def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Update:
     """Run one update. After an fp16 overflow it runs again with a smaller loss scale."""
     before = _on_the_host(dict(step.model.named_buffers()))
     loss = 0.0
     for _ in range(MAX_SKIPPED_UPDATES):
-        set_seed(seed)
-        loss = float(step.accumulate())
+        loss = _accumulate(step, seed, num_parts)
         if step.scaler is None:
             break
 
@@ -156,6 +163,29 @@ def _update(step: Step, seed: int, used: Tensors | None) -> Update:
         used.clear()
 
     return Update(loss, gradients, buffers, start_of(step), random_state, _hooks(step.model))
+
+
+def _accumulate(step: Step, seed: int, num_parts: int) -> float:
+    """Run forward and backward of all micro-batches and return the loss, of all ranks together."""
+    if step.sharded is not None:
+        step.set_seed(seed)
+        mean = torch.tensor(float(step.accumulate()), dtype=torch.float64)
+        dist.all_reduce(mean)
+        return mean.item() / dist.get_world_size()
+
+    size = len(step.micro_batches) // num_parts
+    of_first: list[Tensors] = []
+
+    def mark(phase: Phase, micro_batch: int) -> None:
+        if phase is Phase.FORWARD and micro_batch % size == 0:
+            set_seed(seed_of(seed, micro_batch // size))
+            if micro_batch == size:
+                of_first.append(_on_the_host(dict(step.model.named_buffers())))
+
+    loss = float(step.accumulate(mark))
+    if of_first:
+        _copy_into(dict(step.model.named_buffers()), of_first[0])
+    return loss
 
 
 def _used_gradients(step: Step) -> Tensors:
@@ -203,7 +233,7 @@ def _hooks(model: nn.Module) -> dict[str, int]:
 
 
 def _on_the_host(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    return {name: whole(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
 
 
 def _go_on_from(step: Step, other: UpdateStart) -> None:
@@ -220,7 +250,7 @@ def _go_on_from(step: Step, other: UpdateStart) -> None:
 
 def _states(step: Step, paths: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in paths.items():
-        for key, value in step.optimizer.state.get(parameter, {}).items():
+        for key, value in state_of(step.optimizer).get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 yield f"{name}: {key}", value
 
@@ -230,4 +260,4 @@ def _copy_into(targets: Tensors, sources: Tensors) -> None:
         for name, target in targets.items():
             source = sources.get(name)
             if source is not None and source.shape == target.shape:
-                target.copy_(source)
+                target.copy_(divided_like(source, target))

@@ -13,11 +13,12 @@ those of a recompute that a model implements by itself.
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.devices.generators import preserved_random_state
 from memlab.errors import UnsupportedError
 from memlab.meters import cuda
@@ -90,8 +91,13 @@ FP32_TOLERANCE. If the step without the technique gives the same bits twice, no 
 
 
 def reference_of(config: StepConfig) -> StepConfig:
-    """Return the config of the reference step: fields that it does not share are at defaults."""
-    return StepConfig(**{name: getattr(config, name) for name in CARRIED})
+    """Return the config of the reference step: fields that it does not share are at defaults.
+
+    Of a sharded step it is one process that computes the micro-batches of all ranks.
+    """
+    shared = {name: getattr(config, name) for name in CARRIED}
+    steps = config.accumulation_steps * config.data_parallel_size
+    return StepConfig(**{**shared, "accumulation_steps": steps})
 
 
 def without_exact(config: StepConfig) -> tuple[StepConfig, list[str]]:
@@ -110,10 +116,16 @@ def verify_in_process(
     seed: int,
     plan: Plan | None = None,
     report: Report,
+    run_in_ranks: Callable[..., UpdatesRun] | None = None,
 ) -> VerifyReport:
-    """Return the comparison with the reference step. Errors of a step are outcomes, not raised."""
+    """Return the comparison with the reference step. Errors of a step are outcomes, not raised.
+
+    A sharded step is run by `run_in_ranks`, which takes the arguments of `run_updates` and whether
+    the model's own checkpointing is on.
+    """
     reference, (plain, does) = reference_of(config), without_exact(config)
-    run = _Runs(workload, device, seed, KeptState(workload.compute_loss))
+    kept_state, num_parts = KeptState(workload.compute_loss), config.data_parallel_size
+    run = _Runs(workload, device, seed, kept_state, num_parts, run_in_ranks)
     try:
         with preserved_random_state(device), contextlib.ExitStack() as without_own:
             own = without_own.enter_context(of_a_model_off())
@@ -138,7 +150,9 @@ def verify_in_process(
 
             report(Progress(text="updates of this step", fraction=0.7))
             is_reference = config == reference and not own
-            found = expected if is_reference else run(config, plan, like=expected)
+            found = expected
+            if not is_reference:
+                found = run(config, plan, like=expected, with_own=True)
             compared = _compare(config, found, expected)
             if not compared.ok:
                 compared = _judged_in_fp64(run, config, plan, expected, compared)
@@ -173,18 +187,34 @@ def verify_in_process(
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs the updates of any config with the same workload, device and seed."""
+    """Runs the updates of any config with the same workload, device and seed.
+
+    Attributes:
+        num_parts: for how many data parallel ranks the reference stands.
+        run_in_ranks: runs the updates of a sharded config.
+    """
 
     workload: Workload
     device: torch.device
     seed: int
     kept: KeptState
+    num_parts: int = 1
+    run_in_ranks: Callable[..., UpdatesRun] | None = None
 
     def __call__(
-        self, config: StepConfig, plan: Plan | None = None, like: UpdatesRun | None = None
+        self,
+        config: StepConfig,
+        plan: Plan | None = None,
+        like: UpdatesRun | None = None,
+        *,
+        with_own: bool = False,
     ) -> UpdatesRun:
         self.kept.put_back()
-        return run_updates(self.workload, config, self.device, self.seed, plan, like=like)
+        asked = self.workload, config, self.device, self.seed, plan
+        if config.sharding is Sharding.NONE:
+            return run_updates(*asked, like=like, num_parts=self.num_parts)
+        assert self.run_in_ranks is not None
+        return self.run_in_ranks(*asked, like=like, with_own=with_own)
 
 
 def _compare(config: StepConfig, found: UpdatesRun, expected: UpdatesRun) -> VerifyReport:
@@ -259,7 +289,8 @@ def _judged_in_fp64(
     try:
         with of_a_model_off():
             reference = exact(reference_of(config))
-        in_fp64_too = _compare(built, exact(built, plan, like=reference), reference)
+        found = exact(built, plan, like=reference, with_own=True)
+        in_fp64_too = _compare(built, found, reference)
     except Exception:  # some models run in one format only, and then the result in fp32 stands
         return compared
 

@@ -9,6 +9,8 @@ KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", 
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
 PREDICTING = frozenset({"predict", "plan", "operators"})  # functions that run no real step
 
+WITH_RANKS = frozenset({"measure_ranks", "verify_ranks"})  # functions that start processes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:

@@ -21,13 +21,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from memlab.arguments.units import KIB
-from memlab.devices.here import available_memory_bytes
 from memlab.measuring.inspect import inspect_in_process
 from memlab.measuring.loading import loading_in_process
 from memlab.measuring.measure import measure_in_process
@@ -38,14 +35,14 @@ from memlab.sending.own_values import OwnValues
 from memlab.sending.same_step import recall, remember
 from memlab.sending.sources import Sources, Stamp, read_no_bytecode
 from memlab.verifying.verify import verify_in_process
-from memlab.worker.job import LOST_STATUS, PREDICTING, Job, beginning
+from memlab.worker.guard import limit_memory
+from memlab.worker.job import LOST_STATUS, PREDICTING, WITH_RANKS, Job, beginning
 from memlab.worker.printed import Printed
 from memlab.worker.rehearsal import import_late_modules, rehearse
 from memlab.worker.standard_library import StandardLibrary
 from memlab.worker.unchanged.worker_state import WorkerState
 from memlab.worker.wire import Channel, Garbage
 
-GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 NEXT_MILLISECONDS = 500  # within which one prediction follows another
 
 
@@ -69,12 +66,26 @@ def _operators(**arguments: Any) -> Any:
     return operators_in_process(**arguments)
 
 
+def _measure_ranks(**arguments: Any) -> Any:
+    from memlab.worker.ranks.measuring import measure_ranks  # half a second that few steps need
+
+    return measure_ranks(**arguments)
+
+
+def _verify_ranks(**arguments: Any) -> Any:
+    from memlab.worker.ranks.verifying import verify_ranks  # as above
+
+    return verify_ranks(**arguments)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "measure": measure_in_process,
     "predict": _predict,
     "plan": _plan,
     "operators": _operators,
     "verify": verify_in_process,
+    "measure_ranks": _measure_ranks,
+    "verify_ranks": _verify_ranks,
     "loading": loading_in_process,
     "inspect": inspect_in_process,
 }
@@ -192,6 +203,8 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
     try:
         if job.function == "predict":
             arguments["measured"] = recall(job.step)
+        if job.function in WITH_RANKS:
+            arguments["job"] = job
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)
@@ -213,44 +226,6 @@ def _pickled(message: tuple[str, Any]) -> bytes:
         pickled = pickle.dumps(("raised", text))
 
     return pickled
-
-
-def limit_memory(guard_bytes: int | None) -> None:
-    """Make allocations fail beyond this much additional memory, on Linux only.
-
-    The limit is on the process's data, which includes memory that is not resident. So the machine
-    stays responsive, and a step fails a little earlier than it would have to.
-    """
-    try:
-        import resource
-    except ImportError:
-        return
-
-    if guard_bytes is None:
-        available = available_memory_bytes()
-        if available is None:
-            return
-        guard_bytes = int(available * GUARD_FRACTION)
-
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    now = _data_bytes()
-    unlimited = now is None or guard_bytes == sys.maxsize
-    limit = hard if unlimited or now is None else now + guard_bytes
-    if hard != resource.RLIM_INFINITY:  # set from outside (`ulimit -d`); no limit may be above it
-        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _data_bytes() -> int | None:
-    """Return what the system counts as this process's data, in bytes."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * KIB
-    except OSError:
-        pass
-
-    return None
 
 
 def _give_memory_back(state: WorkerState) -> None:

@@ -1,10 +1,11 @@
-"""How a worker starts: `python -P start.py SETTINGS KEEPER`.
+"""How a worker, or a rank that it starts, begins: `python -P start.py SETTINGS KEEPER`.
 
 It runs as a file and imports memlab from the folder above its own. It does not use an entry of
 `sys.path` for this: other files in that folder could replace Python's own modules, and a ":" in its
 name would split the entry. SETTINGS is JSON: the caller's `sys.path`, environment variables that
-must not reach the interpreter itself, and the descriptor of the socket. KEEPER is the process id of
-the keeper, with which this process has to end.
+must not reach the interpreter itself, and the descriptor of the socket, or for a rank the folder
+of its group. KEEPER is the process id of the keeper, or of the worker that started a rank: this
+process has to end with it.
 """
 
 import importlib.util
@@ -31,6 +32,12 @@ def main() -> None:
     sys.path[:] = [*callers, *(folder for folder in sys.path if folder not in callers)]
 
     load("memlab", "__init__.py", search=[PACKAGE])
+    if "rank_folder" in settings:
+        from memlab.worker.ranks.rank import serve_rank
+
+        serve_rank(settings["rank_folder"], standard_library)
+        return
+
     from memlab.worker.serving import serve
 
     serve(settings["socket"], standard_library)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from memlab.config import Optimizer, OptimizerImplementation, Precision, StepConfig
-from memlab.strategies import Sharding
+from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.offload.offloading import offload_state, update_one_by_one
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding

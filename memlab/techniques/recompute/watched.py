@@ -9,6 +9,7 @@ of a module whose code uses names that allow such writes.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import weakref
@@ -243,7 +244,10 @@ def sum_of_bytes(tensor: torch.Tensor) -> int | None:
 
         flat = flat.view(OF_BYTES[flat.element_size()])
         if flat.device.type == "cpu":
-            return zlib.crc32(flat.contiguous().numpy().data, tensor.data_ptr() & 0xFFFFFFFF)
+            flat = flat.contiguous()
+            # not through NumPy: its array would keep FSDP from freeing a gathered parameter
+            values = (ctypes.c_byte * flat.nbytes).from_address(flat.data_ptr() or 1)
+            return zlib.crc32(values, tensor.data_ptr() & 0xFFFFFFFF)
 
         return hash((int(flat.sum(dtype=torch.int64)), tensor.data_ptr()))
 

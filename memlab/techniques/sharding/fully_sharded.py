@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from memlab.config import StepConfig
-from memlab.strategies import Sharding
+from memlab.config import Sharding, StepConfig
 from memlab.techniques.precision import AUTOCAST_DTYPE
 from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.torch_private.modules import BatchNorm
@@ -53,9 +52,8 @@ def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
     for block in blocks:
         fully_shard(block, reshard_after_forward=frees, **options)
 
-    # a loss in chunks reads the weights of the last layer after the model's forward
-    is_alone = not blocks and config.loss_chunks == 1
-    fully_shard(model, reshard_after_forward=frees and (is_alone or None), **options)
+    # without blocks the whole model is one unit
+    fully_shard(model, reshard_after_forward=frees and (not blocks or None), **options)
 
 
 def units(model: nn.Module) -> list[nn.Module]:

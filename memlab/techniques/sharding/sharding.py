@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from memlab.config import Optimizer, Precision, StepConfig
-from memlab.strategies import Sharding
+from memlab.config import Optimizer, Precision, Sharding, StepConfig
 from memlab.techniques.sharding.ranks import Sharded, check_group, part_of
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
@@ -103,23 +102,55 @@ def _of_both(config: StepConfig, said: str) -> Iterator[Refusal]:
 
 
 def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Refuse what would make the copies of a model different, or use one rank's gradients."""
     if config.sharding in REPLICATED and config.optimizer_in_backward:
         yield Refusal(
             why=f"{said} with optimizer_in_backward=True: each rank would update its weights "
             "before the ranks have averaged their gradients",
             remedies=({"optimizer_in_backward": False},),
         )
+    has_copies = config.sharding in (Sharding.DDP, Sharding.HYBRID)
+    if has_copies and config.precision is Precision.BF16_STOCHASTIC:
+        yield Refusal(
+            why=f"{said} with precision='bf16-stochastic': each rank would round its copy of the "
+            "weights by other random numbers, and the copies would drift apart",
+            remedies=({"precision": Precision.BF16_MASTER},),
+        )
 
 
 def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Refuse what does not work with parameters of which a rank holds a part."""
     if config.sharding not in FULLY_SHARDED:
         return
+    adamw = {"optimizer": Optimizer.ADAMW}
     if config.optimizer is Optimizer.ADAMW_8BIT:
         yield Refusal(
             why=f"{said} with optimizer='adamw-8bit': bitsandbytes knows no DTensor, as which each "
             "rank holds its part of a parameter",
-            remedies=({"optimizer": Optimizer.ADAMW}, {"sharding": Sharding.ZERO1}),
+            remedies=(adamw,),
         )
+    if config.optimizer is Optimizer.ADAFACTOR:
+        yield Refusal(
+            why=f"{said} with optimizer='adafactor': torch.optim.Adafactor takes norms of "
+            "a DTensor in place, which DTensor does not implement (torch 2.13)",
+            remedies=(adamw,),
+        )
+    if config.channels_last:
+        yield Refusal(
+            why=f"{said} with channels_last=True: FSDP2 divides contiguous parameters only",
+            remedies=({"channels_last": False},),
+        )
+    if config.loss_chunks > 1:
+        yield Refusal(
+            why=f"{said} with loss_chunks={config.loss_chunks}: FSDP2 hooks the output of the "
+            "model, which is then computed only in the loss",
+            remedies=({"loss_chunks": 1},),
+        )
+    for field in ("inplace", "optimizer_in_backward"):
+        if getattr(config, field):
+            yield Refusal(
+                why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
+            )
 
 
 def notes(asked: Setup) -> list[str]:

@@ -5,15 +5,10 @@ gets an equal part of the batch, and the gradients are averaged over them. How a
 out is in `techniques/sharding/`.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from memlab.errors import ConfigError
-
-if TYPE_CHECKING:
-    from memlab.config import StepConfig
 
 MOST_RANKS = 4096
 
@@ -49,8 +44,8 @@ class Sharding(StrEnum):
 WITH_TENSOR_PARALLEL = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 
 
-def check_ranks(config: StepConfig) -> None:
-    """Raise ConfigError if the numbers of ranks, groups and samples do not go together."""
+def check_ranks(config: Any) -> None:
+    """Raise ConfigError if the ranks, groups and samples of a `StepConfig` do not go together."""
     ranks, sharding = config.world_size, config.sharding
     if ranks > MOST_RANKS:
         raise ConfigError(f"world_size={ranks}; allowed is 1 to {MOST_RANKS}")
@@ -73,7 +68,7 @@ def check_ranks(config: StepConfig) -> None:
         )
 
 
-def _check_alone(config: StepConfig) -> None:
+def _check_alone(config: Any) -> None:
     """Raise ConfigError for settings of ranks that do nothing without sharding."""
     for name, default in (
         ("world_size", 1),
@@ -91,7 +86,7 @@ def _check_alone(config: StepConfig) -> None:
             )
 
 
-def _check_groups(config: StepConfig) -> None:
+def _check_groups(config: Any) -> None:
     """Raise ConfigError if the ranks do not divide into equal groups."""
     ranks, sharding, tensor = config.world_size, config.sharding, config.tensor_parallel_size
     if tensor > 1 and sharding not in WITH_TENSOR_PARALLEL:

@@ -1,0 +1,158 @@
+"""Does each strategy of sharding combine with each technique? Writes docs/sharded_combinations.md.
+
+Every pair is verified on the tiny model of `benchmarks.combinations`: three updates in real ranks
+of this CPU, against one process with the same batch. The ranks are started once for each number of
+them. Left out is what `benchmarks.combinations` leaves out.
+"""
+
+import contextlib
+import os
+import string
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.combinations import TECHNIQUES, WORKLOAD, Found, Kind
+from memlab import Outcome, StepConfig
+from memlab.devices.cards import resolve
+from memlab.errors import MemlabError
+from memlab.planning.chains import plan_in_process
+from memlab.planning.plans import plan_for
+from memlab.running import Ended
+from memlab.techniques import every
+from memlab.verifying.verify import verify_in_process
+from memlab.worker.job import Job
+from memlab.worker.ranks.group import RankGroup
+from memlab.worker.ranks.verifying import updates_in
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "sharded_combinations.md"
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"sharding": "ddp", "world_size": 2},
+    "zero1": {"sharding": "zero1", "world_size": 2},
+    "zero2": {"sharding": "zero2", "world_size": 2},
+    "zero3": {"sharding": "zero3", "world_size": 2},
+    "hybrid": {"sharding": "hybrid", "world_size": 4, "shard_group_size": 2},
+}
+ALONE = "alone"
+BATCH = 8
+GROUP_SECONDS = 1000.0
+CPU = torch.device("cpu")
+
+HEAD = """# Which techniques combine with sharding
+
+Written by `python -m benchmarks.sharded_combinations`, which tries every pair on the tiny model of
+[combinations.md](combinations.md) in real processes of a CPU; `tests/matrix/test_sharded_pairs.py`
+fails where this page says anything else.
+
+- ✓ trains, and three updates are those of one process with the same batch, within the tolerance of
+  `memlab.verify`.
+- a letter is a refusal: its sentence is below.
+"""
+
+
+class Ranks:
+    """Starts ranks when they are asked for, and new ones after a pair that has ended them."""
+
+    def __init__(self) -> None:
+        self.group: RankGroup | None = None
+        self.opened = contextlib.ExitStack()
+
+    def of(self, world_size: int) -> RankGroup:
+        """Return a group of this many ranks that takes calls."""
+        if self.group is None or self.group.world_size != world_size or self.group.has_ended:
+            self.end()
+            deadline = time.monotonic() + GROUP_SECONDS
+            job = Job(
+                function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
+                own_files={}, own_values={}, environment={}, threads=world_size,
+            )  # fmt: skip
+            group = RankGroup(job, world_size, "cpu", deadline, _mute)
+            self.group = self.opened.enter_context(group)
+        return self.group
+
+    def end(self) -> None:
+        """End the ranks."""
+        self.group = None
+        self.opened.close()
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Yield every strategy alone, and with every technique."""
+    for strategy in STRATEGIES:
+        yield strategy, ALONE
+        yield from ((strategy, technique) for technique in TECHNIQUES)
+
+
+def tried(strategy: str, technique: str, ranks: Ranks) -> Found:
+    """Return what comes of a pair."""
+    own = TECHNIQUES.get(technique, {})
+    config = StepConfig(batch_size=BATCH, **own, **STRATEGIES[strategy])
+    try:
+        every.check(config, CPU)
+        plan = plan_for(WORKLOAD, config, resolve("cpu"), seed=0, run=_run)
+        report = verify_in_process(
+            WORKLOAD, config, CPU, seed=0, plan=plan, report=_mute,
+            run_in_ranks=updates_in(lambda: ranks.of(config.world_size)),
+        )  # fmt: skip
+    except (MemlabError, Ended) as error:
+        return _refused(str(error), technique)
+    if report.outcome is Outcome.UNSUPPORTED:
+        return _refused(report.why, technique)
+    return Found(kind=Kind.TRAINS) if report.ok else Found(kind=Kind.WRONG, why=report.why)
+
+
+def _refused(why: str, technique: str) -> Found:
+    """Return a refusal; it must name the setting, unless a CPU refuses that by itself."""
+    named = list(TECHNIQUES.get(technique, {"sharding": ""}))[-1]
+    kind = Kind.REFUSED if named in why else Kind.WRONG
+    return Found(kind=kind, why=why)
+
+
+def _run(_: str, arguments: dict[str, Any]) -> Any:
+    return plan_in_process(**arguments, report=_mute)
+
+
+def _mute(_: object) -> None:
+    """Report nothing."""
+
+
+def found_pairs(*, is_loud: bool = False) -> dict[tuple[str, str], Found]:
+    """Return what comes of all pairs."""
+    ranks, found = Ranks(), {}
+    try:
+        for pair in pairs():
+            found[pair] = tried(*pair, ranks)
+            if is_loud:
+                print(*pair, found[pair].kind, found[pair].why[:200], flush=True)
+    finally:
+        ranks.end()
+    return found
+
+
+def page(found: dict[tuple[str, str], Found]) -> str:
+    """Return the page that says what came of every pair.
+
+    Raises:
+        RuntimeError: a pair is neither right nor refused.
+    """
+    wrong = [f"{a} with {b}: {f.why}" for (a, b), f in found.items() if f.kind is Kind.WRONG]
+    if wrong:
+        raise RuntimeError("\n".join(wrong))
+    reasons = dict.fromkeys(f.why for f in found.values() if f.kind is Kind.REFUSED)
+    letters = dict(zip(reasons, string.ascii_letters, strict=False))
+    lines = [f"| | {' | '.join(STRATEGIES)} |", f"|---|{'---|' * len(STRATEGIES)}"]
+    for technique in (ALONE, *TECHNIQUES):
+        cells = [found[strategy, technique] for strategy in STRATEGIES]
+        row = " | ".join(letters.get(cell.why, str(cell.kind)) for cell in cells)
+        lines.append(f"| {technique} | {row} |")
+    said = [f"- **{letter}** {reason}" for reason, letter in letters.items()]
+    return "\n".join([HEAD, *lines, "", "## The refusals", "", *said]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(found_pairs(is_loud=True)), encoding="utf-8")
+    print(f"wrote {PAGE}")

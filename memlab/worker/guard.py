@@ -1,0 +1,51 @@
+"""A guard for the machine: a step that takes too much memory fails in its own process."""
+
+import sys
+from pathlib import Path
+
+from memlab.arguments.units import KIB
+from memlab.devices.here import available_memory_bytes
+
+GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
+
+
+def limit_memory(guard_bytes: int | None, num_processes: int = 1) -> None:
+    """Make allocations fail beyond this much additional memory, on Linux only.
+
+    The limit is on the process's data, which includes memory that is not resident. So the machine
+    stays responsive, and a step fails a little earlier than it would have to.
+
+    Args:
+        guard_bytes: None is a share of the available memory.
+        num_processes: that run at once, and divide this share.
+    """
+    try:
+        import resource
+    except ImportError:
+        return
+
+    if guard_bytes is None:
+        available = available_memory_bytes()
+        if available is None:
+            return
+        guard_bytes = int(available * GUARD_FRACTION / num_processes)
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    now = _data_bytes()
+    unlimited = now is None or guard_bytes == sys.maxsize
+    limit = hard if unlimited or now is None else now + guard_bytes
+    if hard != resource.RLIM_INFINITY:  # set from outside (`ulimit -d`); no limit may be above it
+        limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _data_bytes() -> int | None:
+    """Return what the system counts as this process's data, in bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * KIB
+    except OSError:
+        pass
+
+    return None

@@ -1,0 +1,140 @@
+"""Measure a sharded step: run it in real ranks, and make one result of those of all ranks."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
+from memlab.result import Outcome, Source, StepResult
+from memlab.running import Ended, Report, explain
+from memlab.techniques.sharding.sharding import most_ranks
+from memlab.worker.job import Job
+from memlab.worker.ranks.group import Answer, RankGroup
+from memlab.workload import Workload
+
+WORST_FIRST = (
+    Outcome.OUT_OF_MEMORY,
+    Outcome.FAILED,
+    Outcome.CRASHED,
+    Outcome.UNSUPPORTED,
+    Outcome.TIMED_OUT,
+    Outcome.CANCELLED,
+)
+"""What ended a run, if ranks ended differently: the others were stopped or waited because of it."""
+
+
+def measure_ranks(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    *,
+    job: Job,
+    timeout_seconds: float,
+    report: Report,
+    **arguments: Any,
+) -> StepResult:
+    """Measure a step of several ranks. Errors of the step are outcomes, not raised.
+
+    Args:
+        workload: what is trained.
+        config: how, with sharding.
+        device: of the first rank; the others have the next ones of its kind, or the same CPU.
+        job: of this worker.
+        timeout_seconds: after which the ranks are stopped.
+        report: called during the run.
+        **arguments: the others of `measure_in_process`.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    asked: dict[str, Any] = {
+        "source": Source.MEASURED,
+        "device": str(device),
+        "config": config,
+        "workload_name": workload.name,
+        "memory_limit_bytes": arguments["memory_limit"],
+    }
+    try:
+        check_devices(config, device)
+        with RankGroup(job, config.world_size, device.type, deadline, report) as group:
+            own = {"workload": workload, "config": config, "device_type": device.type}
+            answers = group.call("measure", own | arguments, _is_ok)
+    except (Exception, SystemExit) as error:
+        outcome, message = explain(error, "starting the ranks")
+        return StepResult(**asked, outcome=outcome, message=message)
+
+    results = [_result_of(answer, rank, asked) for rank, answer in enumerate(answers)]
+    return together(results)
+
+
+def check_devices(config: StepConfig, device: torch.device) -> None:
+    """Raise Ended if this machine has fewer devices than the config has ranks."""
+    most = most_ranks(device)
+    if config.world_size > most:
+        has = f"runs at most {most} ranks" if device.type == "cpu" else f"has {most} of them"
+        raise Ended(
+            Outcome.UNSUPPORTED,
+            f"world_size={config.world_size} is more than the devices of this machine, which "
+            f"{has} on {device.type!r}; lower world_size, or use memlab.predict, which simulates "
+            "any number of ranks",
+        )
+
+
+def together(results: Sequence[StepResult]) -> StepResult:
+    """Return one result of those of all ranks: that of the rank with the highest peak.
+
+    If ranks have failed, it is that of the first rank that caused the end.
+    """
+    bad = [result for result in results if result.outcome is not Outcome.OK]
+    if bad:
+        first = min(bad, key=lambda result: WORST_FIRST.index(result.outcome))
+        known = [r for r in results if r.peak_allocated_bytes is not None]
+        number = first.rank_numbers[0]
+        said = f"rank {number} of {len(results)}{first.message.removeprefix(f'rank {number}')}"
+        if not first.message.startswith("rank "):
+            said = f"rank {number} of {len(results)}: {first.message}"
+        kept = first if first in known or not known else max(known, key=_peak)
+        return dataclasses.replace(
+            kept, outcome=first.outcome, message=said, fits=first.fits, fit=first.fit,
+            ranks=tuple(results), rank_numbers=(),
+        )  # fmt: skip
+
+    worst = max(results, key=_peak)
+    seconds = max(result.step_seconds or 0.0 for result in results)
+    least = min(map(_peak, results))
+    note = (
+        f"These are the numbers of rank {worst.rank_numbers[0]}, which has the highest peak of "
+        f"{len(results)} ranks; the lowest is {format_bytes(least)}."
+    )
+    losses = [result.loss for result in results if result.loss is not None]
+    return dataclasses.replace(
+        worst,
+        step_seconds=seconds,
+        samples_per_second=worst.config.batch_size / seconds if seconds else None,
+        loss=sum(losses) / len(losses) if losses else None,
+        finite=all(result.finite for result in results),
+        notes=(note, *worst.notes),
+        ranks=tuple(results),
+        rank_numbers=(),
+    )
+
+
+def _peak(result: StepResult) -> int:
+    counted = result.counted_peak
+    return 0 if counted is None else counted.nbytes
+
+
+def _is_ok(result: StepResult) -> bool:
+    """Return whether the other ranks can go on; all of them agree on an end above the limit."""
+    return result.outcome is Outcome.OK or result.peak_allocated_bytes is not None
+
+
+def _result_of(answer: Answer, rank: int, asked: dict[str, Any]) -> StepResult:
+    """Return what became of one rank, which may have no result."""
+    if answer.outcome is Outcome.OK:
+        found: StepResult = answer.value
+        return found
+    message = f"rank {rank} {answer.message}"
+    return StepResult(**asked, outcome=answer.outcome, message=message, rank_numbers=(rank,))

@@ -1,0 +1,127 @@
+"""A rank: one of the processes that run a sharded step. It serves calls until its socket closes."""
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memlab.running import Progress
+from memlab.sending.by_value import dumps
+from memlab.sending.own_values import OwnValues, Values
+from memlab.sending.sources import read_no_bytecode
+from memlab.worker.guard import limit_memory
+from memlab.worker.printed import Printed
+from memlab.worker.ranks.steps import measure_rank, update_rank
+from memlab.worker.standard_library import StandardLibrary
+from memlab.worker.wire import Channel, Garbage
+
+SOCKET, JOB, ARGUMENTS, ANSWERS = "socket", "job", "arguments", "answers"
+"""Names in the folder of a group; those of arguments and answers are followed by numbers."""
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+FUNCTIONS: dict[str, Callable[..., Any]] = {"measure": measure_rank, "updates": update_rank}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankJob:
+    """What all ranks of a group share; the fields of a worker's `Job` mean the same.
+
+    Attributes:
+        threads: of this rank for one operator.
+        device_type: "cpu" or "cuda".
+        world_size: number of ranks.
+    """
+
+    path: list[str]
+    folder: str
+    own_files: dict[str, str]
+    own_values: Values
+    threads: int
+    device_type: str
+    world_size: int
+
+
+def serve_rank(folder: str, standard_library: StandardLibrary) -> None:
+    """Open the process group, then run the functions that are asked for.
+
+    Args:
+        folder: of the group.
+        standard_library: finds Python's own modules.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    read_no_bytecode()
+    group = Path(folder)
+    job: RankJob = pickle.loads((group / JOB).read_bytes())
+    standard_library.shadowed = frozenset(job.own_files)
+    sys.path[:] = job.path
+    os.chdir(job.folder)
+    torch.set_num_threads(job.threads)
+
+    limit_memory(None, num_processes=job.world_size)
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(str(group / SOCKET))
+    channel = Channel(end, blocks=True)
+    _open_group(job)
+    rank = dist.get_rank()
+    channel.send(0, pickle.dumps((rank, os.getpid())))
+    try:
+        _serve(channel, group, rank, job)
+    finally:
+        # a rank that waits for others which are gone must not keep this one
+        threading.Timer(1.0, os._exit, (0,)).start()
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        os._exit(0)
+
+
+def _open_group(job: RankJob) -> None:
+    if sys.platform == "linux":  # all ranks are here, and a name of this machine may not resolve
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if job.device_type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKENDS[job.device_type])
+
+
+def _serve(channel: Channel, group: Path, rank: int, job: RankJob) -> None:
+    while True:
+        try:
+            number, content = channel.receive()
+        except (EOFError, OSError, Garbage):
+            return
+
+        try:
+            own_values = OwnValues(job.own_values)
+            arguments = pickle.loads((group / f"{ARGUMENTS}{number}").read_bytes())
+            own_values.set_all()
+            printed = Printed(sys.stdout)
+            with contextlib.redirect_stdout(printed):
+                value = FUNCTIONS[pickle.loads(content)](
+                    **arguments, report=_reporter(channel, number)
+                )
+            (group / f"{ANSWERS}{number}.{rank}").write_bytes(dumps(printed.into(value)))
+            message: tuple[str, Any] = ("answered", None)
+        except BaseException as error:
+            message = ("raised", f"{type(error).__name__}: {error}")
+
+        channel.send(number, pickle.dumps(message))
+
+
+def _reporter(channel: Channel, number: int) -> Callable[[Progress], None]:
+    """Return a function that sends the progress of one call."""
+
+    def report(progress: Progress) -> None:
+        channel.send(number, pickle.dumps(("progress", progress)))
+
+    return report

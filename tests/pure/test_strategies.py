@@ -1,0 +1,131 @@
+"""The settings of sharded steps: which go together, and what each rank gets of a batch."""
+
+import pytest
+from torch import nn
+
+from memlab import MemlabError, StepConfig, StepResult
+from memlab.arguments.rank_settings import MOST_RANKS, Sharding
+from memlab.errors import UnsupportedError, WorkloadError
+from memlab.records.packing import result_from_packed, result_to_packed
+from memlab.script import script
+from memlab.step import build_step
+from memlab.techniques.sharding.fully_sharded import units
+from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
+from tests.models import linear
+from tests.store_parts import a_result
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts", "sizes"),
+    [
+        ({"sharding": "ddp", "world_size": 4, "batch_size": 8}, 4, (2,)),
+        ({"sharding": "zero3", "world_size": 1, "batch_size": 5}, 1, (5,)),
+        ({"sharding": "zero2", "world_size": 2, "batch_size": 12, "accumulation_steps": 3}, 2,
+         (2, 2, 2)),
+        ({"sharding": "tensor", "world_size": 4, "batch_size": 3}, 1, (3,)),
+        ({"sharding": "zero3", "world_size": 8, "tensor_parallel_size": 4, "batch_size": 6}, 2,
+         (3,)),
+        ({"sharding": "hybrid", "world_size": 4, "shard_group_size": 2, "batch_size": 4}, 4, (1,)),
+        ({"sharding": "zero3", "world_size": MOST_RANKS, "batch_size": 2 * MOST_RANKS}, MOST_RANKS,
+         (2,)),
+    ],
+)  # fmt: skip
+def test_a_batch_is_divided_over_the_data_parallel_ranks(fields, parts, sizes):
+    config = StepConfig(**fields)
+    assert config.data_parallel_size == parts
+    assert config.micro_batch_sizes == sizes
+    assert config.rank_batch_size * parts == config.batch_size
+    assert StepConfig(**config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"world_size": 2}, ["world_size=2", "sharding='none'", "'zero3'"]),
+        ({"shard_group_size": 2}, ["shard_group_size=2", "sharding='none'"]),
+        ({"sync_each_micro_batch": False}, ["sync_each_micro_batch=False"]),
+        ({"sharding": "fsdp"}, ["sharding='fsdp'", "'zero3'"]),
+        ({"sharding": "ddp", "world_size": 0}, ["world_size=0"]),
+        ({"sharding": "ddp", "world_size": 5000, "batch_size": 5000}, ["5000", "4096"]),
+        ({"sharding": "ddp", "world_size": 3, "batch_size": 8}, ["batch_size=8", "6 or 9"]),
+        ({"sharding": "ddp", "world_size": 4, "batch_size": 2}, ["batch_size=2", "=4"]),
+        ({"sharding": "zero3", "world_size": 2, "batch_size": 6, "accumulation_steps": 2},
+         ["batch_size=6", "4 or 8", "2 micro-batches"]),
+        ({"sharding": "hybrid", "world_size": 6, "batch_size": 6},
+         ["shard_group_size=None", "1, 2, 3 or 6"]),
+        ({"sharding": "hybrid", "world_size": 4, "shard_group_size": 3}, ["1, 2 or 4"]),
+        ({"sharding": "zero3", "world_size": 4, "shard_group_size": 2}, ["sharding='hybrid'"]),
+        ({"sharding": "ddp", "world_size": 4, "tensor_parallel_size": 3}, ["1, 2 or 4"]),
+        ({"sharding": "hybrid", "world_size": 4, "tensor_parallel_size": 2}, ["'zero3'"]),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_go_together_are_refused_with_a_remedy(fields, said):
+    with pytest.raises(MemlabError) as raised:
+        StepConfig(**fields)
+    assert all(words in str(raised.value) for words in said), str(raised.value)
+
+
+def test_the_weights_of_all_ranks_average_to_those_of_one_process():
+    everyone = [0.1, 0.2, 0.3, 0.4]
+    ranks = [
+        own_weights(everyone, Sharded(run_model=None, part=p, num_parts=2, in_micro_batch=None))
+        for p in (0, 1)
+    ]
+    assert ranks == [[0.2, 0.4], [0.6, 0.8]]
+    with pytest.raises(WorkloadError, match="num_loss_terms"):
+        own_weights([0.0, 1.0], Sharded(run_model=None, part=1, num_parts=2, in_micro_batch=None))
+
+
+def test_ranks_draw_different_numbers_unless_they_share_their_samples():
+    data = StepConfig(sharding="ddp", world_size=4)
+    assert [part_of(data, rank) for rank in range(4)] == [0, 1, 2, 3]
+    both = StepConfig(sharding="ddp", world_size=4, tensor_parallel_size=2)
+    assert [part_of(both, rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert len({seed_of(7, part) for part in range(4)}) == 4
+    assert seed_of(7, 0) == 7
+
+
+class Tied(nn.Module):
+    """Blocks, one of which shares its weight with the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.blocks[1][0].weight
+
+
+def test_a_block_that_shares_a_parameter_is_left_to_the_whole_model():
+    model = Tied()
+    assert units(model) == [model.blocks[0], model.blocks[2]]
+
+
+@pytest.mark.parametrize("sharding", [s for s in Sharding if s is not Sharding.NONE])
+def test_a_process_that_is_no_rank_is_told_how_to_start_the_ranks(sharding):
+    fields = {"shard_group_size": 1} if sharding is Sharding.HYBRID else {}
+    with pytest.raises(UnsupportedError, match=r"torchrun|not implemented"):
+        build_step(linear(), StepConfig(sharding=sharding, world_size=2, **fields), "cpu")
+
+
+def test_a_sharded_result_survives_packing_and_json():
+    ranks = tuple(a_result(rank_numbers=(rank,), message=f"rank {rank}") for rank in range(2))
+    config = StepConfig(sharding="zero3", world_size=2)
+    whole = a_result(ranks=ranks, config=config)
+    for back in (
+        result_from_packed(result_to_packed(whole)),
+        type(whole).from_dict(whole.to_dict()),
+    ):
+        assert back.to_dict() == whole.to_dict()
+        assert [rank.rank_numbers for rank in back.ranks] == [(0,), (1,)]
+        assert back.config.sharding is Sharding.ZERO3
+
+
+def test_a_result_of_an_older_version_has_no_ranks():
+    data = a_result().to_dict()
+    del data["ranks"], data["rank_numbers"]
+    assert StepResult.from_dict(data).ranks == ()
+
+
+def test_no_script_leaves_the_sharding_out_silently():
+    with pytest.raises(UnsupportedError, match="sharding='zero3'"):
+        script(StepConfig(sharding="zero3", world_size=2), "cpu")

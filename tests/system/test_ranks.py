@@ -1,0 +1,163 @@
+"""Sharded steps in real ranks: what each holds, equal updates, ends that leave nothing behind."""
+
+import subprocess
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import Outcome, StepConfig, Workload, measure, verify
+from tests.rank_parts import WIDTH, faulty
+
+TWO = {"sharding": "zero3", "world_size": 2}
+WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
+
+
+def left_running():
+    """Return the ranks that are still running; those of other tests end by themselves."""
+    for _ in range(50):
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
+        if not found:
+            return []
+        time.sleep(0.2)
+    return found
+
+
+def test_each_rank_of_zero3_holds_its_half():
+    sharded = measure(faulty(), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
+    alone = measure(faulty(), StepConfig(batch_size=4), "cpu", repeats=1)
+    assert sharded.outcome is Outcome.OK, sharded.message
+    assert [rank.rank_numbers for rank in sharded.ranks] == [(0,), (1,)]
+    assert alone.peak_by_category["parameters"] == WEIGHTS
+
+    num_tensors, step_bytes = 6, 4
+    for rank in sharded.ranks:
+        assert rank.outcome is Outcome.OK
+        assert rank.peak_by_category["parameters"] == WEIGHTS // 2
+        held = rank.timeline.bytes_of("optimizer_state")
+        assert held.max() == WEIGHTS + num_tensors * step_bytes  # two numbers of each weight
+        assert rank.samples_per_second == pytest.approx(4 / rank.step_seconds)
+
+    highest = max(rank.peak_allocated_bytes for rank in sharded.ranks)
+    assert sharded.peak_allocated_bytes == highest
+    assert sharded.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert not left_running()
+
+
+def test_ddp_holds_everything_and_zero1_the_state_of_its_share():
+    whole, share = (
+        measure(faulty(), StepConfig(batch_size=4, sharding=name, world_size=2), "cpu", repeats=1)
+        for name in ("ddp", "zero1")
+    )
+    assert [r.peak_by_category["parameters"] for r in whole.ranks] == [WEIGHTS, WEIGHTS]
+    state = [int(r.timeline.bytes_of("optimizer_state").max()) for r in whole.ranks]
+    shares = [int(r.timeline.bytes_of("optimizer_state").max()) for r in share.ranks]
+    assert state == [2 * WEIGHTS + 6 * 4] * 2
+    assert sum(shares) == state[0]
+    assert all(held < state[0] for held in shares)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "said"),
+    [
+        ("kill", Outcome.CRASHED, "rank 1 of 2 was ended by SIGKILL"),
+        ("exit", Outcome.CRASHED, "rank 1 of 2 exited with 3"),
+        ("error", Outcome.FAILED, "only here"),
+        ("memory", Outcome.OUT_OF_MEMORY, "rank 1 of 2: out of memory in forward"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_run_by_its_name(fault, outcome, said):
+    result = measure(faulty(fault), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
+    assert result.outcome is outcome
+    assert said in result.message
+    assert [rank.outcome for rank in result.ranks] == [Outcome.CANCELLED, outcome]
+    assert "was stopped while measuring memory" in result.ranks[0].message
+    assert not left_running()
+
+
+def test_a_rank_that_hangs_is_named_with_its_place():
+    config = StepConfig(batch_size=4, **TWO)
+    result = measure(faulty("hang"), config, "cpu", repeats=1, timeout_seconds=40)
+    assert result.outcome is Outcome.TIMED_OUT
+    assert "rank 1 of 2 had not finished after 40.0 s" in result.message
+    assert "in wait_for_ever" in result.message
+    assert "waited for another rank" in result.ranks[0].message
+    assert not left_running()
+
+
+def test_a_limit_is_that_of_each_rank():
+    config = StepConfig(batch_size=4, **TWO)
+    peak = measure(faulty(), config, "cpu", repeats=1).peak_allocated_bytes
+    over = measure(faulty(), config, "cpu", repeats=1, memory_limit=peak // 2)
+    assert over.outcome is Outcome.OUT_OF_MEMORY
+    assert over.fits is False
+    assert measure(faulty(), config, "cpu", repeats=1, memory_limit=2 * peak).fits is True
+
+
+def test_more_ranks_than_this_machine_can_run_are_refused():
+    config = StepConfig(batch_size=512, sharding="zero3", world_size=512)
+    result = measure(faulty(), config, "cpu")
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "world_size=512" in result.message
+    assert "memlab.predict" in result.message
+
+
+def tokens(n):
+    labels = torch.randint(5, (n, 6))
+    labels[torch.rand(n, 6) < 0.5] = -100
+    labels[:, 0] = 1
+    return torch.randn(n, 6, 8), labels
+
+
+class Odd(nn.Module):
+    """Normalises over the batch and drops out."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2))
+        )
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(x)))
+
+
+ODD = Workload(
+    name="odd",
+    build_model=Odd,
+    make_batch=tokens,
+    compute_loss=lambda model, batch: nn.functional.cross_entropy(
+        model(batch[0]).flatten(0, 1), batch[1].flatten()
+    ),
+    num_loss_terms=lambda batch: int((batch[1] >= 0).sum()),
+)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero3"])
+def test_dropout_batch_norm_and_uneven_losses_train_as_in_one_process(sharding):
+    config = StepConfig(batch_size=8, accumulation_steps=2, sharding=sharding, world_size=2)
+    report = verify(ODD, config, "cpu")
+    assert report.ok, report.why
+    assert report.same_as_full_batch == "no"
+    assert "norm" in report.why
+
+
+def test_a_step_that_trains_something_else_in_one_rank_is_found():
+    def build():
+        torch.manual_seed(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)))
+
+    own = Workload(
+        name="own",
+        build_model=build,
+        make_batch=lambda n: torch.randn(n, 4),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+    # every rank begins with weights of its own, which fully_shard does not make equal
+    report = verify(own, StepConfig(batch_size=4, **TWO), "cpu")
+    assert report.ok  # the weights of the reference are given to all ranks before each update
+    assert memlab.measure(own, StepConfig(batch_size=4, **TWO), "cpu", repeats=1).outcome == "ok"
