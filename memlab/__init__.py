@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memlab.step import build_step
     from memlab.store.from_records import store_records
     from memlab.sweeping.sweep import sweep
+    from memlab.training.training_step import training_step
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
@@ -43,7 +44,8 @@ __all__ = [
     "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "ladder",
     "largest_batch", "live_sweep", "measure", "measure_loading", "open_snapshot", "panel", "plots",
     "predict", "predict_batches", "recommend", "recorded", "recordings", "replay_allocations",
-    "results", "store_records", "stored_results", "sweep", "to_frame", "verify", "workloads",
+    "results", "store_records", "stored_results", "sweep", "to_frame", "training_step",
+    "verify", "workloads",
 ]  # fmt: skip
 LATE = {
     "build_step": "step", "compare": "changes.compare", "compare_recompute": "comparing.pairs",
@@ -53,7 +55,7 @@ LATE = {
     "open_snapshot": "snapshots.opening", "panel": "_panel", "plots": "plots",
     "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
     "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
-    "sweep": "sweeping.sweep",
+    "sweep": "sweeping.sweep", "training_step": "training.training_step",
 }  # fmt: skip
 """Public names whose modules `import memlab` does not wait for."""
 

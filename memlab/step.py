@@ -6,7 +6,7 @@ applied. It does not plan, measure or time anything.
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,6 +123,15 @@ class Step:
         self.config = config
         if self.offloader is not None:
             self.offloader.peak_host_bytes = 0
+
+    def use(self, batch: Any, sizes: Sequence[int]) -> list[float]:
+        """Continue with a batch of a person's own, in micro-batches of these sizes.
+
+        Returns the weights of their losses, which sum to 1; ranks may have to scale them.
+        """
+        self.micro_batches = _divided(self.workload, batch, sizes, self.config, self.device)
+        self.loss_weights = accumulation.weights(self.workload, self.micro_batches, sizes)
+        return self.loss_weights
 
     def accumulate(self, mark: Mark = ignore) -> float | torch.Tensor:
         """Run forward and backward of every micro-batch and return the loss; gradients remain."""
@@ -353,17 +362,19 @@ def _make_batch(
         whole = accumulation.weights(workload, everyone, sizes * sharded.num_parts)
         batch = parts[sharded.part]
 
-    if len(sizes) == 1:
-        micro_batches = [_own(batch, config, device)]
-    elif workload.split_batch is None:
-        micro_batches = accumulation.split(_own(batch, config, device), sizes)
-    else:
-        parts = accumulation.split_by(workload, batch, sizes)
-        micro_batches = [_own(part, config, device) for part in parts]
-
+    micro_batches = _divided(workload, batch, sizes, config, device)
     if sharded is None:
         return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
     return micro_batches, ranks.own_weights(whole, sharded), said
+
+
+def _divided(
+    workload: Workload, batch: Any, sizes: Sequence[int], config: StepConfig, device: torch.device
+) -> list[Any]:
+    """Return micro-batches of these sizes that belong to the run."""
+    if workload.split_batch is None:
+        return accumulation.parts_of(workload, _own(batch, config, device), sizes)
+    return [_own(p, config, device) for p in accumulation.parts_of(workload, batch, sizes)]
 
 
 def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:

@@ -39,6 +39,7 @@ FLOORS = [
         "recommending/",
         "exporting/",
         "changes/",
+        "training/",
     ],
     ["figures/", "plots"],
     ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],

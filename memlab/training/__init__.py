@@ -1,0 +1,7 @@
+"""Train with a built step: batch after batch, in one process or in each of several ranks.
+
+In: a workload, a config, and batches of a person's own. Out: updates with their losses, and
+checkpoints that another number of ranks can load.
+
+Start with `training_step.py`; `checkpoints.py` saves and loads.
+"""

@@ -1,0 +1,231 @@
+"""Checkpoints of a training step that any number of ranks can load.
+
+Source: `torch.distributed.checkpoint` (DCP), which writes each part of a tensor once and, when it
+loads, reads what each rank needs of it. Parameters, buffers and optimizer state are stored whole
+by their paths, so one process, other strategies and other numbers of ranks find them. A checkpoint
+is written into a folder with a name of its own and renamed when all ranks have finished; the
+newest complete one is loaded. Left out: the position in a data loader, and asynchronous saving.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from memlab.arguments.quoting import shown
+from memlab.errors import MemlabError, UnsupportedError
+from memlab.step import Step
+from memlab.techniques.optimizers.optimizers import state_of
+
+NAME = "update-{:08d}"
+COMPLETE = re.compile(r"update-(\d{8})")
+PARTIAL = ".partial"
+METADATA = ".metadata"  # the file that DCP writes last
+WEIGHT, STATE, RANDOM, PROGRESS = "weight ", "state ", "random ", "progress"
+"""How the names in a checkpoint begin; the first two are followed by the path of a parameter."""
+
+
+def save(step: Step, num_updates: int, folder: Path) -> Path:
+    """Write a checkpoint, all ranks together, and return its folder."""
+    target = folder / NAME.format(num_updates)
+    partial = folder / (target.name + PARTIAL)
+    if _is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    _wait()
+
+    state = {**_weights(step), **_states(step), **_progress(step, num_updates)}
+    # one tensor at a time: copies ahead of the file would only take host memory
+    writer = FileSystemWriter(partial, per_thread_copy_ahead=0)
+    with _quiet():
+        save_state(state, storage_writer=writer, no_dist=not _is_rank())
+    _wait()
+    if _is_first():
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier run that made as many updates
+        partial.rename(target)
+        _flush(folder)
+    _wait()
+    return target
+
+
+def load(step: Step, folder: Path) -> int:
+    """Give a step what the newest complete checkpoint holds; return its number of updates.
+
+    Raises:
+        MemlabError: there is none, or it is of another model or optimizer.
+    """
+    source = newest(folder)
+    reader = FileSystemReader(source)
+    stored = reader.read_metadata().state_dict_metadata
+    weights = _weights(step)
+    _check_same(weights, stored, source)
+
+    state: dict[str, Any] = {**weights, **_empty_states(step, stored), PROGRESS: ""}
+    if {name for name in stored if name.startswith(RANDOM)} == set(map(_random, range(_count()))):
+        state[_random(_rank())] = torch.get_rng_state()
+    with _quiet():
+        load_state(state, storage_reader=reader, no_dist=not _is_rank())
+
+    paths = dict(step.model.named_parameters())
+    held: Any = state_of(step.optimizer)
+    for name, value in state.items():
+        if name.startswith(STATE):
+            path, _, key = name.removeprefix(STATE).partition(": ")
+            held.setdefault(paths[path], {})[key] = value
+    if _random(_rank()) in state:
+        torch.set_rng_state(state[_random(_rank())])
+    return _continued(step, json.loads(state[PROGRESS]))
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest complete checkpoint in a folder.
+
+    Raises:
+        MemlabError: there is none.
+    """
+    every = folder.iterdir() if folder.is_dir() else ()
+    complete = [p for p in every if COMPLETE.fullmatch(p.name) and (p / METADATA).is_file()]
+    if not complete:
+        raise MemlabError(
+            f"folder={shown(str(folder))} holds no complete checkpoint; pass a folder that "
+            "`save` has written to"
+        )
+    return max(complete, key=lambda path: path.name)
+
+
+def _weights(step: Step) -> dict[str, torch.Tensor]:
+    """Return parameters and persistent buffers by path; tensors that share their memory."""
+    if step.config.offload_parameters:
+        raise UnsupportedError(
+            "checkpoints with offload_parameters=True are not implemented yet; use "
+            "offload_parameters=False"
+        )
+    every = step.model.state_dict().items()
+    return {WEIGHT + path: value for path, value in every if isinstance(value, torch.Tensor)}
+
+
+def _states(step: Step) -> dict[str, torch.Tensor]:
+    """Return the optimizer state that this rank keeps, by path and name."""
+    held = state_of(step.optimizer)
+    return {
+        f"{STATE}{path}: {key}": value
+        for path, parameter in step.model.named_parameters()
+        for key, value in held.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _progress(step: Step, num_updates: int) -> dict[str, Any]:
+    """Return what else training continues with."""
+    said = {
+        "num_updates": num_updates,
+        "learning_rates": [group["lr"] for group in step.optimizer.param_groups],
+        "schedule": None if step.scheduler is None else step.scheduler.state_dict(),
+        "loss_scale": None if step.scaler is None else step.scaler.state_dict(),
+    }
+    return {PROGRESS: json.dumps(said), _random(_rank()): torch.get_rng_state()}
+
+
+def _continued(step: Step, said: Mapping[str, Any]) -> int:
+    """Let schedule and loss scale go on; return the number of updates made before."""
+    for group, rate in zip(step.optimizer.param_groups, said["learning_rates"], strict=True):
+        group["lr"] = rate
+    if step.scheduler is not None and said["schedule"] is not None:
+        step.scheduler.load_state_dict(said["schedule"])
+    if step.scaler is not None and said["loss_scale"] is not None:
+        step.scaler.load_state_dict(said["loss_scale"])
+    return int(said["num_updates"])
+
+
+def _check_same(
+    weights: Mapping[str, torch.Tensor], stored: Mapping[str, Any], source: Path
+) -> None:
+    """Raise MemlabError if a checkpoint is of a model with other weights."""
+    kept = {name: tuple(stored[name].size) for name in stored if name.startswith(WEIGHT)}
+    own = {name: tuple(value.shape) for name, value in weights.items()}
+    differing = sorted(kept.items() ^ own.items())
+    if differing:
+        name, shape = differing[0]
+        raise MemlabError(
+            f"{source} is a checkpoint of another model: {name.removeprefix(WEIGHT)} has shape "
+            f"{shape} in {'the checkpoint' if kept.get(name) == shape else 'this model'} only; "
+            "pass the workload that it was saved with"
+        )
+
+
+def _empty_states(step: Step, stored: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return tensors to load the state into that this rank will keep."""
+    optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    paths = dict(step.model.named_parameters())
+    found = {}
+    for name, kept in stored.items():
+        path = name.removeprefix(STATE).partition(": ")[0]
+        if name.startswith(STATE) and paths.get(path) in groups:
+            found[name] = _empty(paths[path], kept, groups[paths[path]])
+    return found
+
+
+def _empty(parameter: Any, kept: Any, group: Mapping[str, Any]) -> torch.Tensor:
+    """Return a tensor for one state of a parameter: divided as the parameter, if it is as large."""
+    dtype = kept.properties.dtype
+    if kept.size == parameter.shape and parameter.ndim:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    # counters of steps are on the CPU, except for kernels that read them on the device
+    is_on_device = kept.size.numel() > 1 or group.get("fused") or group.get("capturable")
+    return torch.empty(kept.size, dtype=dtype, device=parameter.device if is_on_device else "cpu")
+
+
+def _random(rank: int) -> str:
+    return f"{RANDOM}{rank}"
+
+
+def _is_rank() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _rank() -> int:
+    return dist.get_rank() if _is_rank() else 0
+
+
+def _count() -> int:
+    return dist.get_world_size() if _is_rank() else 1
+
+
+def _is_first() -> bool:
+    return _rank() == 0
+
+
+def _wait() -> None:
+    """Wait until all ranks are here."""
+    if _is_rank():
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the warning that one process saves or loads by itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _flush(folder: Path) -> None:
+    """Have the system write down a new name, where it can be asked to."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

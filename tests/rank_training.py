@@ -1,0 +1,54 @@
+"""A script that trains a few updates, saves or loads, and prints its losses; run it by torchrun.
+
+FOLDER, "save" or "load", and the settings as JSON.
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from memlab import StepConfig, training_step
+from tests.rank_parts import WIDTH, faulty
+
+BATCH, NUM_BATCHES, SAVED_AFTER = 8, 6, 3
+
+
+def batches():
+    """Return the batches of all ranks, the same in every process."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = [(BATCH, WIDTH)] * 2
+    return [tuple(torch.randn(shape, generator=draw) for shape in shapes)
+            for _ in range(NUM_BATCHES)]  # fmt: skip
+
+
+def main(folder, what, settings):
+    """Train and print the losses of the updates after the checkpoint, exactly."""
+    rank, count = 0, 1
+    if "RANK" in os.environ:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo")
+        rank, count = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    size = BATCH // count
+    mine = [tuple(t[rank * size : (rank + 1) * size] for t in batch) for batch in batches()]
+
+    step = training_step(faulty(), StepConfig(batch_size=BATCH, **settings), "cpu")
+    if what == "save":
+        for batch in mine[:SAVED_AFTER]:
+            step(batch)
+        step.save(folder)
+    else:
+        assert step.load(folder) == SAVED_AFTER
+    losses = [step(batch) for batch in mine[SAVED_AFTER:]]
+    assert step.num_updates == NUM_BATCHES
+    if rank == 0:
+        print(json.dumps([loss.hex() for loss in losses]))
+    if count > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
