@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from memlab.config import StepConfig
 from memlab.strategies import Sharding
 from memlab.techniques.precision import AUTOCAST_DTYPE
+from memlab.techniques.recompute.nesting import is_inside
 from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.torch_private.modules import BatchNorm
 
@@ -62,9 +63,12 @@ def units(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that are sharded by themselves.
 
     A block that shares a parameter with the rest of the model is left to the model as a whole:
-    sharded by itself, it would get a parameter of its own.
+    sharded by itself, it would get a parameter of its own. Of nested blocks the inner ones count,
+    since a module cannot be sharded before its parts.
     """
-    blocks = find_blocks(model)
+    found = find_blocks(model)
+    outer = {path for path in found if any(is_inside(inner, (path,)) for inner in found)}
+    blocks = {path: block for path, block in found.items() if path not in outer}
     holders: dict[nn.Parameter, set[str]] = {}
     for path, module in model.named_modules():
         owner = next((b for b in blocks if path == b or path.startswith(f"{b}.")), "")
