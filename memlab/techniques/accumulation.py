@@ -108,7 +108,7 @@ def _split(part: Any, sizes: list[int], path: str) -> list[Any]:
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         return [part[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
-    # by its id: PyTorch keeps this function in a cycle, which would hold the batch until it is found
+    # by its id: PyTorch keeps this function in a cycle, which would hold the batch too
     whole = id(part)
     children, structure = pytree.tree_flatten_with_path(part, lambda node: id(node) != whole)
     if isinstance(part, PackedSequence) or (len(children) == 1 and children[0][1] is part):

@@ -24,16 +24,20 @@ from memlab.strategies import Sharding
 from memlab.techniques.precision import AUTOCAST_DTYPE
 from memlab.techniques.recompute.nesting import is_inside
 from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.torch_private.dispatch import without_modes
 from memlab.torch_private.modules import BatchNorm
 
 
 def make_mesh(config: StepConfig, device_type: str) -> DeviceMesh:
     """Return the mesh of all ranks: one row, or with hybrid sharding one row for each group."""
+    shape: tuple[int, ...] = (config.world_size,)
+    names: tuple[str, ...] = ("shard",)
     if config.sharding is Sharding.HYBRID:
         assert config.shard_group_size is not None
         shape = (config.world_size // config.shard_group_size, config.shard_group_size)
-        return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(device_type, (config.world_size,), mesh_dim_names=("shard",))
+        names = ("replicate", "shard")
+    with without_modes():  # a mesh reads the numbers of its ranks, which fake tensors do not have
+        return init_device_mesh(device_type, shape, mesh_dim_names=names)
 
 
 def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:

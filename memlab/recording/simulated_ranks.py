@@ -1,0 +1,85 @@
+"""One of many ranks, recorded in one process without the others.
+
+The idea. PyTorch has a process group whose collectives return at once. In it the code of a sharded
+step runs as one rank, whatever the number of ranks, and over fake tensors no value is missing. So
+a recording takes as long for 4096 ranks as for two. Three things need help:
+
+- `DistributedDataParallel` has a part in C++ that reads real memory: `fake_reducer.py`.
+- `fully_shard` frees and allocates whole parameters by resizing their storages, which the
+  dispatcher does not see: the tracker is told.
+- What collectives allocate inside themselves: `costs/collectives.py`.
+
+Ranks that hold the same are recorded once. With `fully_shard` rank 0 holds the most: a dimension is
+divided into parts of which only the last may be smaller. With ZeroRedundancyOptimizer ranks have
+different shares of the parameters, and `heaviest_ranks` says which may hold the most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from memlab.config import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.recording.fake_reducer import FakeLogger, FakeReducer
+from memlab.recording.tracker import Tracker
+from memlab.strategies import Sharding
+from memlab.torch_private.ranks import (
+    open_group_of_none,
+    partition_of,
+    replicated_by,
+    sharded_types,
+    storages_resized_by,
+)
+
+
+@contextlib.contextmanager
+def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
+    """Let this process be one of the ranks of a config, as far as a recording can tell.
+
+    Raises:
+        UnsupportedError: this process is one of several real ranks, or PyTorch has none.
+    """
+    if config.sharding is Sharding.NONE:
+        yield
+        return
+
+    if not dist.is_available():
+        raise UnsupportedError("this build of PyTorch has no torch.distributed")
+    if dist.is_initialized():
+        raise UnsupportedError(
+            "a process group is open in this process, so a sharded step cannot be predicted here; "
+            "call memlab.predict from a process that is no rank"
+        )
+
+    open_group_of_none(rank, config.world_size)
+    tracker.passed_on = sharded_types()
+    try:
+        with (
+            replicated_by(FakeReducer, FakeLogger),
+            storages_resized_by(tracker.blocks.resize),
+        ):
+            yield
+    finally:
+        tracker.passed_on = ()
+        dist.destroy_process_group()
+
+
+def heaviest_ranks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
+    """Return the ranks one of which holds the most: one, unless shares of parameters differ.
+
+    An update holds the state of a share, and temporaries as large as the largest parameters in it.
+    """
+    if not hasattr(optimizer, "optim"):  # all ranks have the same share, or rank 0 the largest
+        return (0,)
+
+    shares = partition_of(optimizer)
+    held = [sum(p.nbytes for p in share) for share in shares]
+    with_largest = [
+        size + max((p.nbytes for p in share), default=0)
+        for size, share in zip(held, shares, strict=True)
+    ]
+    return tuple(dict.fromkeys([held.index(max(held)), with_largest.index(max(with_largest))]))
