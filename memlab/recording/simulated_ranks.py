@@ -35,6 +35,8 @@ from memlab.torch_private.ranks import (
     storages_resized_by,
 )
 
+STEP_BYTES = 4
+
 
 @contextlib.contextmanager
 def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
@@ -71,15 +73,16 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
 def heaviest_ranks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     """Return the ranks one of which holds the most: one, unless shares of parameters differ.
 
-    An update holds the state of a share, and temporaries as large as the largest parameters in it.
+    Judged by Adam: two numbers for each weight and one for each parameter, which counts the steps.
+    Its update also holds temporaries as large as the largest parameter of the share, twice.
     """
     if not hasattr(optimizer, "optim"):  # all ranks have the same share, or rank 0 the largest
         return (0,)
 
     shares = partition_of(optimizer)
-    held = [sum(p.nbytes for p in share) for share in shares]
+    held = [sum(2 * p.nbytes + STEP_BYTES for p in share) for share in shares]
     with_largest = [
-        size + max((p.nbytes for p in share), default=0)
+        size + 2 * max((p.nbytes for p in share), default=0)
         for size, share in zip(held, shares, strict=True)
     ]
     return tuple(dict.fromkeys([held.index(max(held)), with_largest.index(max(with_largest))]))
