@@ -31,6 +31,7 @@ from memlab.torch_private.ranks import (
     open_group_of_none,
     partition_of,
     replicated_by,
+    shapes_found_unseen,
     sharded_types,
     storages_resized_by,
 )
@@ -62,6 +63,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
     try:
         with (
             replicated_by(FakeReducer, FakeLogger),
+            shapes_found_unseen(),
             storages_resized_by(tracker.blocks.resize),
         ):
             yield

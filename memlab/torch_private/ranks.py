@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
+from memlab.torch_private.dispatch import without_modes
+
 
 def open_group_of_none(rank: int, world_size: int) -> None:
     """Open a process group whose collectives return at once and move nothing."""
@@ -79,6 +81,29 @@ def partition_of(optimizer: Any) -> list[list[torch.Tensor]]:
         [parameter for group in groups for parameter in group["params"]]
         for groups in optimizer._partition_parameters()
     ]
+
+
+@contextlib.contextmanager
+def shapes_found_unseen() -> Iterator[None]:
+    """Let sharded tensors find the shapes of their results out of sight of all modes.
+
+    They run each operator once more for it, over fake tensors of their own, and remember the shape
+    for the rest of the process.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    kind: Any = _sharding_prop.ShardingPropagator
+    own = kind._propagate_tensor_meta_non_cached
+
+    def found(self: Any, schema: Any) -> Any:
+        with without_modes():
+            return own(self, schema)
+
+    kind._propagate_tensor_meta_non_cached = found
+    try:
+        yield
+    finally:
+        kind._propagate_tensor_meta_non_cached = own
 
 
 @contextlib.contextmanager

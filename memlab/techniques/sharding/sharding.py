@@ -120,6 +120,12 @@ def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
             "rank holds its part of a parameter",
             remedies=({"optimizer": Optimizer.ADAMW}, {"sharding": Sharding.ZERO1}),
         )
+    if config.optimizer is Optimizer.ADAFACTOR:
+        yield Refusal(
+            why=f"{said} with optimizer='adafactor': torch.optim.Adafactor squares the norms of "
+            "rows in place, which DTensor refuses for parts of rows (torch 2.13)",
+            remedies=({"optimizer": Optimizer.ADAMW}, {"sharding": Sharding.ZERO1}),
+        )
 
 
 def notes(asked: Setup) -> list[str]:
