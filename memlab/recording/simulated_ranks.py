@@ -17,7 +17,8 @@ different shares of the parameters, and `heaviest_ranks` says which may hold the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from memlab.recording.tracker import Tracker
 from memlab.strategies import Sharding
 from memlab.torch_private.ranks import (
     open_group_of_none,
+    parameters_divided_by,
     partition_of,
     replicated_by,
     shapes_found_unseen,
@@ -64,12 +66,36 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
         with (
             replicated_by(FakeReducer, FakeLogger),
             shapes_found_unseen(),
+            parameters_divided_by(Parts),
             storages_resized_by(tracker.blocks.resize),
         ):
             yield
     finally:
         tracker.passed_on = ()
         dist.destroy_process_group()
+
+
+class Parts(Sequence[torch.Tensor]):
+    """The parts of a tensor, as many as ranks, of which only those that are asked for are made.
+
+    As `torch.chunk` divides it; where a dimension has fewer rows than there are ranks, the last
+    parts are empty.
+    """
+
+    def __init__(self, tensor: torch.Tensor, num_parts: int, dim: int) -> None:
+        self._tensor, self._num_parts, self._dim = tensor, num_parts, dim
+
+    def __len__(self) -> int:
+        """Return the number of parts."""
+        return self._num_parts
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one part."""
+        count = self._tensor.shape[self._dim]
+        most = -(-count // self._num_parts)
+        if index * most >= count:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, index * most, min(most, count - index * most))
 
 
 def heaviest_ranks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:

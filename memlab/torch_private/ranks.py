@@ -107,6 +107,20 @@ def shapes_found_unseen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def parameters_divided_by(divide: Callable[..., Sequence[torch.Tensor]]) -> Iterator[None]:
+    """Let `fully_shard` divide parameters by another function: of a tensor, a number and a dim."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    module: Any = _fsdp_param
+    own = module._chunk_with_empty
+    module._chunk_with_empty = divide
+    try:
+        yield
+    finally:
+        module._chunk_with_empty = own
+
+
+@contextlib.contextmanager
 def storages_resized_by(resize: Callable[..., Any]) -> Iterator[None]:
     """Resize storages by another function: called with PyTorch's own, the storage and the size."""
     own = torch.UntypedStorage.resize_

@@ -39,6 +39,18 @@ def _() -> None:
     assert callable(dist.Reducer._rebuild_buckets)
 
 
+@case(
+    "torch.distributed.fsdp._fully_shard._fsdp_param",
+    "._chunk_with_empty",
+    to="divide a parameter over thousands of ranks at once",
+)
+def _() -> None:
+    function = at("torch.distributed.fsdp._fully_shard._fsdp_param")._chunk_with_empty
+    assert arguments_of(function) == ["tensor", "num_chunks", "dim"]
+    parts = function(torch.ones(5), 4, dim=0)
+    assert [len(part) for part in parts] == [2, 2, 1, 0]
+
+
 @case("torch.distributed._compute_bucket_assignment_by_size", to="divide gradients into buckets")
 def _() -> None:
     weights = [torch.ones(4), torch.ones(2), torch.ones(3)]
