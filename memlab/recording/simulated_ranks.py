@@ -66,7 +66,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
         with (
             replicated_by(FakeReducer, FakeLogger),
             shapes_found_unseen(),
-            parameters_divided_by(Parts),
+            parameters_divided_by(PartsOnDemand),
             storages_resized_by(tracker.blocks.resize),
         ):
             yield
@@ -75,7 +75,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class Parts(Sequence[torch.Tensor]):
+class PartsOnDemand(Sequence[torch.Tensor]):
     """The parts of a tensor, as many as ranks, of which only those that are asked for are made.
 
     As `torch.chunk` divides it; where a dimension has fewer rows than there are ranks, the last

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from memlab.config import Optimizer, Precision, StepConfig
+from memlab.config import Checkpointing, Optimizer, Precision, StepConfig
 from memlab.strategies import Sharding
 from memlab.techniques.sharding.ranks import Sharded, check_group, part_of
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
@@ -119,6 +119,12 @@ def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
             why=f"{said} with optimizer='adamw-8bit': bitsandbytes knows no DTensor, as which each "
             "rank holds its part of a parameter",
             remedies=({"optimizer": Optimizer.ADAMW}, {"sharding": Sharding.ZERO1}),
+        )
+    if config.checkpointing is not Checkpointing.NONE:
+        yield Refusal(
+            why=f"{said} with checkpointing={str(config.checkpointing)!r}: a recompute meets gathered "
+            "parameters whose memory PyTorch cannot resize any more",
+            remedies=({"checkpointing": Checkpointing.NONE}, {"sharding": Sharding.ZERO1}),
         )
     if config.optimizer is Optimizer.ADAFACTOR:
         yield Refusal(
