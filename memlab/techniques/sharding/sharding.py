@@ -122,8 +122,8 @@ def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
         )
     if config.checkpointing is not Checkpointing.NONE:
         yield Refusal(
-            why=f"{said} with checkpointing={str(config.checkpointing)!r}: a recompute meets gathered "
-            "parameters whose memory PyTorch cannot resize any more",
+            why=f"{said} with checkpointing={str(config.checkpointing)!r}: a recompute meets "
+            "gathered parameters whose memory PyTorch cannot resize any more",
             remedies=({"checkpointing": Checkpointing.NONE}, {"sharding": Sharding.ZERO1}),
         )
     if config.optimizer is Optimizer.ADAFACTOR:
