@@ -12,6 +12,7 @@ import numpy as np
 from memlab.arguments.units import GIB
 from memlab.costs import cuda_kernels
 from memlab.costs.calibration import Calibration, calibrate
+from memlab.costs.collectives import cost_of, is_collective
 from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
 from memlab.costs.kernel_times import time_half_width, time_note
@@ -192,13 +193,19 @@ def _on_cpu(
     steps = program.steps_of(sizes)
     wanted = {i for i, interval in enumerate(recording.intervals) if interval.step in steps}
     run = [o for o in recording.operators if o.interval in wanted and o.signature]
-    num_outputs = {o.signature: len(o.outputs) for o in run if o.signature}
+    between_ranks = {
+        o.signature: cost_of(o) for o in run if o.signature and is_collective(o.signature)
+    }
+    num_outputs = {
+        o.signature: len(o.outputs) for o in run if o.signature and o.signature not in between_ranks
+    }
 
     if known is None:
         found, overheads = _found_here(num_outputs, on_progress, doubted_before)
         check_kernels(recording, run, found)
     else:
         found, overheads = _looked_up(num_outputs, known), known.overheads
+    found.update(between_ranks)
 
     phases = [interval.phase for interval in recording.intervals]
     overhead = [overheads.get(phases[o.interval], 0.0) for o in recording.operators]

@@ -17,7 +17,7 @@ import torch
 from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
 from memlab.arguments.units import format_bytes, format_seconds
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.costs.memory_widths import width_of
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
@@ -137,7 +137,10 @@ def _predicted(
 
     made = check_against_runs(measured, attempt)
     facts, forecast = made.facts, made.forecast
-    if not made.is_whole:
+    if config.sharding is not Sharding.NONE:
+        facts = facts | _without_communication(facts)
+        forecast = replace(forecast, seconds=None)
+    elif not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)
         forecast = replace(forecast, seconds=None)
 
@@ -227,10 +230,26 @@ def _facts(
 def _without_time(facts: dict[str, Any], unknown: float) -> dict[str, Any]:
     """Return the facts of a step of whose work too much has no known time: a bound, no number."""
     rest = format_seconds(facts["step_seconds"])
-    note = (
+    return _with_bound(
+        facts,
         f"{format_percent(unknown)} of the work of the operators has no known time, so the step "
-        f"has none: it takes longer than {rest}, which is the rest."
+        f"has none: it takes longer than {rest}, which is the rest.",
     )
+
+
+def _without_communication(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a rank, whose time depends on what connects it with the others."""
+    own = facts["step_seconds"]
+    bound = f": its own operators take {format_seconds(own)}" if own is not None else ""
+    return _with_bound(
+        facts,
+        "The time of the communication between ranks is not known, so the step has no time"
+        f"{bound}.",
+    )
+
+
+def _with_bound(facts: dict[str, Any], note: str) -> dict[str, Any]:
+    """Return the facts without a time, and with a note that says why."""
     without = {name: width for name, width in facts["uncertainty"].items() if "second" not in name}
     return {
         "step_seconds": None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memlab.recording.live_blocks import AFTER
 from memlab.recording.recording import Recording
 from memlab.trace import Trace
 
@@ -72,6 +73,8 @@ def layout_of(recording: Recording) -> Layout:
     for number, operator in enumerate(recording.operators):
         while at < count and events[at].operator == number and events[at].is_birth:
             event = events[at]
+            if recording.blocks[event.block].output == AFTER:
+                break
             rows.append((event.block, True, event.interval, number + 1, operator.module))
             at += 1
 

@@ -171,7 +171,7 @@ def accumulates_in_place(args: Any) -> bool:
         and old.dtype == new.dtype
         and old.shape == new.shape
         and _uses(old) == uses_of_own_gradient()
-        and _is_dense(old)
+        and is_dense(old)
     )
 
 
@@ -180,7 +180,7 @@ def _uses(tensor: Any) -> tuple[int, int]:
     return num_references(tensor), num_holders_of_storage(storage_key(tensor.untyped_storage()))
 
 
-def _is_dense(tensor: Any) -> bool:
+def is_dense(tensor: Any) -> bool:
     """Return whether the elements fill one range of memory without gaps or overlaps."""
     strides = [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -24,6 +24,7 @@ is born anew when an operator of the next run uses it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from memlab.recording.values import tensors_in
 from memlab.torch_private.tensors import storage_key
 
 BESIDE = 1 << 16  # in place of an output's number, for memory that is none
+AFTER = BESIDE + 1  # likewise, for memory that is allocated once the operator is done
 
 
 class _Death(weakref.ref):  # type: ignore[type-arg]
@@ -103,6 +105,17 @@ class LiveBlocks:
                     continue
                 self._died(known)  # it was resized
             self._hold(storage, self.born(storage.nbytes(), index))
+
+    def resize(self, own: Callable[..., Any], storage: Any, size: int) -> Any:
+        """Resize a storage by PyTorch's own method, and note that its memory is another."""
+        out = own(storage, size)
+        known = self._live.get(storage_key(storage))
+        if known is None or known() is not storage:
+            return out
+        if size != self._recording.blocks[known.block].nbytes:
+            self._died(known)
+            self._hold(storage, self.born(size, AFTER))
+        return out
 
     def born(self, nbytes: int, output: int = BESIDE) -> int:
         """Note memory that the last operator brings into being, as an output or beside them."""

@@ -86,6 +86,18 @@ class Program:
         """Micro-batches in each step."""
         return len(self.sizes)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the second and the third micro-batch of the last step do the same."""
+        names, births = _by_interval(self.recording), self._births()
+        intervals = self.recording.intervals
+        return self.num_recorded < MOST_RECORDED or all(
+            names[at] == names[other] and len(births[at]) == len(births[other])
+            for at, interval in enumerate(intervals)
+            if _is_middle(interval) and interval.step == 1
+            for other in [intervals.index(replace(interval, micro_batch=2))]
+        )
+
     def steps_of(self, micro_batch_sizes: Sequence[int]) -> set[int]:
         """Return the recorded steps that run operators of these micro-batches."""
         return {1, 0} if self.other_size in micro_batch_sizes else {1}

@@ -8,18 +8,21 @@ memory and time of kernels, see `memlab.costs.recorded_step`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.plan import Plan
+from memlab.recording.assembly import sizes_of
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
+from memlab.recording.simulated_ranks import as_rank, heaviest_ranks
 from memlab.recording.tracker import Tracker, record_fake
-from memlab.step import build_step
+from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
 from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase
@@ -40,6 +43,9 @@ def record_step(
     two sizes run different operators, or if the model keeps something from the first batch: a
     hidden state, a cache, its last outputs.
     """
+    if config.sharding is not Sharding.NONE:
+        return _heaviest_rank(workload, config, device, seed, tracker, plan)
+
     sizes = config.micro_batch_sizes
     size, least = sizes[0], sizes[-1]
     other = least if least < size else max(2, size // 2) if size > 2 else {1: 1, 2: 3}[size]
@@ -70,6 +76,53 @@ def record_step(
     return program
 
 
+def _heaviest_rank(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    seed: int,
+    tracker: Tracker,
+    plan: Plan | None,
+) -> Program:
+    """Return the program of the rank that holds the most, over this config's micro-batches.
+
+    The first step of a rank makes what later ones use again, so that no two steps are alike and
+    other sizes would have to be recorded apart.
+    """
+    heaviest: list[tuple[int, ...]] = []
+
+    def record(asked: StepConfig, tracker: Tracker, rank: int) -> Program:
+        return _recorded(
+            workload, asked, device=device, seed=seed, plan=plan, tracker=tracker, first=asked,
+            rank=rank, on_built=lambda step: heaviest.append(heaviest_ranks(step.optimizer)),
+        )  # fmt: skip
+
+    def program_of_rank(rank: int, tracker: Tracker) -> Program:
+        count = len(config.micro_batch_sizes)
+        if count <= MOST_RECORDED or not config.sync_each_micro_batch:
+            return record(config, tracker, rank)
+        samples = config.batch_size // count * MOST_RECORDED
+        few = dataclasses.replace(config, batch_size=samples, accumulation_steps=MOST_RECORDED)
+        program = record(few, tracker, rank)
+        if program.repeats:
+            return program
+        another = Tracker(tracker.device_type)
+        another.blocks.adopt(tracker.blocks.left())
+        return record(config, another, rank)
+
+    first = program_of_rank(0, tracker)
+    found = [first if rank == 0 else program_of_rank(rank, Tracker(tracker.device_type))
+             for rank in heaviest[-1]]  # fmt: skip
+    return max(found, key=_peak_without_kernels)
+
+
+def _peak_without_kernels(program: Program) -> int:
+    recording = program.recording
+    own = sizes_of(recording, program.layout, [None] * len(recording.operators))
+    peak: int = program.trace(own, program.sizes).nbytes.cumsum().max()
+    return peak
+
+
 def _keeps_of_batch(recording: Recording) -> bool:
     """Return whether the two steps leave blocks of different sizes, as large as their batches."""
     kept: list[list[int]] = [[], []]
@@ -93,13 +146,20 @@ def _recorded(
     plan: Plan | None,
     tracker: Tracker,
     first: StepConfig,
+    rank: int = 0,
+    on_built: Callable[[Step], None] = lambda step: None,
 ) -> Program:
-    """Return the program of a run whose two steps are over different batches."""
+    """Return the program of a run whose two steps may be over different batches."""
 
     def run(mode: FakeTensorMode) -> None:
+        with as_rank(config, rank, tracker):
+            run_two_steps(mode)
+
+    def run_two_steps(mode: FakeTensorMode) -> None:
         fake = over_fakes(workload, mode, tracker)
         mark = partial(tracker.mark, -1)
         step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
+        on_built(step)
         tracker.know(step.model)
         tracker.recording.parameter_formats = step.parameter_formats
         tracker.recording.notes += step.notes

@@ -57,6 +57,7 @@ from memlab.techniques.offload.offloading import copy_on
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.techniques.recompute.recompute import recomputed
 from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensorMode
@@ -78,6 +79,7 @@ class Tracker(TorchDispatchMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
+        self.passed_on: tuple[type, ...] = ()  # classes of tensors that call operators on others
         self.guesses = Guesses()
         self.draws = Draws()
         self.blocks = LiveBlocks(device_type)
@@ -113,8 +115,10 @@ class Tracker(TorchDispatchMode):
         self.recording.recomputed = recomputed(model)
         if is_scripted(model):
             self.know_of_script()
-        for path, parameter in model.named_parameters():
-            if (block := self.blocks.block_of(parameter)) is not None:
+        with torch.no_grad():  # a part of a parameter is then no operator's output
+            weights = [(path, local(weight)) for path, weight in model.named_parameters()]
+        for path, weight in weights:
+            if (block := self.blocks.block_of(weight)) is not None:
                 self.recording.parameters.setdefault(block, path)
 
     def know_of_script(self) -> None:
@@ -125,7 +129,9 @@ class Tracker(TorchDispatchMode):
 
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remember which blocks are the optimizer's state, and of which parameter."""
-        for path, state in states_of(model, optimizer):
+        with torch.no_grad():
+            states = list(states_of(model, optimizer))
+        for path, state in states:
             if (block := self.blocks.block_of(state)) is not None:
                 self.recording.states.setdefault(block, path)
 
@@ -155,6 +161,8 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors and note what it brought into being."""
         kwargs = kwargs or {}
+        if self.passed_on and any(issubclass(kind, self.passed_on) for kind in types):
+            return NotImplemented  # the operators on the parts of these tensors come here
         if func.namespace in NO_OPERATORS:
             return func(*args, **kwargs)
         sparse = self.outputs.sparse

@@ -108,7 +108,9 @@ def _split(part: Any, sizes: list[int], path: str) -> list[Any]:
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
         return [part[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
-    children, structure = pytree.tree_flatten_with_path(part, lambda node: node is not part)
+    # by its id: PyTorch keeps this function in a cycle, which would hold the batch too
+    whole = id(part)
+    children, structure = pytree.tree_flatten_with_path(part, lambda node: id(node) != whole)
     if isinstance(part, PackedSequence) or (len(children) == 1 and children[0][1] is part):
         raise WorkloadError(
             f"a {type(part).__name__} at {path} cannot be split into micro-batches; give the "

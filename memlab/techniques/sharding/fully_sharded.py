@@ -21,17 +21,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.precision import AUTOCAST_DTYPE
+from memlab.techniques.recompute.nesting import is_inside
 from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.torch_private.dispatch import without_modes
 from memlab.torch_private.modules import BatchNorm
 
 
 def make_mesh(config: StepConfig, device_type: str) -> DeviceMesh:
     """Return the mesh of all ranks: one row, or with hybrid sharding one row for each group."""
+    shape: tuple[int, ...] = (config.world_size,)
+    names: tuple[str, ...] = ("shard",)
     if config.sharding is Sharding.HYBRID:
         assert config.shard_group_size is not None
         shape = (config.world_size // config.shard_group_size, config.shard_group_size)
-        return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(device_type, (config.world_size,), mesh_dim_names=("shard",))
+        names = ("replicate", "shard")
+    with without_modes():  # a mesh reads the numbers of its ranks, which fake tensors do not have
+        return init_device_mesh(device_type, shape, mesh_dim_names=names)
 
 
 def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
@@ -60,9 +65,12 @@ def units(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that are sharded by themselves.
 
     A block that shares a parameter with the rest of the model is left to the model as a whole:
-    sharded by itself, it would get a parameter of its own.
+    sharded by itself, it would get a parameter of its own. Of nested blocks the inner ones count,
+    since a module cannot be sharded before its parts.
     """
-    blocks = find_blocks(model)
+    found = find_blocks(model)
+    outer = {path for path in found if any(is_inside(inner, (path,)) for inner in found)}
+    blocks = {path: block for path, block in found.items() if path not in outer}
     holders: dict[nn.Parameter, set[str]] = {}
     for path, module in model.named_modules():
         owner = next((b for b in blocks if path == b or path.startswith(f"{b}.")), "")

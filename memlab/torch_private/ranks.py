@@ -1,0 +1,135 @@
+"""Ranks: a process group without other processes, and what DistributedDataParallel is made of.
+
+All of it is imported when it is first asked for, since `torch.distributed` takes long to import and
+some builds of PyTorch have none.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from memlab.torch_private.dispatch import without_modes
+
+
+def open_group_of_none(rank: int, world_size: int) -> None:
+    """Open a process group whose collectives return at once and move nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def sharded_types() -> tuple[type, ...]:
+    """Return the tensor classes that stand for the parts of all ranks."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor, AsyncCollectiveTensor
+
+
+@contextlib.contextmanager
+def replicated_by(reducer: type, logger: type) -> Iterator[None]:
+    """Make DistributedDataParallel use other classes than its own, which are written in C++.
+
+    Its check that all ranks have the same parameters is left out.
+    """
+    import torch.distributed
+    from torch.nn.parallel import distributed
+
+    dist: Any = torch.distributed
+    module: Any = distributed
+    own = dist.Reducer, dist.Logger, module._verify_param_shape_across_processes
+    dist.Reducer, dist.Logger = reducer, logger
+    module._verify_param_shape_across_processes = lambda *args: None
+    try:
+        yield
+    finally:
+        dist.Reducer, dist.Logger, module._verify_param_shape_across_processes = own
+
+
+def buckets_of(
+    parameters: Sequence[torch.Tensor], limits: Sequence[int], indices: Sequence[int]
+) -> list[list[int]]:
+    """Return which parameters DistributedDataParallel puts into a bucket together.
+
+    Args:
+        parameters: in the order in which they are put into buckets.
+        limits: bytes of the first buckets; the last one is that of all others too.
+        indices: the numbers by which the parameters are returned.
+    """
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    are_sparse = [False] * len(parameters)
+    given = list(parameters), list(limits), are_sparse, list(indices)
+    found: list[list[int]] = dist._compute_bucket_assignment_by_size(*given)[0]
+    return found
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call a function at the end of the backward that runs now."""
+    engine: Any = Variable._execution_engine
+    engine.queue_callback(function)
+
+
+def partition_of(optimizer: Any) -> list[list[torch.Tensor]]:
+    """Return the parameters of every rank's share in a `ZeroRedundancyOptimizer`."""
+    return [
+        [parameter for group in groups for parameter in group["params"]]
+        for groups in optimizer._partition_parameters()
+    ]
+
+
+@contextlib.contextmanager
+def shapes_found_unseen() -> Iterator[None]:
+    """Let sharded tensors find the shapes of their results out of sight of all modes.
+
+    They run each operator once more for it, over fake tensors of their own, and remember the shape
+    for the rest of the process.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    kind: Any = _sharding_prop.ShardingPropagator
+    own = kind._propagate_tensor_meta_non_cached
+
+    def found(self: Any, schema: Any) -> Any:
+        with without_modes():
+            return own(self, schema)
+
+    kind._propagate_tensor_meta_non_cached = found
+    try:
+        yield
+    finally:
+        kind._propagate_tensor_meta_non_cached = own
+
+
+@contextlib.contextmanager
+def parameters_divided_by(divide: Callable[..., Sequence[torch.Tensor]]) -> Iterator[None]:
+    """Let `fully_shard` divide parameters by another function: of a tensor, a number and a dim."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    module: Any = _fsdp_param
+    own = module._chunk_with_empty
+    module._chunk_with_empty = divide
+    try:
+        yield
+    finally:
+        module._chunk_with_empty = own
+
+
+@contextlib.contextmanager
+def storages_resized_by(resize: Callable[..., Any]) -> Iterator[None]:
+    """Resize storages by another function: called with PyTorch's own, the storage and the size."""
+    own = torch.UntypedStorage.resize_
+
+    def method(self: Any, size: int) -> Any:
+        return resize(own, self, size)
+
+    torch.UntypedStorage.resize_ = method  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]

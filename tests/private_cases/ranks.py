@@ -1,0 +1,88 @@
+"""Process groups, DistributedDataParallel and sharded tensors."""
+
+import torch
+import torch.distributed as dist
+
+from tests.private_cases.parts import arguments_of, at, case
+
+
+@case(
+    "torch.testing._internal.distributed.fake_pg.FakeStore",
+    to="be one rank without the others",
+)
+def _() -> None:
+    store = at("torch.testing._internal.distributed.fake_pg.FakeStore")()
+    dist.init_process_group("fake", store=store, rank=3, world_size=1000)
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (3, 1000)
+        dist.all_reduce(torch.ones(2))
+    finally:
+        dist.destroy_process_group()
+
+
+@case(
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    to="let sharded tensors call operators on their parts",
+)
+def _() -> None:
+    assert issubclass(
+        at("torch.distributed._functional_collectives.AsyncCollectiveTensor"), torch.Tensor
+    )
+
+
+@case("._verify_param_shape_across_processes", to="make a replica of fake tensors")
+def _() -> None:
+    module = at("torch.nn.parallel.distributed")
+    assert callable(module._verify_param_shape_across_processes)
+    asks = module.DistributedDataParallel.__init__.__code__.co_names
+    assert "_verify_param_shape_across_processes" in asks
+    assert callable(dist.Reducer._rebuild_buckets)
+
+
+@case(
+    "torch.distributed.fsdp._fully_shard._fsdp_param",
+    "._chunk_with_empty",
+    to="divide a parameter over thousands of ranks at once",
+)
+def _() -> None:
+    function = at("torch.distributed.fsdp._fully_shard._fsdp_param")._chunk_with_empty
+    assert arguments_of(function) == ["tensor", "num_chunks", "dim"]
+    parts = function(torch.ones(5), 4, dim=0)
+    assert [len(part) for part in parts] == [2, 2, 1, 0]
+
+
+@case("torch.distributed._compute_bucket_assignment_by_size", to="divide gradients into buckets")
+def _() -> None:
+    weights = [torch.ones(4), torch.ones(2), torch.ones(3)]
+    compute = dist._compute_bucket_assignment_by_size
+    assert compute(weights, [8, 100], [False] * 3, [2, 1, 0])[0] == [[2], [1, 0]]
+
+
+@case(
+    "torch.autograd.Variable._execution_engine",
+    to="finish the buckets when a backward ends",
+)
+def _() -> None:
+    called: list[int] = []
+    x = torch.ones(2, requires_grad=True)
+    engine = torch.autograd.Variable._execution_engine
+    x.register_hook(lambda grad: engine.queue_callback(lambda: called.append(1)))
+    x.sum().backward()
+    assert called == [1]
+
+
+@case("._partition_parameters", to="find the rank with the largest share of optimizer state")
+def _() -> None:
+    kind = at("torch.distributed.optim.ZeroRedundancyOptimizer")
+    assert arguments_of(kind._partition_parameters) == ["self", "params_per_rank"]
+
+
+@case(
+    "torch.distributed.tensor._sharding_prop",
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator",
+    "._propagate_tensor_meta_non_cached",
+    to="let sharded tensors find shapes unseen",
+)
+def _() -> None:
+    kind = at("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    assert arguments_of(kind._propagate_tensor_meta_non_cached) == ["self", "op_schema"]

@@ -1,0 +1,97 @@
+"""Sharded steps, predicted in one process: against real ranks, and for many ranks."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.sharding import SEEN_BYTES, compared
+from memlab import StepConfig, StepResult
+from memlab.devices.cards import Target
+from memlab.predicting.predict import predict_in_process
+from tests.models import blocks
+
+CPU = Target(kind="cpu", card=None, name="cpu")
+
+
+def predicted(config: StepConfig, report: Any = lambda progress: None) -> StepResult:
+    made = predict_in_process(
+        blocks(norm=True), config, CPU, seed=0, memory_limit=None, report=report
+    )
+    return made.result
+
+
+def test_a_prediction_has_the_bytes_of_real_ranks():
+    rows = compared(2, "^plain-mlp, (ddp|zero1|zero3), (plain|2, averaged once), ")
+    assert len(rows) == 6
+    for row in rows:
+        # real meshes hold 8 bytes for each dimension; and a thread may free something unseen
+        assert abs(row["measured"] - row["predicted"]) < SEEN_BYTES, row
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "hybrid"])
+def test_many_ranks_are_as_one(sharding):
+    group = {"shard_group_size": 64} if sharding == "hybrid" else {}
+    few, many = (
+        predicted(
+            StepConfig(sharding=sharding, world_size=size, batch_size=4 * size, **group),
+        )
+        for size in (64, 1024)
+    )
+    assert few.outcome == many.outcome == "ok", many.message
+    # the peak may be higher: parameters with fewer rows than ranks are gathered with padding
+    state = [result.peak_by_category["optimizer_state"] for result in (few, many)]
+    assert state[1] <= state[0]
+    assert many.step_seconds is None
+    assert any("communication" in note for note in many.notes)
+    assert not dist.is_initialized()
+
+
+def test_each_rank_holds_its_part_of_the_optimizer_state():
+    whole, half, eighth = (
+        predicted(StepConfig(batch_size=16, sharding="zero3", world_size=size)).peak_by_category
+        for size in (1, 2, 8)
+    )
+    assert half["optimizer_state"] < 0.55 * whole["optimizer_state"]
+    assert eighth["optimizer_state"] < 0.2 * whole["optimizer_state"]
+
+
+def test_only_some_of_many_micro_batches_are_recorded():
+    made = {
+        count: predicted(
+            StepConfig(
+                sharding="zero2", world_size=2, batch_size=2 * 4 * count, accumulation_steps=count
+            )
+        )
+        for count in (3, 9)
+    }
+    assert made[9].outcome == "ok", made[9].message
+    more_inputs = made[9].peak_by_category["inputs"] - made[3].peak_by_category["inputs"]
+    assert made[9].peak_allocated_bytes == made[3].peak_allocated_bytes + more_inputs
+
+
+def test_what_is_replaced_is_put_back_after_an_error():
+    own = dist.Reducer, dist.Logger, torch.UntypedStorage.resize_
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        predicted(StepConfig(sharding="ddp", world_size=2, batch_size=4), stop)
+    failed = predict_in_process(
+        blocks(), StepConfig(sharding="ddp", world_size=2, batch_size=4, optimizer="adamw"), CPU,
+        seed=0, memory_limit=None, report=lambda progress: None,
+    )  # fmt: skip
+    assert failed.result.outcome == "ok"
+    assert (dist.Reducer, dist.Logger, torch.UntypedStorage.resize_) == own
+    assert not dist.is_initialized()
+
+
+def test_adafactor_is_refused_for_sharded_parameters():
+    made = predicted(
+        StepConfig(sharding="zero3", world_size=2, batch_size=4, optimizer="adafactor")
+    )
+    assert made.outcome == "unsupported"
+    assert "adamw" in made.message
