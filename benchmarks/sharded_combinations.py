@@ -5,11 +5,7 @@ of this CPU, against one process with the same batch. The ranks are started once
 them. Left out is what `benchmarks.combinations` leaves out.
 """
 
-import contextlib
-import os
 import string
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.combinations import TECHNIQUES, WORKLOAD, Found, Kind
+from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig
 from memlab.devices.cards import resolve
 from memlab.errors import MemlabError
@@ -25,8 +22,6 @@ from memlab.planning.plans import plan_for
 from memlab.running import Ended
 from memlab.techniques import every
 from memlab.verifying.verify import verify_in_process
-from memlab.worker.job import Job
-from memlab.worker.ranks.group import RankGroup
 from memlab.worker.ranks.verifying import updates_in
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sharded_combinations.md"
@@ -39,7 +34,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 ALONE = "alone"
 BATCH = 8
-GROUP_SECONDS = 1000.0
 CPU = torch.device("cpu")
 
 HEAD = """# Which techniques combine with sharding
@@ -52,32 +46,6 @@ fails where this page says anything else.
   `memlab.verify`.
 - a letter is a refusal: its sentence is below.
 """
-
-
-class Ranks:
-    """Starts ranks when they are asked for, and new ones after a pair that has ended them."""
-
-    def __init__(self) -> None:
-        self.group: RankGroup | None = None
-        self.opened = contextlib.ExitStack()
-
-    def of(self, world_size: int) -> RankGroup:
-        """Return a group of this many ranks that takes calls."""
-        if self.group is None or self.group.world_size != world_size or self.group.has_ended:
-            self.end()
-            deadline = time.monotonic() + GROUP_SECONDS
-            job = Job(
-                function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
-                own_files={}, own_values={}, environment={}, threads=world_size,
-            )  # fmt: skip
-            group = RankGroup(job, world_size, "cpu", deadline, _mute)
-            self.group = self.opened.enter_context(group)
-        return self.group
-
-    def end(self) -> None:
-        """End the ranks."""
-        self.group = None
-        self.opened.close()
 
 
 def pairs() -> Iterator[tuple[str, str]]:

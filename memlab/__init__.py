@@ -44,10 +44,10 @@ __all__ = [
     "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "ladder",
     "largest_batch", "live_sweep", "measure", "measure_loading", "open_snapshot", "panel", "plots",
     "predict", "predict_batches", "recommend", "recorded", "recordings", "replay_allocations",
-    "results", "store_records", "stored_results", "sweep", "to_frame", "training_step",
-    "verify", "workloads",
+    "results", "store_records", "stored_results", "sweep", "to_frame", "training_step", "verify",
+    "workloads",
 ]  # fmt: skip
-LATE = {
+LATE = {  # public names whose modules `import memlab` does not wait for
     "build_step": "step", "compare": "changes.compare", "compare_recompute": "comparing.pairs",
     "explain": "explaining.explain", "export_script": "exporting.export",
     "from_trainer": "importing.opening", "ladder": "comparing.ladder",
@@ -57,7 +57,6 @@ LATE = {
     "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
     "sweep": "sweeping.sweep", "training_step": "training.training_step",
 }  # fmt: skip
-"""Public names whose modules `import memlab` does not wait for."""
 
 
 def __getattr__(name: str) -> Any:

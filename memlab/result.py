@@ -88,8 +88,8 @@ class StepResult:
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
         printed: the beginning of what the model printed; to predict, it runs with several batches.
-        ranks: with several ranks the result of each, in order; those that are alike are predicted
-            once. The other fields are then those of the rank with the highest peak.
+        ranks: of a measured step of several ranks the result of each, in order. The other fields
+            are then those of the rank with the highest peak; a prediction is of that rank alone.
         rank_numbers: which ranks this result stands for; empty without sharding.
 
     >>> import memlab

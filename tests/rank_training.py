@@ -3,6 +3,7 @@
 FOLDER, "save" or "load", and the settings as JSON.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ def batches():
 
 def main(folder, what, settings):
     """Train and print the losses of the updates after the checkpoint, exactly."""
+    faulthandler.dump_traceback_later(60, exit=True)
     rank, count = 0, 1
     if "RANK" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -45,9 +47,10 @@ def main(folder, what, settings):
     losses = [step(batch) for batch in mine[SAVED_AFTER:]]
     assert step.num_updates == NUM_BATCHES
     if rank == 0:
-        print(json.dumps([loss.hex() for loss in losses]))
+        print(json.dumps([loss.hex() for loss in losses]), flush=True)
     if count > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        os._exit(0)  # Gloo's threads can abort a process that ends in the ordinary way
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from memlab.api import predict_with_forecast
 from memlab.arguments.checks import checked, count, seconds, size
 from memlab.arguments.units import format_bytes
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError, MemlabError, UnsupportedError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import counted
@@ -90,11 +90,17 @@ def largest_batch(
     >>> found, found.result.fit
     (1024, <Judgement.FITS: 'fits'>)
     """
+    config = config or StepConfig()
+    if config.sharding is not Sharding.NONE:
+        raise UnsupportedError(
+            f"largest_batch with sharding={str(config.sharding)!r} is not implemented yet; predict "
+            "batches that divide by world_size, or use sharding='none'"
+        )
     limit_bytes = limit_of(memory_limit, device)
     options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
     options |= {"on_progress": on_progress, "cancel": cancel}
     search = LargestSearch(workload, limit_bytes, device, batch_limit, options)
-    return LargestBatch.of(search.largest(config or StepConfig(), FIRST_BATCH), batch_limit)
+    return LargestBatch.of(search.largest(config, FIRST_BATCH), batch_limit)
 
 
 def limit_of(memory_limit: int | str | None, device: str | torch.device | None) -> int:

@@ -1,6 +1,6 @@
 """Gradient accumulation: micro-batches, their exact weights, and when the gradient stays the same.
 
-Left out: data parallel training, where the weights would depend on all ranks.
+Left out: the weights of several ranks, which depend on all of them: `sharding/ranks.py`.
 """
 
 import math

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import sharded_combinations
 from benchmarks.combinations import Kind
-from benchmarks.sharded_combinations import PAGE, Ranks, pairs, tried
+from benchmarks.ranks import Ranks
+from benchmarks.sharded_combinations import PAGE, pairs, tried
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_file_imports_only_from_floors_below(path):
     if path == PACKAGE / "__init__.py":
-        assert len(path.read_text().splitlines()) <= 70  # a list of names, and little else
+        # a list of names, and little else
+        assert len(path.read_text().splitlines()) <= len(memlab.__all__) + 32
         return
     own = place_of_file(path)
     assert own in ORDER, f"{own} has no floor: give it one in FLOORS and in docs/architecture.md"
