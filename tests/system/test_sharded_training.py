@@ -13,11 +13,9 @@ ZERO3 = {"sharding": "zero3", "world_size": 2}
 
 
 def trained(num_ranks, *arguments):
-    """Return the losses that ranks print, and in which a launcher of torch started them."""
+    """Return the losses that ranks print; torch's launcher starts them if there are several."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     command = [sys.executable, *(launcher if num_ranks > 1 else []), "-m", "tests.rank_training"]
-    if num_ranks > 1:
-        command = [sys.executable, *launcher, "-m", "tests.rank_training"]
     done = subprocess.run(
         [*command, *map(str, arguments[:-1]), json.dumps(arguments[-1])],
         capture_output=True,
