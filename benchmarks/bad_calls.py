@@ -225,7 +225,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
              "make_workload": workload.resized}  # fmt: skip
     return {
         "measure": step, "predict": step, "verify": step, "explain": {"result": result},
-        "export_script": step | {"device": "cpu"},
+        "export_script": step | {"device": "cpu"}, "training_step": step | {"device": "cpu"},
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},
         "measure_loading": step | {"dataset": torch.utils.data.TensorDataset(*batch)},
         "panel": {}, "recorded": step | {"device": record.name}, "recordings": {},

@@ -109,7 +109,8 @@ def training_step(
     >>> import memlab
     >>> workload = memlab.workloads.get("plain-mlp")
     >>> step = memlab.training_step(workload, memlab.StepConfig(batch_size=8), "cpu")
-    >>> losses = [step(workload.make_batch(8)) for _ in range(3)]
+    >>> batch = workload.make_batch(8)
+    >>> losses = [step(batch) for _ in range(3)]
     >>> step.num_updates, losses[2] < losses[0]
     (3, True)
     """
