@@ -175,9 +175,10 @@ def predict(
     Args:
         workload: what is trained.
         config: how it is trained.
-        device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"). The
-            card need not be in this machine. "h200, recorded" uses the operator times that were
-            recorded on that device. None is the device that `measure` would use.
+        device: "cpu", "cuda", a card by name ("h200", "rtx-4090", "t4") or by memory ("24GiB"), or
+            several cards ("8x-h100", "64x8-h100", "2-pcs"). They need not be in this machine.
+            "h200, recorded" uses the operator times that were recorded on that device. None is
+            the device that `measure` would use.
         seed: set before the model, the batch and each step.
         memory_limit: bytes, or text such as "2GiB". The result's `fits` compares the peak with it:
             allocated bytes on a CPU, reserved bytes on CUDA.

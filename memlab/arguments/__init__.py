@@ -3,6 +3,7 @@
 - `checks.py` checks the arguments of public functions before anything runs.
 - `units.py` parses and prints bytes and seconds. No other file converts them.
 - `libraries.py` tells a person's own files from those of installed packages.
+- `rank_settings.py`, `collectives.py`: how ranks share the work, and what they send one another.
 - `quoting.py` writes a person's value into a message, a picture or generated Python.
 - `html_tables.py` writes escaped texts into the small tables that a notebook shows.
 

@@ -1,6 +1,6 @@
 """Finding a CUDA card by name, by the driver's name or by memory, and the target to predict for.
 
-`card_table.py` has the cards themselves.
+`card_table.py` has the cards themselves, `cluster_table.py` what connects several of them.
 """
 
 import dataclasses
@@ -17,12 +17,14 @@ from memlab.arguments.quoting import shown
 from memlab.arguments.units import GIB, format_bytes, parse_bytes
 from memlab.devices.card import CUBLAS_WORKSPACE_BYTES, Card
 from memlab.devices.card_table import TABLE
+from memlab.devices.cluster import Cluster
+from memlab.devices.cluster_table import NAMED, cluster_of, named, numbers_in
 from memlab.devices.here import resolve_device
 from memlab.errors import ConfigError, DeviceError
 from memlab.operators.cost import KnownCosts
 
-__all__ = ["CUBLAS_WORKSPACE_BYTES", "Card", "Target", "card", "find", "names", "of_device",
-           "resolve"]  # fmt: skip
+__all__ = ["CUBLAS_WORKSPACE_BYTES", "Card", "Target", "card", "cluster", "find", "names",
+           "of_device", "resolve"]  # fmt: skip
 
 SMALLEST_CARD_BYTES = GIB  # nobody means a size in bytes by "4090" or "24"
 VENDOR = {"nvidia", "geforce", "tesla", "gpu", "sxm", "sxm2", "sxm4", "sxm5", "hbm3"}
@@ -40,12 +42,14 @@ class Target:
         card: None on a CPU, and for "cuda" without a card: no memory limit, no times.
         name: what `StepResult.device` shows.
         costs: of operators, as a record has them; None to find them here, or by the datasheet.
+        cluster: that the card is one of; None for a card by itself.
     """
 
     kind: Literal["cpu", "cuda"]
     card: Card | None
     name: str
     costs: KnownCosts | None = None
+    cluster: Cluster | None = None
 
 
 _OTHER_SPELLINGS = {
@@ -111,6 +115,31 @@ def find(text: str) -> Card | None:
     24
     """
     return _BY_KEY.get(_key(text)) or _of_size(text)
+
+
+def cluster(text: str) -> Cluster | None:
+    """Return the cluster of this name; None if it names none.
+
+    Known are numbers of nodes and of cards with the name of a card, in any case and with any
+    separators, and the names of `cluster_table.NAMED`.
+
+    Raises:
+        DeviceError: there are no such machines.
+
+    >>> cluster("64 x 8 H100").name, cluster("8x-h100").num_devices
+    ('64x8-h100', 8)
+    """
+    own_name = named(text)
+    if own_name is not None:
+        num_nodes, per_node, name, gigabits = NAMED[own_name]
+        made = cluster_of(num_nodes, per_node, _BY_KEY[_key(name)], gigabits)
+        return dataclasses.replace(made, name=own_name)
+
+    for num_nodes, per_node, name in numbers_in(text):
+        known = _BY_KEY.get(_key(name))
+        if known is not None:
+            return cluster_of(num_nodes, per_node, known)
+    return None
 
 
 @checked()
@@ -195,7 +224,7 @@ def _of_driver(title: str, memory_bytes: int) -> Card | None:
 
 
 def resolve(device: str | torch.device | None) -> Target:
-    """Return the target for a device of this machine, or for any card by name or memory.
+    """Return the target for a device of this machine, any card by name or memory, or a cluster.
 
     None is the device that `measure` would choose. "cuda" on a machine without a card is any CUDA
     card, without a limit.
@@ -217,10 +246,13 @@ def resolve(device: str | torch.device | None) -> Target:
 
     card = find(device) if isinstance(device, str) else None
     if card is None:
+        found = cluster(device) if isinstance(device, str) else None
+        if found is not None:
+            return Target(kind="cuda", card=found.card, name=found.name, cluster=found)
         raise DeviceError(
             f"device={shown(device)} is not a card that memlab knows.{_of_nearest(device)} Allowed "
-            f"are 'cpu', 'cuda', {', '.join(map(repr, names()))}, or the memory of any other card, "
-            f"such as '24GiB'"
+            f"are 'cpu', 'cuda', {', '.join(map(repr, names()))}, the memory of any other card, "
+            f"such as '24GiB', or several cards, such as '8x-h100'"
         )
 
     return Target(kind="cuda", card=card, name=card.name)

@@ -17,6 +17,7 @@ from memlab.config import Precision, StepConfig
 from memlab.costs.cost_store import is_overhead_seconds
 from memlab.devices import cards
 from memlab.devices.cards import Target
+from memlab.devices.cluster_table import check_room
 from memlab.operators.cost import KnownCosts, OperatorCost
 from memlab.operators.signatures import Signature
 from memlab.records.recorded import DeviceRecord, is_recorded, record_of, recordings
@@ -28,13 +29,16 @@ def target_for(device: str | torch.device | None, config: StepConfig) -> Target:
     """Return the device that a step is predicted or planned for.
 
     Raises:
-        DeviceError: the device is neither known nor recorded.
+        DeviceError: the device is neither known nor recorded, or has fewer cards than the config
+            has ranks.
     """
     tf32 = config.precision is Precision.TF32
     if isinstance(device, str) and is_recorded(device):
         return target_of(record_of(device), tf32=tf32)
 
     target = cards.resolve(device)
+    if target.cluster is not None:
+        check_room(target.cluster, config.world_size)
     is_here = target.card is not None and target.name.startswith("cuda")
     record = _own_record_of(target.card.name) if target.card and is_here else None
     return target if record is None else with_costs(target, record, tf32=tf32)
