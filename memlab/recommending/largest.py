@@ -42,7 +42,7 @@ class LargestBatch(int):
         """Return the batch size of a predicted step."""
         found = cls(result.config.batch_size)
         found.result = result
-        found.is_capped = int(found) == batch_limit
+        found.is_capped = int(found) + unit_of(result.config) > batch_limit
         return found
 
 
@@ -62,14 +62,17 @@ def largest_batch(
     """Return the largest batch with which a step certainly fits, by prediction.
 
     It certainly fits if its predicted peak does at the upper end of its uncertainty. Nothing runs.
-    A batch that the workload cannot make, because its data set is smaller, does not count.
+    A batch that the workload cannot make, because its data set is smaller, does not count. With
+    sharding the batch is that of all ranks together, a multiple of `data_parallel_size` and of
+    `accumulation_steps`, and each rank must fit the limit.
 
     Args:
         workload: what is trained.
         config: how it is trained; its batch size is ignored. None is `StepConfig()`.
         device: as for `predict`.
         memory_limit: bytes, or text such as "2GiB": allocated on a CPU, reserved on CUDA. None is
-            what PyTorch can reserve on the card, or the memory of this machine.
+            what PyTorch can reserve on the card, or the memory of this machine. Of several ranks
+            each has as much.
         batch_limit: the largest batch that is tried.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each of some ten predictions.
@@ -91,16 +94,18 @@ def largest_batch(
     (1024, <Judgement.FITS: 'fits'>)
     """
     config = config or StepConfig()
-    if config.sharding is not Sharding.NONE:
-        raise UnsupportedError(
-            f"largest_batch with sharding={str(config.sharding)!r} is not implemented yet; predict "
-            "batches that divide by world_size, or use sharding='none'"
-        )
     limit_bytes = limit_of(memory_limit, device)
     options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
     options |= {"on_progress": on_progress, "cancel": cancel}
     search = LargestSearch(workload, limit_bytes, device, batch_limit, options)
     return LargestBatch.of(search.largest(config, FIRST_BATCH), batch_limit)
+
+
+def unit_of(config: StepConfig) -> int:
+    """Return by how many samples the batches of these settings differ."""
+    if config.sharding is Sharding.NONE:
+        return 1  # micro-batches need not have the same size
+    return config.data_parallel_size * config.accumulation_steps
 
 
 def limit_of(memory_limit: int | str | None, device: str | torch.device | None) -> int:
@@ -141,19 +146,24 @@ class LargestSearch:
 
         Args:
             config: the settings; their batch size is ignored.
-            first: the batch that is tried first.
+            first: the batch that is tried first; with sharding a multiple near it is.
 
         Raises:
-            ConfigError: the smallest batch does not fit.
+            ConfigError: the smallest batch does not fit, or is larger than `batch_limit`.
             UnsupportedError: the step cannot be predicted.
         """
         best: StepResult | None = None
-        smallest = config.accumulation_steps  # every micro-batch has a sample
-        low, high, guess = smallest - 1, self.batch_limit + 1, first
+        unit, smallest = unit_of(config), config.data_parallel_size * config.accumulation_steps
+        if self.batch_limit < smallest:
+            raise ConfigError(
+                f"batch_limit={self.batch_limit} is less than the {smallest} samples that "
+                f"{config} takes at least, one for each micro-batch of each rank; raise batch_limit"
+            )
+        low, high, guess = smallest - unit, (self.batch_limit // unit + 1) * unit, first
         peaks = dict[int, int]()  # the upper end of each peak, by the samples
         is_forecast_right = True
-        while high - low > 1:
-            samples = min(max(guess, low + 1), high - 1)
+        while high - low > unit:
+            samples = min(max(guess // unit * unit, low + unit), high - unit)
             found = predict_with_forecast(
                 self.workload,
                 replace(config, batch_size=samples),
@@ -174,7 +184,10 @@ class LargestSearch:
             else:
                 high = samples
             guess = _on_a_line(peaks, low, high, self.limit_bytes)
-            if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
+            if config.sharding is not Sharding.NONE:
+                # the forecast of a rank tells of no other batch, and one peak gives no line
+                guess = min(guess, 2 * samples)
+            elif is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
                 limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
                 guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
         if best is None:

@@ -270,6 +270,25 @@ def test_a_data_set_may_have_no_more_samples(monkeypatch):
     assert largest_batch(linear(), device=CARD, batch_limit=4096) == 100
 
 
+def test_the_largest_batch_of_ranks_divides_and_the_next_one_does_not_fit():
+    config = StepConfig(batch_size=12, accumulation_steps=3, sharding="zero3", world_size=2)
+    limit = 4 * MIB
+    found = largest_batch(blocks(width=128), config, "cpu", memory_limit=limit)
+    assert found % 6 == 0
+    assert not found.is_capped
+    assert found.result.peak_allocated_bytes * 1.01 <= limit
+    more = dataclasses.replace(config, batch_size=int(found) + 6)
+    assert memlab.predict(blocks(width=128), more, "cpu", memory_limit=limit).fit != "fits"
+
+
+def test_a_largest_batch_below_one_sample_for_each_rank_is_an_error():
+    config = StepConfig(batch_size=12, accumulation_steps=3, sharding="ddp", world_size=4)
+    with pytest.raises(MemlabError, match="batch_limit=11 is less than the 12 samples"):
+        largest_batch(linear(), config, "cpu", batch_limit=11)
+    capped = largest_batch(linear(), config, "cpu", batch_limit=23)
+    assert (int(capped), capped.is_capped) == (12, True)
+
+
 def test_micro_batches_of_a_model_with_dropout_are_said():
     ranked = recommend(blocks(dropout=0.1), "1GiB", 8, CARD, allow=["accumulation_steps"])
     assert any("micro-batches draw others" in note for note in ranked.notes)
