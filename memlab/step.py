@@ -357,10 +357,12 @@ def _make_batch(
     said = precision.batch_notes(batch, config.precision)
     accumulation.check_batch(workload, batch, config.batch_size)
     if sharded is not None:
-        parts = accumulation.parts_of(workload, batch, ranks.part_sizes(config))
-        everyone = [m for part in parts for m in accumulation.parts_of(workload, part, sizes)]
+        shares, everyone = ranks.part_sizes(config), []
+        if workload.num_loss_terms is not None:  # else samples weigh alike, of thousands of ranks
+            parts = accumulation.parts_of(workload, batch, shares)
+            everyone = [m for part in parts for m in accumulation.parts_of(workload, part, sizes)]
         whole = accumulation.weights(workload, everyone, sizes * sharded.num_parts)
-        batch = parts[sharded.part]
+        batch = accumulation.part_of(workload, batch, shares, sharded.part)
 
     micro_batches = _divided(workload, batch, sizes, config, device)
     if sharded is None:

@@ -127,6 +127,8 @@ class Trace:
         leftover_bytes: allocated in the run and not freed at its end.
         states: path of the parameter by the address of a tensor of its optimizer state, as the
             last update left them.
+        stream: int32, (events,), number of the card's stream for which the block is allocated; None
+            if all are for one.
     """
 
     address: npt.NDArray[np.int64]
@@ -141,6 +143,7 @@ class Trace:
     parameters: Mapping[int, str]
     leftover_bytes: int
     states: Mapping[int, str] = field(default_factory=dict)
+    stream: npt.NDArray[np.int32] | None = None
 
     def place(self, event: int) -> Place:
         """Return where the event with this index happened."""

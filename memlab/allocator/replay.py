@@ -9,9 +9,10 @@ others to the large pool. A pool takes the smallest free block that fits and spl
 none fits, it allocates a new segment: 2 MiB in the small pool, 20 MiB for requests below 10 MiB,
 otherwise the request rounded up to 2 MiB. At the limit all free segments are released first.
 
-Left out: more than one stream (here a freed block can be used again at once); private pools (CUDA
-graphs, `MemPool`); and settings that are off by default: `max_split_size_mb` (without it, PyTorch's
-first measure at the limit, releasing large segments one by one, does nothing),
+Each stream has pools of its own: a free block serves requests of the stream for which it was
+allocated. Left out: `Tensor.record_stream` (here a freed block can be used again at once); private
+pools (CUDA graphs, `MemPool`); and settings that are off by default: `max_split_size_mb` (without
+it, PyTorch's first measure at the limit, releasing large segments one by one, does nothing),
 `garbage_collection_threshold`, `roundup_power2_divisions`, and `large_segment_size_mb`, which in
 newer versions changes the 20 MiB. The driver does not document at which addresses it puts segments,
 which decides between free blocks of one size. Here each segment lies below all earlier ones, as
@@ -131,42 +132,48 @@ class Reserved:
 
 
 class _Allocator:
-    """Both pools under one limit."""
+    """The pools of all streams, two for each, under one limit."""
 
-    __slots__ = ("_large", "_limit", "_small", "num_flushes", "reserved")
+    __slots__ = ("_is_expandable", "_limit", "_pools", "num_flushes", "reserved")
 
     def __init__(self, settings: AllocatorSettings) -> None:
-        self._small: SegmentPool
-        self._large: SegmentPool
-        if settings.expandable_segments:
-            self._small, self._large = ExpandablePool(SMALL_SEGMENT), ExpandablePool(LARGE_SEGMENT)
-        else:
-            self._small, self._large = SegmentPool(1), SegmentPool(SMALL_REQUEST + 1)
-
+        self._is_expandable = settings.expandable_segments
+        self._pools: dict[tuple[int, bool], SegmentPool] = {}  # by stream, and whether it is small
         limit = settings.limit_bytes
         self._limit = UNLIMITED if limit is None else limit // BLOCK_BYTES
         self.num_flushes = 0
-        self.reserved = 0  # in both pools, in blocks of 512 B
+        self.reserved = 0  # in all pools, in blocks of 512 B
 
-    def allocate(self, size: int) -> tuple[SegmentPool, int, int] | None:
+    def allocate(self, size: int, stream: int) -> tuple[SegmentPool, int, int] | None:
         """Return pool, start and size of a new block; None if out of memory."""
-        pool = self._small if size <= SMALL_REQUEST else self._large
+        key = stream, size <= SMALL_REQUEST
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = self._pool(is_small=key[1])
         block = pool.take(size)
         if block is None:
             if not pool.grow(size, self._limit - self.reserved):
                 self.flush()
                 self.num_flushes += 1
                 pool.grow(size, self._limit - self.reserved)
-            self.reserved = self._small.reserved + self._large.reserved
+            self._count()
             block = pool.take(size)
 
         return None if block is None else (pool, *block)
 
     def flush(self) -> None:
         """Release all memory without a block in use, as `torch.cuda.empty_cache` does."""
-        self._large.flush()
-        self._small.flush()
-        self.reserved = self._small.reserved + self._large.reserved
+        for pool in self._pools.values():
+            pool.flush()
+        self._count()
+
+    def _pool(self, *, is_small: bool) -> SegmentPool:
+        if self._is_expandable:
+            return ExpandablePool(SMALL_SEGMENT if is_small else LARGE_SEGMENT)
+        return SegmentPool(1 if is_small else SMALL_REQUEST + 1)
+
+    def _count(self) -> None:
+        self.reserved = sum(pool.reserved for pool in self._pools.values())
 
 
 def replay(
@@ -175,6 +182,7 @@ def replay(
     settings: AllocatorSettings | None = None,
     *,
     flush_before: Collection[int] = (),
+    stream: npt.NDArray[np.int32] | None = None,
 ) -> Reserved:
     """Return what the caching allocator would hold after each of these allocations and frees.
 
@@ -186,6 +194,7 @@ def replay(
             tensor has no block.
         settings: None means PyTorch's defaults.
         flush_before: indices of events; `torch.cuda.empty_cache()` runs just before each of them.
+        stream: int32, (events,), for which the block is allocated; None if there is one stream.
 
     Raises:
         ConfigError: the arrays differ in length, an address is allocated while it is in use or
@@ -209,8 +218,9 @@ def replay(
 
     allocator = _Allocator(AllocatorSettings() if settings is None else settings)
     rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
+    streams = [0] * len(address) if stream is None else stream.tolist()
     reserved, allocated, failed = _run(
-        allocator, np.asarray(address).tolist(), rounded.tolist(), frozenset(flush_before)
+        allocator, np.asarray(address).tolist(), rounded.tolist(), streams, frozenset(flush_before)
     )
 
     return Reserved(
@@ -228,6 +238,7 @@ def serves(
     limit_bytes: int,
     *,
     flush_before: Collection[int] = (),
+    stream: npt.NDArray[np.int32] | None = None,
 ) -> bool:
     """Return whether the caching allocator serves all of these allocations within a limit.
 
@@ -236,7 +247,7 @@ def serves(
     if np.cumsum(nbytes).max(initial=0) > limit_bytes:  # what is live is never given back
         return False
     limited = replace(settings, limit_bytes=limit_bytes)
-    held = replay(address, nbytes, limited, flush_before=flush_before)
+    held = replay(address, nbytes, limited, flush_before=flush_before, stream=stream)
     return held.out_of_memory_at is None
 
 
@@ -246,6 +257,7 @@ def least_limit(
     settings: AllocatorSettings,
     *,
     flush_before: Collection[int] = (),
+    stream: npt.NDArray[np.int32] | None = None,
     peak_reserved_bytes: int | None = None,
 ) -> int:
     """Return the smallest limit, in bytes, within which the allocator serves these allocations.
@@ -261,14 +273,14 @@ def least_limit(
     60
     """
     if peak_reserved_bytes is None:
-        held = replay(address, nbytes, settings, flush_before=flush_before)
+        held = replay(address, nbytes, settings, flush_before=flush_before, stream=stream)
         peak_reserved_bytes = held.peak_reserved_bytes
 
     low, high = int(np.cumsum(nbytes).max(initial=0)), max(peak_reserved_bytes, 1)
     step = max(int(LIMIT_STEP * high), 1)
     limit = high - step  # many steps need all that they take, so this is tried first
     while high - low > step:
-        if serves(address, nbytes, settings, limit, flush_before=flush_before):
+        if serves(address, nbytes, settings, limit, flush_before=flush_before, stream=stream):
             high = limit
         else:
             low = limit
@@ -277,7 +289,11 @@ def least_limit(
 
 
 def _run(
-    allocator: _Allocator, addresses: list[int], sizes: list[int], flush_before: frozenset[int]
+    allocator: _Allocator,
+    addresses: list[int],
+    sizes: list[int],
+    streams: list[int],
+    flush_before: frozenset[int],
 ) -> tuple[list[int], list[int], int | None]:
     """Return reserved and allocated after each event, and the event that was out of memory."""
     live: dict[int, tuple[SegmentPool, int, int]] = {}
@@ -294,7 +310,7 @@ def _run(
             if address in live:
                 raise _misuse(event, address, "allocated while it is in use", "free it before that")
 
-            block = allocator.allocate(size)
+            block = allocator.allocate(size, streams[event])
             held = allocator.reserved
             # the program would end here, so both counts keep their last values
             if block is None:

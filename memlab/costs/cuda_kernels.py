@@ -2,9 +2,9 @@
 
 Fake tensors show the outputs of an operator. The rules here give what its kernel requests from the
 caching allocator in addition, in torch 2.11 to 2.15: workspaces of cuBLAS, buffers of cuDNN's RNN,
-contiguous copies, partial sums. Some operators are written in terms of others
-(`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the intermediate tensors of the
-losses among them are counted here too.
+contiguous copies, partial sums, what NCCL's process group copies. Some operators are written in
+terms of others (`CompositeExplicitAutograd`) and have no CUDA kernel of their own: the intermediate
+tensors of the losses among them are counted here too.
 
 To add a rule, write a function that takes an operator and returns its `Effect`, and add it to
 `RULES` at the end of this file.
@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
-from memlab.operators.signatures import TensorSpec
+from memlab.operators.signatures import TensorSpec, tensors_of
 from memlab.recording.assembly import Effect
 from memlab.recording.recording import Operator, Recording
 from memlab.trace import Phase
@@ -151,6 +151,35 @@ def _four_bit_product(operator: Operator, _: Card | None) -> Effect | None:
     return Effect(workspace_bytes=size + sum(2 * 4 * _numel(spec) for spec in scales))
 
 
+def _gathered_list(operator: Operator, _: Card | None) -> Effect | None:
+    """Count the one tensor through which NCCL gathers into a list of tensors of one size.
+
+    Other collectives work on the tensors that they are given. So do those of a single tensor, which
+    `fully_shard`, DistributedDataParallel and ZeroRedundancyOptimizer use.
+    Source: `newLikeFlat` in `allgather` and `reduce_scatter` of ProcessGroupNCCL.cpp.
+    """
+    return _flat(operator, position=0)
+
+
+def _scattered_list(operator: Operator, _: Card | None) -> Effect | None:
+    """Count the one tensor from which NCCL scatters a list of tensors of one size."""
+    return _flat(operator, position=1)
+
+
+def _flat(operator: Operator, position: int) -> Effect | None:
+    """Return the bytes of the lists of tensors in an argument, if they have one size."""
+    assert operator.signature is not None
+    specs = tensors_of(("", operator.signature[1][position], ()))
+    if len({spec.shape for spec in specs}) > 1:  # these are sent one by one
+        return None
+    return Effect(workspace_bytes=sum(spec.nbytes for spec in specs))
+
+
+def _waited_for(_: Operator, __: Card | None) -> Effect:
+    """Count nothing: what is waited for is returned itself, which fake tensors do not show."""
+    return Effect(output_bytes=(0,))
+
+
 def _arguments(operator: Operator) -> list[TensorSpec]:
     assert operator.signature is not None
     _, args, kwargs = operator.signature
@@ -184,4 +213,7 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::_cudnn_rnn": _recurrent,
     "bitsandbytes::gemm_4bit": _four_bit_product,
+    "c10d::allgather_": _gathered_list,
+    "c10d::reduce_scatter_": _scattered_list,
+    "_c10d_functional::wait_tensor": _waited_for,
 }

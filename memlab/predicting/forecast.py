@@ -98,8 +98,14 @@ class Forecast:
         if self.settings is None or limit_bytes < 1:
             return False
         trace = self.program.trace(self.least, micro_batch_sizes)
-        starts = _starts(trace)
-        return serves(trace.address, trace.nbytes, self.settings, limit_bytes, flush_before=starts)
+        return serves(
+            trace.address,
+            trace.nbytes,
+            self.settings,
+            limit_bytes,
+            flush_before=_starts(trace),
+            stream=trace.stream,
+        )
 
     def against_limit(self, result: StepResult, limit_bytes: int | None) -> StepResult:
         """Return a result that this forecast gave with a limit, and whether the step fits it."""
@@ -221,6 +227,7 @@ class Replayed:
             self.asked.nbytes,
             self.settings,
             flush_before=_starts(self.asked),
+            stream=self.asked.stream,
             peak_reserved_bytes=self.run_reserved_bytes,
         )
 
@@ -232,7 +239,7 @@ def replayed(trace: Trace, settings: AllocatorSettings) -> Replayed:
     """
     starts = _starts(trace)
     last = int(np.flatnonzero(_steps(trace) == STEP)[-1])
-    held = replay(trace.address, trace.nbytes, settings, flush_before=starts)
+    held = replay(trace.address, trace.nbytes, settings, flush_before=starts, stream=trace.stream)
     return Replayed(
         asked=trace,
         given=replace(trace, nbytes=np.diff(held.allocated_bytes, prepend=0)),

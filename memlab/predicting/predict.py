@@ -149,6 +149,7 @@ def _predicted(
         *recording.notes,
         *_format_notes(recording, target),
         *_wheel_notes(target),
+        *_rank_notes(config, target),
         *offload.notes(config, recording.host_bytes),
     )
     facts = facts | {
@@ -176,6 +177,16 @@ def _wheel_notes(target: Target) -> tuple[str, ...]:
     return (
         f"{target.card.title} has compute capability {capability[0]}.{capability[1]}: PyTorch 2.11 "
         "to 2.14 runs on it only as built with CUDA 12.6, since its other builds begin at 7.5.",
+    )
+
+
+def _rank_notes(config: StepConfig, target: Target) -> tuple[str, ...]:
+    """Return a note on what the ranks' cards hold that is not PyTorch's."""
+    if config.sharding is Sharding.NONE or target.kind == "cpu":
+        return ()
+    return (
+        "NCCL takes memory for its communicators outside of PyTorch's allocator (NCCL_BUFFSIZE: 4 "
+        "MiB for each channel and peer), which is not counted.",
     )
 
 

@@ -49,6 +49,8 @@ class Layout:
         interval: int32, (rows,).
         operator: int32, (rows,), number of operators dispatched so far.
         module: int32, (rows,).
+        stream: int32, (rows,), number of the card's stream for which the block is allocated; None
+            if all are for one.
         kernels: int64, (kernels,), the operators that have a kernel, in order.
         num_blocks: number of blocks of the recording itself.
     """
@@ -58,13 +60,14 @@ class Layout:
     interval: npt.NDArray[np.int32]
     operator: npt.NDArray[np.int32]
     module: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32] | None
     kernels: npt.NDArray[np.int64]
     num_blocks: int
 
 
 def layout_of(recording: Recording) -> Layout:
     """Return the order of everything that the run allocates and frees."""
-    rows: list[tuple[int, bool, int, int, int]] = []
+    rows: list[tuple[int, bool, int, int, int, int]] = []
     kernels: list[int] = []
     num_blocks = len(recording.blocks)
     events = recording.events
@@ -75,29 +78,33 @@ def layout_of(recording: Recording) -> Layout:
             event = events[at]
             if recording.blocks[event.block].output == AFTER:
                 break
-            rows.append((event.block, True, event.interval, number + 1, operator.module))
+            stream = recording.blocks[event.block].stream
+            rows.append((event.block, True, event.interval, number + 1, operator.module, stream))
             at += 1
 
         # two more blocks for each kernel: bytes that it keeps, and bytes that it frees at its end
         if operator.signature is not None:
             kept = num_blocks + 2 * len(kernels)
-            where = (operator.interval, number + 1, operator.module)
+            where = (operator.interval, number + 1, operator.module, operator.stream)
             rows += [(kept, True, *where), (kept + 1, True, *where), (kept + 1, False, *where)]
             kernels.append(number)
 
         while at < count and events[at].operator == number:
             event = events[at]
             module = operator.module if event.is_birth else -1
-            rows.append((event.block, event.is_birth, event.interval, number + 1, module))
+            stream = recording.blocks[event.block].stream
+            where = (event.interval, number + 1, module, stream)
+            rows.append((event.block, event.is_birth, *where))
             at += 1
 
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
+    columns = np.array(rows, np.int64).reshape(-1, 6).T
     return Layout(
         block=columns[0],
         is_birth=columns[1].astype(bool),
         interval=columns[2].astype(np.int32),
         operator=columns[3].astype(np.int32),
         module=columns[4].astype(np.int32),
+        stream=columns[5].astype(np.int32) if columns[5].any() else None,
         kernels=np.array(kernels, np.int64),
         num_blocks=num_blocks,
     )
@@ -148,4 +155,5 @@ def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
         parameters=dict(recording.parameters),
         states=dict(recording.states),
         leftover_bytes=0,
+        stream=None if layout.stream is None else layout.stream[real],
     )

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from memlab.recording.recording import Block, Event, Recording
+from memlab.recording.streams import Streams
 from memlab.recording.values import tensors_in
 from memlab.torch_private.tensors import storage_key
 
@@ -50,10 +51,11 @@ class LiveBlocks:
 
     Args:
         device_type: of the tensors whose memory is followed.
+        streams: for the current one of which the card's memory is allocated.
     """
 
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
+    def __init__(self, device_type: str, streams: Streams) -> None:
+        self._device_type, self._streams = device_type, streams
         self._live: dict[int, _Death] = {}  # by the address of the storage
         self._left: dict[int, weakref.ref[Any]] = {}  # by earlier attempts, in caches of modules
 
@@ -121,7 +123,7 @@ class LiveBlocks:
         """Note memory that the last operator brings into being, as an output or beside them."""
         recording = self._recording
         number, block = len(recording.operators) - 1, len(recording.blocks)
-        recording.blocks.append(Block(number, output, nbytes))
+        recording.blocks.append(Block(number, output, nbytes, self._streams.current.number))
         recording.events.append(Event(block, True, number, len(recording.intervals) - 1))
         return block
 

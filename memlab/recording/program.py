@@ -177,6 +177,7 @@ class Program:
             parameters=dict(self.recording.parameters),
             states=dict(self.recording.states),
             leftover_bytes=0,
+            stream=None if self.layout.stream is None else self.layout.stream[order][real],
         )
 
     def rows_of(self, parts: Sequence[Part]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

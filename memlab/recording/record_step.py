@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from memlab.config import Sharding, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.recording.assembly import sizes_of
 from memlab.recording.fake_workload import over_fakes
@@ -45,11 +44,6 @@ def record_step(
     hidden state, a cache, its last outputs.
     """
     if config.sharding is not Sharding.NONE:
-        if device.type != "cpu":
-            raise UnsupportedError(
-                f"predicting sharding={str(config.sharding)!r} for a card is not implemented yet; "
-                "use device='cpu', or sharding='none' with world_size=1"
-            )
         return _heaviest_rank(workload, config, device, seed, tracker, plan)
 
     sizes = config.micro_batch_sizes

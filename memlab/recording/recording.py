@@ -32,6 +32,8 @@ class Operator:
         crosses: whether it copies between the device and the host.
         beside: whether that copy runs on a stream of its own, as in offloading.
         by_values: whether the sizes of its outputs depend on values and not only on its signature.
+        stream: the number of the card's stream that it runs on.
+        ranks: of a collective, those that take part.
     """
 
     name: str
@@ -45,6 +47,25 @@ class Operator:
     crosses: bool = False
     beside: bool = False
     by_values: bool = False
+    stream: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMark:
+    """An event on a stream: it is recorded there, or the stream waits for it.
+
+    Attributes:
+        stream: the number of the stream.
+        event: the number of the event.
+        operator: how many operators had been issued before.
+        waits: whether the stream waits for the event, which was recorded earlier.
+    """
+
+    stream: int
+    event: int
+    operator: int
+    waits: bool
 
 
 @dataclass(slots=True)
@@ -58,11 +79,15 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A storage: the operator that allocated it, the index of the output, and its bytes."""
+    """A storage: the operator that allocated it, the index of the output, and its bytes.
+
+    `stream` is the number of the card's stream for which it was allocated.
+    """
 
     operator: int
     output: int
     nbytes: int
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,7 @@ class Recording:
         blocks: every storage on the device.
         events: allocations and frees.
         intervals: in the order in which they ran.
+        marks: events on the card's streams, in the order in which the host set them.
         modules: index by path.
         calls: of modules, in the order in which they began.
         root: the name of the model itself among the modules.
@@ -120,6 +146,7 @@ class Recording:
     blocks: list[Block] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
+    marks: list[StreamMark] = field(default_factory=list)
     modules: dict[str, int] = field(default_factory=dict)
     calls: list[ModuleCall] = field(default_factory=list)
     root: str = ""
@@ -145,9 +172,9 @@ class Recording:
         )
 
     def without_objects(self) -> Recording:
-        """Return the recording without operators, blocks, events and calls: with its facts alone.
+        """Return the recording without operators, blocks, events, marks and calls: with its facts.
 
         Those are thousands of objects. A kernel that kept them for every prediction of a panel
         would stop for a third of a second whenever Python looks for garbage among them.
         """
-        return replace(self, operators=[], blocks=[], events=[], calls=[])
+        return replace(self, operators=[], blocks=[], events=[], marks=[], calls=[])

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.recording import stand_in
 from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.recording.tracker import Tracker
 from memlab.torch_private.ranks import (
@@ -67,6 +68,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             shapes_found_unseen(),
             parameters_divided_by(PartsOnDemand),
             storages_resized_by(tracker.blocks.resize),
+            stand_in.issued_on(tracker.streams),
         ):
             yield
     finally:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from memlab.recording import cuda_functions, stand_in_autocast, stand_in_kernels
+from memlab.recording.streams import StreamEvent, Streams
 from memlab.torch_private import python_device
 from memlab.torch_private.operators import has_kernel_for
 
@@ -30,7 +31,14 @@ STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and
 
 
 class _Module:
-    """The functions that torch expects of a device's module."""
+    """The functions that torch expects of a device's module.
+
+    Attributes:
+        streams: of the recording that goes on.
+    """
+
+    def __init__(self) -> None:
+        self.streams = Streams()
 
     def is_initialized(self) -> bool:
         return True
@@ -61,6 +69,31 @@ class _Module:
 
     def device(self, device: Any = None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def Stream(self, *_: Any, **__: Any) -> Any:  # noqa: N802 (torch's name)
+        return self.streams.made()
+
+    def Event(self, *_: Any, **__: Any) -> StreamEvent:  # noqa: N802 (torch's name)
+        return StreamEvent(self.streams)
+
+    def current_stream(self, device: Any = None) -> Any:
+        return self.streams.current
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return self.streams.using(stream)
+
+
+_module = _Module()
+
+
+@contextlib.contextmanager
+def issued_on(streams: Streams) -> Iterator[None]:
+    """Use these streams as those of the device."""
+    before, _module.streams = _module.streams, streams
+    try:
+        yield
+    finally:
+        _module.streams = before
 
 
 class _Guard(python_device.DeviceGuard):
@@ -107,7 +140,7 @@ def _without_values(*_: Any, **__: Any) -> None:
 @functools.cache
 def device() -> torch.device:
     """Return the device that stands in for CUDA, registered at the first call."""
-    registered = (_Module(), python_device.Hook(), _Guard())
+    registered = (_module, python_device.Hook(), _Guard())
     python_device.register(NAME, *registered)
     library = torch.library.Library("aten", "IMPL")
     for name in cuda_functions.fused():

@@ -35,6 +35,7 @@ from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
 from memlab.operators.signatures import Signature, TensorSpec, signature_of
 from memlab.recording import fake_kernels
+from memlab.recording.collectives import NAMESPACES, WAITS, Collectives
 from memlab.recording.draws import Draws
 from memlab.recording.fake_outputs import FakeOutputs
 from memlab.recording.faking import (
@@ -50,6 +51,7 @@ from memlab.recording.recording import ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
 from memlab.recording.scripted import is_scripted, noticed_script_functions
 from memlab.recording.sparse import MAKES as MAKES_SPARSE
+from memlab.recording.streams import Streams
 from memlab.recording.unknown import Guesses
 from memlab.recording.values import tensors_in
 from memlab.techniques.building.deferred import OneMode
@@ -82,13 +84,18 @@ class Tracker(TorchDispatchMode):
         self.passed_on: tuple[type, ...] = ()  # classes of tensors that call operators on others
         self.guesses = Guesses()
         self.draws = Draws()
-        self.blocks = LiveBlocks(device_type)
+        self.streams = Streams()
+        self.collectives = Collectives(self.streams)
+        self.blocks = LiveBlocks(device_type, self.streams)
         self.restart()
 
     def restart(self) -> None:
         """Forget what was seen, for another attempt; what was learned of guesses stays."""
         self.recording = Recording()
         self.blocks.restart(self.recording)
+        operators = self.recording.operators
+        self.streams.restart(self.recording.marks.append, operators.__len__)
+        self.collectives.restart()
         self._calls: list[ModuleCall] = []
         self._forward_of_sequence: dict[int, int] = {}
         self._notes_arguments = False
@@ -104,6 +111,7 @@ class Tracker(TorchDispatchMode):
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
         if not self.recording.intervals or self.recording.intervals[-1].step != step:
             self.numbers.end_step()
+            self.collectives.wait_for_all()
             self.draws.begin_step()
         self.recording.intervals.append(interval)
         self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -192,6 +200,8 @@ class Tracker(TorchDispatchMode):
             self.numbers.move_on(forward)
         operator = Operator(_profiler_name(func), signature, (), module, interval, forward=forward)
         operator.by_values = self.outputs.is_by_values
+        if signature is not None:
+            self._place(operator, func, args)
         recording.operators.append(operator)
         self.blocks.note_arguments(args)
         if signature is None and func is not aten.lift_fresh.default:  # what torch.tensor makes
@@ -204,9 +214,18 @@ class Tracker(TorchDispatchMode):
         operator.crosses = func in COPIES and len({t.device for t in tensors_in([out, *args])}) > 1
         operator.beside = operator.crosses and _is_called_by(copy_on)
         operator.outputs = tuple([TensorSpec(t.dtype, tuple(t.shape), t.stride()) for t in tensors])
+        if operator.ranks:
+            self.collectives.end(operator.stream, args, out)
         self.blocks.note_outputs(tensors)
         if self.device_type == "cpu":
             self.numbers.note(number, func, args)
+
+    def _place(self, operator: Operator, func: Any, args: Any) -> None:
+        """Note the stream that an operator runs on, and the ranks that take part in it."""
+        self.collectives.wait_for(args)
+        operator.stream = self.streams.current.number
+        if func.namespace in NAMESPACES and func.overloadpacket.__name__ != WAITS:
+            operator.stream, operator.ranks = self.collectives.begin(func, args)
 
     def _origin(self, number: int) -> tuple[int, int]:
         """Return the running module, and of a backward operator the forward one.

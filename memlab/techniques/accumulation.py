@@ -75,6 +75,13 @@ def parts_of(workload: Workload, batch: Any, sizes: Sequence[int]) -> list[Any]:
     return split(batch, sizes) if workload.split_batch is None else split_by(workload, batch, sizes)
 
 
+def part_of(workload: Workload, batch: Any, sizes: Sequence[int], index: int) -> Any:
+    """Return one of the parts of these sizes; the others are not made if they need not be."""
+    if workload.split_batch is not None or len(sizes) == 1:
+        return parts_of(workload, batch, sizes)[index]
+    return split(batch, (sum(sizes[:index]), sizes[index], sum(sizes[index + 1 :])))[1]
+
+
 def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
     """Return micro-batches of these sizes. They are views of the batch.
 

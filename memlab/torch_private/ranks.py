@@ -22,6 +22,26 @@ def open_group_of_none(rank: int, world_size: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
+def group_in(args: Sequence[Any]) -> tuple[str, tuple[int, ...]]:
+    """Return the name and the ranks of the process group in the arguments of a collective.
+
+    The dispatcher gives it in a box, or functional collectives by its name, their last text.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    module: Any = distributed_c10d
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            kind: Any = value._type()
+            if kind.name() == "ProcessGroup":
+                group = dist.ProcessGroup.unbox(value)
+                return group.group_name, tuple(dist.get_process_group_ranks(group))
+    name = [value for value in args if isinstance(value, str)][-1]
+    group = module._resolve_process_group(name)
+    return name, tuple(dist.get_process_group_ranks(group))
+
+
 def sharded_types() -> tuple[type, ...]:
     """Return the tensor classes that stand for the parts of all ranks."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor

@@ -71,6 +71,33 @@ def _() -> None:
     assert called == [1]
 
 
+@case(
+    "._type",
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    to="find the ranks of a collective",
+)
+def _() -> None:
+    store = at("torch.testing._internal.distributed.fake_pg.FakeStore")()
+    dist.init_process_group("fake", store=store, rank=0, world_size=4)
+    boxes: list[torch.ScriptObject] = []
+
+    class Seen(at("torch.utils._python_dispatch.TorchDispatchMode")):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            boxes.extend(value for value in args if isinstance(value, torch.ScriptObject))
+            return func(*args, **(kwargs or {}))
+
+    try:
+        with Seen():
+            dist.all_reduce(torch.ones(2), group=dist.new_group([0, 2]))
+        (box,) = [box for box in boxes if box._type().name() == "ProcessGroup"]
+        group = dist.ProcessGroup.unbox(box)
+        assert dist.get_process_group_ranks(group) == [0, 2]
+        resolved = at("torch.distributed.distributed_c10d")._resolve_process_group(group.group_name)
+        assert dist.get_process_group_ranks(resolved) == [0, 2]
+    finally:
+        dist.destroy_process_group()
+
+
 @case("._partition_parameters", to="find the rank with the largest share of optimizer state")
 def _() -> None:
     kind = at("torch.distributed.optim.ZeroRedundancyOptimizer")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memlab.allocator.replay import AllocatorSettings, replay, round_block
+from memlab.allocator.replay import AllocatorSettings, least_limit, replay, round_block
 from memlab.arguments.units import GIB, MIB
 from memlab.errors import ConfigError
 
@@ -196,3 +196,24 @@ def test_impossible_events_are_refused_by_name(address, nbytes, options, names):
 def test_a_limit_is_at_least_one_byte():
     with pytest.raises(ConfigError, match="limit_bytes=0"):
         AllocatorSettings(limit_bytes=0)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_stream_serves_itself_alone(expandable):
+    # 40 MiB on stream 1, freed; then as much on stream 0, and once more on stream 1
+    address = np.array([1, 1, 2, 3])
+    nbytes = np.array([40, -40, 40, 40]) * MIB
+    settings = AllocatorSettings(expandable_segments=expandable)
+    one = replay(address, nbytes, settings)
+    two = replay(address, nbytes, settings, stream=np.array([1, 1, 0, 1], np.int32))
+    assert reserved_mib(one) == [40, 40, 40, 80]
+    assert reserved_mib(two) == [40, 40, 80, 80]
+
+
+def test_at_the_limit_the_cached_memory_of_all_streams_is_released():
+    address, nbytes = np.array([1, 1, 2]), np.array([40, -40, 40]) * MIB
+    stream = np.array([1, 1, 0], np.int32)
+    limited = replay(address, nbytes, AllocatorSettings(limit_bytes=60 * MIB), stream=stream)
+    assert reserved_mib(limited) == [40, 40, 40]
+    assert limited.num_flushes == 1
+    assert least_limit(address, nbytes, AllocatorSettings(), stream=stream) <= 41 * MIB

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import memlab
 from benchmarks.ranks import Ranks
 from benchmarks.sharding import compared
 from memlab import StepConfig, StepResult
@@ -15,7 +14,6 @@ from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.predicting.predict import predict_in_process
 from tests.models import blocks
-from tests.rank_parts import faulty
 
 CPU = Target(kind="cpu", card=None, name="cpu")
 
@@ -104,10 +102,3 @@ def test_adafactor_is_refused_for_sharded_parameters():
     )
     assert made.outcome == "unsupported"
     assert "adamw" in made.message
-
-
-def test_what_is_not_implemented_says_so():
-    config = StepConfig(batch_size=4, sharding="zero3", world_size=2)
-    on_a_card = memlab.predict(faulty(), config, "h200")
-    assert on_a_card.outcome == "unsupported"
-    assert "sharding='zero3' for a card" in on_a_card.message
