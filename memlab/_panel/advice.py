@@ -6,9 +6,9 @@ A pure function of the runs and the kept predictions. It predicts nothing itself
 import math
 from collections.abc import Sequence
 
+from memlab._panel.line import Line
 from memlab._panel.runs import Run
 from memlab._panel.state import FIELDS, from_config
-from memlab._panel.texts import Line
 from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, setting_words
 from memlab.arguments.units import format_bytes
 from memlab.config import BudgetEngine, Checkpointing, StepConfig

@@ -11,8 +11,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel import guide, texts
+from memlab._panel.line import Line
 from memlab._panel.state import PRECISIONS, counts, offered, parse_number
-from memlab._panel.texts import Line
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.techniques.every import CONTROLS
 
@@ -25,7 +25,9 @@ FIRST = (
 """The first of the folded controls; those of other techniques follow in their own order."""
 
 OF_OPTIMIZER = tuple(c.field for technique in texts.OF_OPTIMIZER for c in technique.controls)
-PLACED = (*SLIDERS, "precision", *FIRST, *OF_OPTIMIZER)
+RANKS = "world_size"  # whose slider is folded with the choices of ranks
+OF_RANKS = tuple(c.field for c in texts.OF_RANKS.controls if c.field != RANKS)
+PLACED = (*SLIDERS, RANKS, "precision", *FIRST, *OF_OPTIMIZER, *OF_RANKS)
 MORE = (*FIRST, *(field for field in CONTROLS if field not in PLACED))
 
 
@@ -103,6 +105,15 @@ class SliderRow:
     def value(self, number: float) -> None:
         self.box.value = f"{number:g}" if self._kind is float else str(number)
 
+    @property
+    def disabled(self) -> bool:
+        """Whether the number does nothing with the other settings."""
+        return bool(self.box.disabled)
+
+    @disabled.setter
+    def disabled(self, disabled: bool) -> None:
+        self.slider.disabled = self.box.disabled = disabled
+
     def _slid(self, change: Mapping[str, Any]) -> None:
         nearest = self._nearest(self.value)
         # the page snaps the handle to a step and sends that back, which no person chose
@@ -149,6 +160,7 @@ class Controls:
             "memory_budget": (widgets.FloatSlider(min=0, max=1, step=0.05, readout=False), float),
             "batch_size": (widgets.FloatLogSlider(max=8, **log), int),
             "accumulation_steps": (widgets.FloatLogSlider(max=5, **log), int),
+            RANKS: (widgets.FloatLogSlider(max=12, **log), int),
         }
 
         self.sliders = {
@@ -163,9 +175,10 @@ class Controls:
             tooltip=guide.tooltip("precision"),
         )
         self._formats: tuple[str, ...] = ()
-        made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER)}
+        made = {field: _choice(field) for field in (*MORE, *OF_OPTIMIZER, *OF_RANKS)}
         self.more = tuple(made[field] for field in MORE)
         self.of_optimizer = tuple(made[field] for field in OF_OPTIMIZER)
+        self.of_ranks = tuple(made[field] for field in OF_RANKS)
         self._choices = {"precision": self.precision, **made}
         self._has_blocks = True
         for choice in self._choices.values():
@@ -235,8 +248,8 @@ class Controls:
     def _offer(self) -> None:
         """Enable the controls that have an effect with the other settings."""
         settings = self.settings()
-        for field, choice in self._choices.items():
-            choice.disabled = not counts(field, settings)
+        for field, control in {**self.sliders, **self._choices}.items():
+            control.disabled = not counts(field, settings)
         self._choices["checkpointing"].disabled = not self._has_blocks
 
     def _choice_changed(self) -> None:

@@ -53,6 +53,27 @@ OWN_ROWS = (
         "chosen, and how the time of each operator is estimated",
     ),
     Saving(
+        setting="`world_size=4`",
+        saves="activations, in proportion to the samples of each rank, and what is divided",
+        costs="communication; the batch stays that of all ranks together",
+    ),
+    Saving(
+        setting="`shard_group_size=8`",
+        saves="nothing by itself: it is how many ranks share one copy of the model",
+        costs="more memory in each rank the smaller it is, and less communication between groups",
+    ),
+    Saving(
+        setting="`tensor_parallel_size=2`",
+        saves="weights and activations, of which each rank computes a part for the same samples",
+        costs="communication within every layer",
+    ),
+    Saving(
+        setting="`sync_each_micro_batch=False`",
+        saves="communication: the ranks average their gradients once an update",
+        costs="whole gradients in each rank until then, whatever is divided",
+        not_for="one micro-batch",
+    ),
+    Saving(
         setting="`check_gradients=True`",
         saves="nothing: after the run, the gradients are compared with those of the plain step",
         costs="the time of some more updates",

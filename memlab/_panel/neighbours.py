@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memlab._panel.questions import Question
-from memlab.config import StepConfig
+from memlab.errors import ConfigError
 from memlab.techniques import every
 
 BUDGET_STEP = 0.05  # between two positions of its slider; on the other two each is the double
-LARGEST = {"batch_size": 2**8, "accumulation_steps": 2**5}  # where their sliders end
+LARGEST = {"batch_size": 2**8, "accumulation_steps": 2**5, "world_size": 2**12}  # of their sliders
 SIZE = "workload_name"  # a workload with samples of another size has another name
-SLIDERS = ("memory_budget", "accumulation_steps", SIZE, "batch_size")
+SLIDERS = ("memory_budget", "accumulation_steps", SIZE, "batch_size", "world_size")
 FARTHEST = 2  # positions from the one on screen
 
 
@@ -46,19 +46,26 @@ def neighbours(
                 changes += [(name, value) for value in values]
 
     changes += [("precision", precision) for precision in precisions]
-    found = [
-        _changed(question, name, value)
-        for name, value in changes
-        if _has_samples(question.config, name, value)
-    ]
+    changed = (_changed(question, name, value) for name, value in changes)
     kind = "cpu" if question.device == "cpu" else "cuda"
-    return [one for one in found if one != question and not every.is_refused(one.config, kind)]
+    return [
+        one
+        for one in changed
+        if one is not None and one != question and not every.is_refused(one.config, kind)
+    ]
 
 
-def _changed(question: Question, name: str, value: Any) -> Question:
+def _changed(question: Question, name: str, value: Any) -> Question | None:
+    """Return the question after a change; None if no config is like this.
+
+    Every micro-batch needs a sample, and ranks divide a batch into equal parts.
+    """
     if name == SIZE:
         return dataclasses.replace(question, workload_name=value)
-    config = dataclasses.replace(question.config, **{name: value})
+    try:
+        config = dataclasses.replace(question.config, **{name: value})
+    except ConfigError:
+        return None
     return dataclasses.replace(question, config=config)
 
 
@@ -92,10 +99,3 @@ def _is_moved(name: str, before: Question, question: Question, sizes: Sequence[s
     if name == SIZE:
         return before.workload_name != question.workload_name and before.workload_name in sizes
     return bool(getattr(before.config, name) != getattr(question.config, name))
-
-
-def _has_samples(config: StepConfig, name: str, value: Any) -> bool:
-    """Return whether every micro-batch has a sample after this change."""
-    sizes = {"batch_size": config.batch_size, "accumulation_steps": config.accumulation_steps}
-    sizes |= {name: value} if name in sizes else {}
-    return bool(sizes["accumulation_steps"] <= sizes["batch_size"])

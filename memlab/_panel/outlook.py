@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from memlab._panel import verdicts
 from memlab._panel.advice import advice_line
 from memlab._panel.comparisons import neighbours
+from memlab._panel.line import Line
 from memlab._panel.pictures import Scene
 from memlab._panel.questions import Estimate, How, Question
 from memlab._panel.runs import Run, RunLog
-from memlab._panel.texts import Line
 from memlab._panel.verdicts import OPEN, Verdict
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.records.recorded import SAID

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from memlab._panel import as_code, choices, state, status, style, texts, verdicts
 from memlab._panel.advice import recorded_line
 from memlab._panel.asked import Asked
+from memlab._panel.controls import RANKS
 from memlab._panel.elsewhere import Elsewhere
 from memlab._panel.forecasts import Forecasts
 from memlab._panel.idle_garbage import IdleGarbage
 from memlab._panel.job import FitJob, Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
+from memlab._panel.line import Line
 from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
 from memlab._panel.questions import Estimate, Question
+from memlab._panel.rank_lines import ranks_line
 from memlab._panel.requests import Requests
 from memlab._panel.runs import RunLog
 from memlab._panel.status import Status
-from memlab._panel.texts import Line
 from memlab._panel.view import View
 from memlab.api import inspect_workload
 from memlab.arguments.units import format_bytes
@@ -123,9 +125,10 @@ class Page:
         own_loss = choices.zoo_options(self._asked.given) is None
         self._view.controls.name_formats(self._formats(alike))
         self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
-        self._view.explain(
-            texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
-        )
+        lines = texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
+        asked = texts.setup_of(settings, wrong, device)
+        is_here = not header_wrong and self._asked.is_here
+        self._view.explain({**lines, RANKS: ranks_line(settings, wrong, asked, is_here=is_here)})
         self._explain_size(None if wrong else state.to_config(settings))
         self._view.show_about(self._about(name, facts, header_wrong))
         self.show_ready(is_ready)

@@ -51,7 +51,8 @@ class Question:
 # every look compares these with those of all that is known
 @functools.lru_cache(maxsize=512)
 def _family(question: Question) -> Question:
-    plain = dataclasses.replace(question.config, batch_size=1, accumulation_steps=1)
+    least = question.config.data_parallel_size  # a sample for each rank
+    plain = dataclasses.replace(question.config, batch_size=least, accumulation_steps=1)
     return dataclasses.replace(question, config=plain)
 
 

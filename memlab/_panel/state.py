@@ -5,14 +5,12 @@ box), so settings are a mapping by field name until `to_config` turns them into 
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from memlab.config import (
-    Precision,
-    StepConfig,
-)
+from memlab.config import Precision, Sharding, StepConfig, allowed_value
 from memlab.errors import ConfigError
 from memlab.result import StepResult
 from memlab.techniques.every import CONTROLS
@@ -22,6 +20,7 @@ Settings = Mapping[str, Any]
 PRECISIONS = tuple(Precision)
 FIELDS = tuple(CONTROLS)
 DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
+SAID_TOGETHER = ("sharding", "world_size")
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
 OTHER_FIELDS = (*HEADER_FIELDS, "sample_size")
 """What can be set that is no field of a config."""
@@ -45,7 +44,12 @@ def to_config(settings: Settings) -> StepConfig:
 
 def counts(field: str, settings: Settings) -> bool:
     """Return whether a field has an effect with these settings (a solver needs a budget)."""
-    return all(settings[name] == value for name, value in CONTROLS[field].only_with.items())
+    return CONTROLS[field].counts(settings)
+
+
+def is_sharded(settings: Settings) -> bool:
+    """Return whether several ranks share the step."""
+    return bool(settings["sharding"] != Sharding.NONE)
 
 
 def from_config(config: StepConfig) -> dict[str, Any]:
@@ -99,13 +103,8 @@ def _problems(typed_settings: tuple[tuple[str, type, Any], ...]) -> dict[str, st
     settings = {name: value for name, _, value in typed_settings}
     found = {}
     for field, value in settings.items():
-        alone = {field: value}
-        if field == "accumulation_steps" and isinstance(value, int):
-            alone["batch_size"] = max(value, 1)
-
-        alone |= CONTROLS[field].only_with
         try:
-            StepConfig(**alone)
+            allowed_value(field, value)
         except ConfigError as error:
             found[field] = str(error)
 
@@ -113,9 +112,30 @@ def _problems(typed_settings: tuple[tuple[str, type, Any], ...]) -> dict[str, st
         try:
             to_config(settings)
         except ConfigError as error:
-            found["accumulation_steps"] = str(error)
+            found[_blamed(settings)] = str(error)
 
     return found
+
+
+def _blamed(settings: Settings) -> str:
+    """Return the field at which to say that these settings, each allowed, do not go together."""
+    steps = settings["accumulation_steps"]
+    if not is_sharded(settings) or settings["batch_size"] < steps:
+        return "accumulation_steps"
+    try:
+        ranks = to_config({**settings, "batch_size": steps * settings["world_size"]})
+    except ConfigError:
+        return "world_size"
+    divides = settings["batch_size"] % ranks.data_parallel_size == 0
+    return "accumulation_steps" if divides else "batch_size"
+
+
+def nearest_batch(settings: Settings) -> int:
+    """Return the next smaller batch size that the ranks on screen can divide, or the least."""
+    steps, size = int(settings["accumulation_steps"]), int(settings["batch_size"])
+    ranks = to_config({**settings, "batch_size": steps * settings["world_size"]})
+    unit = steps * ranks.data_parallel_size
+    return max(size // unit, 1) * unit
 
 
 def parse_number(text: str, kind: type[int] | type[float]) -> Any:
@@ -129,6 +149,12 @@ def parse_number(text: str, kind: type[int] | type[float]) -> Any:
 def largest_accumulation(batch_size: int) -> int:
     """Return the largest power of two up to the batch size."""
     return 1 << (batch_size.bit_length() - 1)
+
+
+def dividing_accumulation(settings: Settings) -> int:
+    """Return the largest power of two up to the one on screen that divides the batch of a rank."""
+    samples = to_config({**settings, "accumulation_steps": 1}).rank_batch_size
+    return math.gcd(samples, largest_accumulation(settings["accumulation_steps"]))
 
 
 def describe(result: StepResult) -> str:
@@ -160,9 +186,11 @@ def briefly(result: StepResult) -> str:
 
 def others(config: StepConfig) -> list[str]:
     """Return, in words, the settings without a slider that differ from the defaults."""
-    return [
+    is_sharded = config.sharding is not Sharding.NONE
+    ranks = [f"{config.sharding} x {config.world_size}"] if is_sharded else []
+    return ranks + [
         CONTROLS[field].named(value)
         for field in FIELDS
-        if field not in DESCRIBED
+        if field not in (*DESCRIBED, *SAID_TOGETHER)
         and (value := getattr(config, field)) != getattr(StepConfig(), field)
     ]

@@ -4,20 +4,27 @@ Every line says what a setting means now, in samples, bytes or percent. The line
 of the settings on screen and of the workload; none of them measures anything.
 """
 
-import html
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
-from memlab._panel.state import Settings, largest_accumulation, to_config
-from memlab._panel.verdicts import BAD, OPEN, SYMBOLS, WARN, Verdict, gradient_verdict
+from memlab._panel.line import Line
+from memlab._panel.state import (
+    Settings,
+    dividing_accumulation,
+    largest_accumulation,
+    nearest_batch,
+    to_config,
+)
+from memlab._panel.verdicts import BAD, WARN, gradient_verdict
 from memlab.arguments.units import MIB, format_bytes, parse_bytes
 from memlab.config import (
     FP32_FORMATS,
+    MOST_SAMPLES,
     BudgetEngine,
     Precision,
+    Sharding,
     StepConfig,
 )
 from memlab.errors import MemlabError
@@ -27,6 +34,7 @@ from memlab.techniques.every import CONTROLS, EVERY
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.precision import MODEL_DTYPE
 from memlab.techniques.recompute import checkpointing
+from memlab.techniques.sharding import sharding
 from memlab.techniques.technique import Setup, Technique
 from memlab.workload import SampleSize
 
@@ -38,38 +46,18 @@ OF_OPTIMIZER = (
 """Techniques whose controls have a line of their own."""
 
 ON_TOP = (accumulation.BATCH, checkpointing.BUDGET, precision.PRECISION)
-SHOWN = {"optimizer", *(control.field for technique in ON_TOP for control in technique.controls)}
+OF_RANKS = sharding.SHARDING
+ELSEWHERE = (*ON_TOP, OF_RANKS)  # not folded under "more"
+SHOWN = {"optimizer", *(c.field for technique in ELSEWHERE for c in technique.controls)}
+DIVIDED = {"accumulation_steps": dividing_accumulation, "batch_size": nearest_batch}
+"""What to set where ranks cannot divide a batch."""
+
 MOST_NAMED = 2  # of the folded options, on their button
-MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER, *ON_TOP))
+MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER, *ELSEWHERE))
 """Techniques whose controls are folded under "more"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The line beside a control: what it means now, a verdict, and a remedy to click.
-
-    Attributes:
-        text: the explanation, or a sentence that says what is wrong.
-        verdict: shown after the text.
-        remedy: the label of a button, and the settings that it makes, by field.
-        kind: OPEN for an explanation, WARN or BAD for a problem.
-    """
-
-    text: str
-    verdict: Verdict | None = None
-    remedy: tuple[str, Mapping[str, object]] | None = None
-    kind: str = OPEN
-
-    def html(self) -> str:
-        """Return the line; a warning has a symbol beside its colour."""
-        symbol = (
-            "" if self.kind == OPEN else f'<span aria-hidden="true">{SYMBOLS[self.kind]}</span> '
-        )
-        verdict = f" {self.verdict.html()}" if self.verdict else ""
-        return (
-            f'<div class="memlab-line memlab-line-{self.kind}" title="{html.escape(self.text)}">'
-            f"{symbol}{html.escape(self.text)}{verdict}</div>"
-        )
+NOT_SPLIT = "the batch is not split"
 
 
 def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -> Line:
@@ -123,19 +111,17 @@ def batch_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
     return Line(text)
 
 
-def accumulation_line(settings: Settings, facts: WorkloadFacts | None, *, own_loss: bool) -> Line:
+def accumulation_line(config: StepConfig, facts: WorkloadFacts | None, *, own_loss: bool) -> Line:
     """Explain the micro-batches, and what they do to the gradient."""
-    batch, steps = settings["batch_size"], settings["accumulation_steps"]
-    config = StepConfig(batch_size=batch, accumulation_steps=steps)
     return Line(_split_text(config), gradient_verdict(config, facts, own_loss=own_loss))
 
 
 def _split_text(config: StepConfig) -> str:
-    sizes = config.micro_batch_sizes
+    sizes, is_part = config.micro_batch_sizes, config.data_parallel_size > 1
     if len(sizes) == 1:
-        return "the batch is not split"
+        return f"the {sizes[0]} samples of a rank are not split" if is_part else NOT_SPLIT
     if sizes[0] == sizes[-1]:
-        return f"{len(sizes)} micro-batches of {sizes[0]}"
+        return f"{len(sizes)} micro-batches of {sizes[0]}{' in each rank' * is_part}"
 
     more = sizes.count(sizes[0])
     return (
@@ -245,6 +231,8 @@ def refusal_line(techniques: Iterable[Technique], asked: Setup) -> Line | None:
     """Return why one of these techniques is refused, with a remedy; None if none is refused."""
     for technique in techniques:
         for refusal in technique.refusals(asked):
+            if not refusal.remedies:
+                return Line(str(refusal), kind=WARN)
             remedy = refusal.remedies[0]
             words = ", ".join(CONTROLS[name].named(value) for name, value in remedy.items())
             return Line(refusal.why, remedy=(words, remedy), kind=WARN)
@@ -270,11 +258,11 @@ def lines(
         name: of the workload.
         own_loss: as for `gradient_verdict`.
     """
-    asked = _setup(settings, wrong, device)
+    asked = setup_of(settings, wrong, device)
     explained: dict[str, Callable[[], Line]] = {
         "memory_budget": lambda: budget_line(settings, facts, asked),
         "batch_size": lambda: batch_line(settings, facts),
-        "accumulation_steps": lambda: accumulation_line(settings, facts, own_loss=own_loss),
+        "accumulation_steps": lambda: accumulation_line(asked.config, facts, own_loss=own_loss),
         "precision": lambda: precision_line(settings, facts, device),
         "more": lambda: more_line(asked, facts, name),
         "optimizer": lambda: optimizer_line(asked),
@@ -288,11 +276,16 @@ def lines(
     }
 
 
-def _setup(settings: Settings, wrong: Mapping[str, str], device: str) -> Setup:
-    """Return what techniques are asked about, with defaults in place of wrong settings."""
+def setup_of(settings: Settings, wrong: Mapping[str, str], device: str) -> Setup:
+    """Return what techniques are asked about, with defaults in place of wrong settings.
+
+    Of wrong settings nobody knows how ranks would divide them, so there are none.
+    """
     default, right = StepConfig(), dict(settings)
     for field in (*wrong, *(("accumulation_steps",) if "batch_size" in wrong else ())):
         right[field] = getattr(default, field)
+    if wrong:
+        right["sharding"] = Sharding.NONE
     kind = "cpu" if device == "cpu" else "cuda"
     return Setup(config=to_config(right), device=torch.device(kind))
 
@@ -305,6 +298,8 @@ def wrong_line(field: str, sentence: str, settings: Settings) -> Line:
     if field == "accumulation_steps" and both and settings[field] > batch > 0:
         value = largest_accumulation(batch)
         sentence = f"more than the {batch} samples of the batch; every micro-batch needs a sample"
+    elif field in DIVIDED and both and 0 < batch <= MOST_SAMPLES and settings[field] > 0:
+        value = DIVIDED[field](settings)
 
     return Line(sentence, remedy=(f"set to {value:g}", {field: value}), kind=BAD)
 

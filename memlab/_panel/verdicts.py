@@ -47,14 +47,14 @@ class Verdict:
 
 
 def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_loss: bool) -> Verdict:
-    """Say whether these micro-batches leave the gradient of the undivided batch as it is.
+    """Say whether micro-batches and ranks leave the gradient of the undivided batch as it is.
 
     Args:
-        config: with the batch size and the accumulation steps.
+        config: with the batch size, the accumulation steps and the ranks.
         facts: None while they are not known.
         own_loss: whether the loss is a person's own, of which nobody knows that it is a mean.
     """
-    if config.accumulation_steps == 1:
+    if config.accumulation_steps * config.data_parallel_size == 1:
         return Verdict(GOOD, "gradient: unchanged")
     if facts is None:
         return Verdict(OPEN, "gradient: not known yet", "the model is being looked at")
@@ -70,7 +70,7 @@ def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_los
         return Verdict(
             WARN,
             f"gradient differs: {facts.random_modules[0]} draws new random numbers in each "
-            "micro-batch",
+            f"{'micro-batch' if config.data_parallel_size == 1 else 'rank and micro-batch'}",
             _and_others(facts.random_modules),
         )
     if own_loss:

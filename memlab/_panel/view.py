@@ -11,13 +11,15 @@ import ipywidgets as widgets
 from memlab._panel import guide, style
 from memlab._panel.cards_table import CardsTable
 from memlab._panel.choices import OTHER, compared_cards, offered_card
-from memlab._panel.controls import Controls, ExplainedLine, close, on_enter
+from memlab._panel.controls import RANKS, SLIDERS, Controls, ExplainedLine, close, on_enter
 from memlab._panel.fit_pane import FitPane
+from memlab._panel.line import Line
 from memlab._panel.pictures import Pictures
+from memlab._panel.rank_lines import ranks_label
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.size_row import SizeRow
 from memlab._panel.table import Table
-from memlab._panel.texts import Line, more_label
+from memlab._panel.texts import more_label
 from memlab._panel.verdicts import Verdict
 from memlab.workload import SampleSize
 
@@ -106,7 +108,7 @@ class View:
     def _lay_out(self) -> Any:
         boxes = self.pictures.boxes
         controls = _box(
-            widgets.VBox, "controls", *(row.row for row in self.controls.sliders.values()),
+            widgets.VBox, "controls", *(self.controls.sliders[field].row for field in SLIDERS),
             self.size.row, self.controls.precision_row(), *self._more(), self._run_row(),
             self._status, self._printed,
         )  # fmt: skip
@@ -140,8 +142,8 @@ class View:
             self.fit.button, self.fit.undo, _box(widgets.HBox, "toggles", self._code_toggle, about),
         )  # fmt: skip
 
-    def _more(self) -> tuple[Any, Any]:
-        """Return the button of the folded controls, and their box."""
+    def _more(self) -> tuple[Any, ...]:
+        """Return the buttons of the folded controls, and their boxes."""
         controls = self.controls
         more, optimizer = controls.more_explained, controls.optimizer_explained
         upper = _box(widgets.HBox, "more", *controls.more, more.text, more.button)
@@ -153,7 +155,15 @@ class View:
             inside,
         )
 
-        return _box(widgets.HBox, "more-row", self._more_toggle), inside
+        ranks = _box(
+            widgets.VBox, "more-rows", _box(widgets.HBox, "more", *controls.of_ranks),
+            controls.sliders[RANKS].row,
+        )  # fmt: skip
+        self._ranks_toggle = _toggle(
+            "ranks", "show or hide how several devices share a step", ranks
+        )
+        buttons = _box(widgets.HBox, "more-row", self._more_toggle, self._ranks_toggle)
+        return buttons, inside, ranks
 
     def _run_row(self) -> Any:
         return _box(
@@ -203,7 +213,9 @@ class View:
         self.controls.precision_explained.show(lines["precision"])
         self.controls.more_explained.show(lines["more"])
         self.controls.optimizer_explained.show(lines["optimizer"])
-        self._more_toggle.description = more_label(self.controls.settings())
+        settings = self.controls.settings()
+        self._more_toggle.description = more_label(settings)
+        self._ranks_toggle.description = ranks_label(settings)
 
     def show_about(self, line: Line) -> None:
         """Show what the workload is, or what is wrong with it or the limit."""

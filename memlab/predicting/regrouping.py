@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.predicting.estimates import estimated
 from memlab.predicting.interpolation import interpolated
 from memlab.result import StepResult
@@ -45,7 +45,12 @@ INPUTS, GRADIENTS, TEMPORARIES = (
 
 
 def can_regroup(forecast: Forecast, config: StepConfig) -> bool:
-    """Return whether a recorded step has micro-batches like those of this config."""
+    """Return whether a recorded step has micro-batches like those of this config.
+
+    No two micro-batches of a rank of several are alike: what they gather, others use again.
+    """
+    if config.sharding is not Sharding.NONE:
+        return False
     sizes = (config.micro_batch_size,) * forecast.program.num_recorded
     if not forecast.covers(sizes):
         return False

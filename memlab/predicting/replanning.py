@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.arguments.units import MIB
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.predicting.estimates import estimated
 from memlab.recording.program import MOST_RECORDED
 from memlab.result import StepResult
@@ -43,10 +43,12 @@ def plan_at(chain: Chain, config: StepConfig) -> Plan:
 def can_replan(config: StepConfig, kind: str) -> bool:
     """Return whether plans tell the memory of a config on a kind of device ("cpu", "cuda").
 
-    They know nothing of offloading, which takes activations away that a plan counts.
+    They know nothing of offloading, which takes activations away that a plan counts, and nothing of
+    parameters that are gathered to compute activations again.
     """
     offloads = config.offload_activations or config.offload_parameters
-    return not offloads and not every.is_refused(config, kind)
+    is_alone = config.sharding is Sharding.NONE
+    return is_alone and not offloads and not every.is_refused(config, kind)
 
 
 def renamed(result: StepResult, config: StepConfig, chain: Chain) -> StepResult:

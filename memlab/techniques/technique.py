@@ -99,7 +99,8 @@ class Control:
         named: returns the words for a value in the table of runs: "loss in 4 chunks".
         offered: the values to choose from, if the type of the field does not give them.
         in_words: returns the words for a value in the list of choices.
-        only_with: the values that other fields must have for this field to do anything.
+        only_with: the values that other fields must have for this field to do anything; of several
+            that will do a tuple.
     """
 
     field: str
@@ -108,6 +109,13 @@ class Control:
     offered: tuple[Any, ...] = ()
     in_words: Callable[[Any], str] = str
     only_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def counts(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether this field does anything with these settings of all fields."""
+        return all(
+            settings[name] in value if isinstance(value, tuple) else settings[name] == value
+            for name, value in self.only_with.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

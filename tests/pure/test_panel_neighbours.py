@@ -107,7 +107,7 @@ def test_a_workload_of_one_size_has_no_neighbouring_sizes():
     assert set(names(question(32, workload_name="other"))) == {None}
 
 
-@pytest.mark.parametrize("name", ["batch_size", "accumulation_steps"])
+@pytest.mark.parametrize("name", ["batch_size", "accumulation_steps", "world_size"])
 def test_neighbours_are_positions_of_the_sliders(name):
     sliders = Controls(settings(), lambda: None, lambda: None).sliders
     slider = sliders[name].slider

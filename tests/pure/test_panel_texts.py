@@ -9,6 +9,7 @@ import pytest
 
 from memlab import Outcome, StepConfig
 from memlab._panel import advice, guide, snapshot, state, texts, verdicts
+from memlab._panel.line import Line
 from memlab._panel.rows import table_html
 from memlab._panel.runs import Run, RunLog
 from memlab.errors import ConfigError
@@ -147,9 +148,8 @@ def test_channels_last_is_explained_by_device():
 
 
 def test_uneven_micro_batches_are_counted():
-    line = texts.accumulation_line(
-        settings(batch_size=6, accumulation_steps=4), None, own_loss=False
-    )
+    config = StepConfig(batch_size=6, accumulation_steps=4)
+    line = texts.accumulation_line(config, None, own_loss=False)
     assert line.text.startswith("2 micro-batches of 2 and 2 of 1")
 
 
@@ -289,7 +289,7 @@ def test_a_stale_picture_names_only_what_differs():
 def test_no_text_of_a_person_becomes_markup():
     evil = "<script>x</script>"
     assert evil not in table_html([RunLog().add(make_result(message=evil, workload_name=evil))])
-    assert evil not in texts.Line(evil).html()
+    assert evil not in Line(evil).html()
     run = RunLog().add(make_result(workload_name=evil, message=evil))
     assert evil not in snapshot.as_html([run], run, None)
 

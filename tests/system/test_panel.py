@@ -32,6 +32,9 @@ def panel():
         StepConfig(channels_last=True, init_on_meta=True),
         StepConfig(precision="bf16-master", optimizer="adafactor", optimizer_in_backward=True),
         StepConfig(optimizer_implementation="fused"),
+        StepConfig(sharding="ddp", world_size=6, batch_size=12, tensor_parallel_size=2),
+        StepConfig(sharding="hybrid", world_size=4, shard_group_size=2),
+        StepConfig(sharding="zero2", world_size=2, sync_each_micro_batch=False),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from memlab.config import Optimizer, Precision, Sharding, StepConfig
 from memlab.techniques.sharding.ranks import Sharded, check_group, part_of
+from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
@@ -176,6 +177,8 @@ SHARDING = Technique(
     keeps=Keeps.ROUNDED,
     refusals=refusals,
     notes=notes,
+    controls=CONTROLS,
+    says=says,
     changes_plans=False,
     savings=(
         Saving(

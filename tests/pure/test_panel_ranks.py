@@ -1,0 +1,132 @@
+"""What the panel says of ranks, without its widgets: the line, its remedies, rows and questions."""
+
+import dataclasses
+
+import pytest
+
+from memlab import StepConfig
+from memlab._panel import state, texts
+from memlab._panel.neighbours import neighbours
+from memlab._panel.rank_lines import ranks_label, ranks_line
+from memlab._panel.rows import table_html
+from memlab._panel.runs import RunLog
+from memlab.arguments.rank_settings import Sharding
+from memlab.techniques.sharding.sharding import most_ranks
+from memlab.techniques.technique import Refusal, Technique
+from tests.forecast_parts import question
+from tests.panel_parts import make_facts, make_result, settings
+
+
+def line_of(now, *, is_here=True, device="cpu"):
+    wrong = state.problems(now)
+    asked = texts.setup_of(now, wrong, device)
+    return ranks_line(now, wrong, asked, is_here=is_here)
+
+
+def lines_of(now, facts=None):
+    wrong = state.problems(now)
+    return texts.lines(now, wrong, facts, device="cpu", name="t", own_loss=False)
+
+
+def ranks(**changes):
+    return settings(**{"sharding": "zero3", "world_size": 4, **changes})
+
+
+def test_the_line_says_how_many_samples_a_rank_computes():
+    text = line_of(ranks(batch_size=8)).text
+    assert text.startswith("each of 4 ranks computes 2 of 8 samples")
+    assert "1/4 of the model" in text
+    assert (
+        "4 micro-batches of 2 in each rank"
+        in lines_of(ranks(batch_size=32, accumulation_steps=4))["accumulation_steps"].text
+    )
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_every_strategy_has_words(sharding):
+    group = 2 if sharding is Sharding.HYBRID else None
+    now = ranks(sharding=str(sharding), shard_group_size=group)
+    assert state.problems(now) == {}
+    assert line_of(now).text
+    assert ranks_label(now) == (
+        "Ranks (one device)" if sharding is Sharding.NONE else f"Ranks ({sharding} x 4)"
+    )
+
+
+def test_settings_of_ranks_do_nothing_on_one_device():
+    now = settings(world_size=4, shard_group_size=2, tensor_parallel_size=2)
+    assert state.to_config(now) == StepConfig()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        ({"batch_size": 9}, "batch_size", {"batch_size": 8}),
+        ({"batch_size": 2}, "batch_size", {"batch_size": 4}),
+        (
+            {"batch_size": 24, "accumulation_steps": 4}, "accumulation_steps",
+            {"accumulation_steps": 2},
+        ),
+        ({"sharding": "hybrid"}, "world_size", {"shard_group_size": 4}),
+        ({"sharding": "ddp", "tensor_parallel_size": 8}, "world_size", {"tensor_parallel_size": 1}),
+        ({"world_size": 5000, "batch_size": 5000}, "world_size", {"world_size": 2}),
+        ({"world_size": "many"}, "world_size", {"world_size": 2}),
+    ],
+)  # fmt: skip
+def test_ranks_that_do_not_go_together_are_named_with_a_remedy(changes, field, remedy):
+    now = ranks(**changes)
+    wrong = state.problems(now)
+    assert list(wrong) == [field]
+    line = line_of(now) if field == "world_size" else lines_of(now)[field]
+    assert line.kind == "bad"
+    assert line.remedy[1] == remedy
+    assert state.problems({**now, **remedy}) == {}
+    assert all(said.text for said in lines_of(now).values())
+
+
+def test_one_rank_is_offered_a_second():
+    line = line_of(ranks(world_size=1))
+    assert line.remedy == ("2 ranks", {"world_size": 2})
+
+
+def test_a_refused_strategy_is_said_beside_the_ranks_and_nowhere_else():
+    now = ranks(sharding="zero3", channels_last=True)
+    assert line_of(now).remedy[1] == {"channels_last": False}
+    assert lines_of(now)["more"].kind != "warn"
+
+
+def test_a_refusal_without_a_setting_that_lifts_it_has_no_button():
+    missing = Refusal(why="it is not installed", otherwise="pip install it")
+    technique = Technique(fields=(), keeps="x", refusals=lambda _: (missing,))
+    line = texts.refusal_line((technique,), texts.setup_of(ranks(), {}, "cpu"))
+    assert (line.text, line.remedy) == ("it is not installed; pip install it", None)
+
+
+def test_more_ranks_than_run_here_are_predicted_only():
+    most = most_ranks(texts.setup_of(ranks(), {}, "cpu").device)
+    now = ranks(world_size=2 * most, batch_size=2 * most)
+    assert f"at most {most} ranks" in line_of(now).text
+    assert line_of(now, is_here=False).kind == "open"
+
+
+def test_the_gradient_differs_where_ranks_normalise_apart():
+    facts = make_facts(sample_mixing_modules=("layer1.bn1",))
+    line = lines_of(ranks(batch_size=8), facts)["accumulation_steps"]
+    assert "BatchNorm in layer1.bn1 sees 2 samples, not 8" in line.verdict.text
+    assert "unchanged" in lines_of(ranks(), make_facts())["accumulation_steps"].verdict.text
+
+
+def test_a_row_names_the_strategy_and_its_ranks():
+    log = RunLog()
+    config = StepConfig(sharding="zero3", world_size=2, sync_each_micro_batch=False)
+    log.add(make_result(config=config))
+    assert "zero3 x 2, averaged once an update" in table_html(log.visible)
+
+
+def test_neighbours_of_ranks_divide_the_batch():
+    asked = question(8)
+    config = StepConfig(batch_size=8, sharding="zero3", world_size=4)
+    found = neighbours(dataclasses.replace(asked, config=config), ())
+    sizes = {one.config.world_size for one in found}
+    assert {1, 2, 8} <= sizes
+    assert dataclasses.replace(asked, config=config).family.config.batch_size == 4

@@ -1,0 +1,49 @@
+"""Ranks in the panel without a browser: real runs, what code and history say, and errors."""
+
+import pytest
+
+import memlab
+from memlab import StepConfig
+from memlab._panel import as_code
+from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
+from tests.rank_parts import faulty
+
+
+@pytest.fixture
+def panel():
+    made = memlab.panel(make_workload(), device="cpu")
+    yield made
+    made.close()
+
+
+def test_ranks_run_and_are_in_the_code_and_the_table(panel):
+    panel.set(sharding="zero2", world_size=2, batch_size=4)
+    result = panel.run()
+    assert result.outcome == "ok", result.message
+    assert len(result.ranks) == 2
+    config = StepConfig(sharding="zero2", world_size=2, batch_size=4)
+    assert panel.config == config
+    assert "sharding='zero2', world_size=2" in panel.code()
+    assert "zero2 x 2" in panel._view.table._table.value
+    assert eval(as_code.config_source(config, {})) == config
+
+
+def test_a_prediction_of_ranks_arrives_and_is_compared_with_the_run(panel):
+    panel.set(sharding="ddp", world_size=2)
+    until(lambda: panel.prediction is not None and panel.prediction.outcome == "ok")
+    panel._page.forecasts.wait(PATIENCE_SECONDS)
+    assert panel.prediction.config.world_size == 2
+    panel.run()
+    until(lambda: panel._log.runs[-1].prediction is not None)
+    assert abs(panel._log.runs[-1].prediction_error) < 0.05
+
+
+def test_an_error_of_one_rank_names_it():
+    made = memlab.panel(faulty("error"), device="cpu")
+    try:
+        result = made.run(sharding="ddp", world_size=2)
+        assert result.outcome == "failed"
+        assert result.message.startswith("rank 1 of 2")
+        assert "rank 1 of 2" in made._view._status.value
+    finally:
+        made.close()
