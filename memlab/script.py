@@ -10,10 +10,10 @@ from memlab.arguments.checks import checked
 from memlab.arguments.quoting import in_docstring
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import as_device
-from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
+from memlab.techniques.sharding import sharding_source
 from memlab.techniques.source import ScriptLines, merged, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
@@ -60,11 +60,6 @@ def parts(
 ) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
     device = as_device(device)
-    if config.sharding is not Sharding.NONE:
-        raise UnsupportedError(
-            f"a script for sharding={str(config.sharding)!r} is not implemented yet; use "
-            "sharding='none' with world_size=1"
-        )
     every.check(config, device)
     checkpointing.check_plan(config, plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
@@ -72,14 +67,14 @@ def parts(
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
     always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
     train = "\n".join(_train(config, device, whole, workload))
-    return merged([*always, *whole.imports]), [*whole.functions, train]
+    return merged([*always, *whole.imports]), [*dict.fromkeys(whole.functions), train]
 
 
 def train_arguments(config: StepConfig, workload: Workload | None) -> list[str]:
     """Return the functions of a workload that `train` takes after the device."""
     if workload is None:
         return []
-    has_terms = config.accumulation_steps > 1 and workload.num_loss_terms is not None
+    has_terms = _is_weighted(config, workload) and workload.num_loss_terms is not None
     return ["split_batch"] * batches.is_own_kind(workload) + ["num_loss_terms"] * has_terms
 
 
@@ -92,6 +87,8 @@ def _train(
     config: StepConfig, device: torch.device, source: ScriptLines, workload: Workload | None
 ) -> list[str]:
     more = train_arguments(config, workload)
+    is_sharded = config.sharding is not Sharding.NONE
+    loss = "mean_of_ranks(float(total), device)" if is_sharded else "float(total)"
     arguments = ", ".join(["build_model", "batches", "compute_loss", "device", *more])
     said = f"structure of CPU tensors with its samples along dim 0, {config.batch_size} of them;"
     if workload is not None and batches.is_own_kind(workload):
@@ -102,6 +99,7 @@ def _train(
         "",
         f"    A batch is any {said}",
         "    compute_loss(model, batch) is the mean over the samples.",
+        *(["    Every rank is given the same batches, and computes its part."] * is_sharded),
         '    """',
         *_indented(
             [
@@ -120,7 +118,7 @@ def _train(
                 *_indented(_accumulate(config, device, source, workload)),
                 *_indented(source.update),
                 "    optimizer.zero_grad(set_to_none=True)",
-                "    losses.append(float(total))",
+                f"    losses.append({loss})",
                 *source.after,
                 "return model, losses",
             ]
@@ -140,13 +138,24 @@ def _accumulate(
         backward = _inside(context, backward)
     # read where reading is free; on an accelerator it would stall the queue of kernels
     value = "loss.item()" if device.type == "cpu" else "loss.detach()"
-    if config.accumulation_steps == 1:
+    is_weighted = _is_weighted(config, workload)
+    added = f"total + weight * {value}" if is_weighted else value
+    if not is_weighted:
         backward = [line.replace("(loss * weight)", "loss") for line in backward]
-        body = [*forward, f"total = {value}", *backward, "del loss, micro_batch"]
-        return [*accumulation.lines(config, workload), *body]
-    body = [*forward, f"total = total + weight * {value}", *backward]
-    body += ["del loss, micro_batch"]
-    return ["total = 0.0", *accumulation.lines(config, workload), *_indented(body)]
+    body = [*forward, f"total = {added}", *backward, "del loss, micro_batch"]
+    for context in reversed(source.around):
+        body = _inside(context, body)
+
+    is_sharded = config.sharding is not Sharding.NONE
+    first = (sharding_source.part_lines if is_sharded else accumulation.lines)(config, workload)
+    return ["total = 0.0", *first, *_indented(body)] if is_weighted else [*first, *body]
+
+
+def _is_weighted(config: StepConfig, workload: Workload | None) -> bool:
+    """Return whether there is a loop over micro-batches with weights."""
+    if config.sharding is Sharding.NONE:
+        return config.accumulation_steps > 1
+    return sharding_source.has_weight(config, workload)
 
 
 def _inside(context: str, lines: list[str]) -> list[str]:

@@ -6,10 +6,15 @@ import re
 import subprocess
 import sys
 
+import torch
+from torch import nn
+
+from memlab import Workload
 from memlab.exporting.export import plan_of
 from memlab.step import build_step
 from tests import ROOT
 
+IGNORED = -100
 RUNNER = """
 import contextlib, io, json, runpy, sys
 sys.modules["memlab"] = None  # importing it raises ImportError
@@ -84,3 +89,33 @@ def losses_of_step(workload, config, num_steps=10):
     """Return the losses of memlab's own step."""
     step = build_step(workload, config, "cpu", plan=plan_of(workload, config, "cpu"))
     return [step() for _ in range(num_steps)]
+
+
+def own_functions(kind):
+    """Return workloads of functions that need what lies around them."""
+    size = {"terms": 5, "rows": 3}[kind]
+
+    def build_model():
+        return nn.Sequential(nn.Linear(size, 8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+    def make_batch(n):
+        if kind == "rows":
+            return torch.randn(2 * n, size), torch.randint(4, (2 * n,))
+        targets = torch.randint(4, (n,))
+        return torch.randn(n, size), torch.where(torch.rand(n) < 0.4, IGNORED, targets)
+
+    def compute_loss(model, batch):
+        return loss(model(batch[0]), batch[1])
+
+    loss = nn.CrossEntropyLoss(ignore_index=IGNORED)
+    more = {"num_loss_terms": lambda batch: int((batch[1] != IGNORED).sum())}
+    if kind == "rows":
+        more = {
+            "count_samples": lambda batch: len(batch[0]) // 2,
+            "split_batch": lambda batch, sizes: list(
+                zip(*(t.split([2 * n for n in sizes]) for t in batch), strict=True)
+            ),
+        }
+    return Workload(
+        name=kind, build_model=build_model, make_batch=make_batch, compute_loss=compute_loss, **more
+    )

@@ -58,9 +58,10 @@ def export_script(
 ) -> str:
     """Return a Python file that trains as this config says, and needs no memlab.
 
-    `python file.py` trains for ten updates and prints the loss of each. The file holds the
-    workload's own functions and what they use; what lies in your own importable modules is
-    imported from there, unless these modules import memlab.
+    `python file.py` trains for ten updates and prints the loss of each; with sharding, `torchrun`
+    starts the file in every rank, as its first lines say. The file holds the workload's own
+    functions and what they use; what lies in your own importable modules is imported from there,
+    unless these modules import memlab.
 
     Args:
         workload: what is trained.
@@ -96,22 +97,24 @@ def export_script(
 
 
 def _check_split(workload: Workload, config: StepConfig) -> None:
-    """Refuse micro-batches of a batch that is a list of samples, which a script cannot split.
+    """Refuse parts of a batch that is a list of samples, which a script cannot split.
 
     Raises:
         UnsupportedError: the batch holds such a list.
     """
-    if config.accumulation_steps == 1 or workload.split_batch is not None:
+    is_whole = config.accumulation_steps == 1 and config.data_parallel_size == 1
+    if is_whole or workload.split_batch is not None:
         return
     batch = None
     # what make_batch raises is told by `measure`, and by the script
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
         batch = workload.make_batch(TRIED_SAMPLES)
     if _holds_samples(batch):
+        name = "accumulation_steps" if config.data_parallel_size == 1 else "world_size"
         raise UnsupportedError(
-            f"accumulation_steps={config.accumulation_steps} cannot be exported: the batch of "
+            f"{name}={getattr(config, name)} cannot be exported: the batch of "
             f"{shown(workload.name)} holds a list of samples; give the workload a split_batch, "
-            "or use accumulation_steps=1"
+            f"or use {name}=1"
         )
 
 

@@ -47,6 +47,7 @@ class Loop:
         calls: the functions of the workload that it calls.
         settings: more constants of the script, a line each.
         needs: what to install besides PyTorch and what the workload needs.
+        launch: the command that starts it in several processes.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Loop:
     calls: tuple[str, ...]
     settings: tuple[str, ...] = ()
     needs: str = ""
+    launch: str = ""
 
 
 def written(workload: Workload, config: StepConfig, device: str, loop: Loop) -> str:
@@ -90,10 +92,11 @@ def _docstring(workload: Workload, config: StepConfig, loop: Loop) -> str:
     name = in_docstring(workload.name[:SHOWN_NAME])
     settings = in_docstring(str(config)).replace(", ", "\n    ")
     needs = f"\nIt needs {loop.needs}.\n" if loop.needs else ""
+    launch = f"\nStart its ranks with\n\n    {loop.launch}\n" if loop.launch else ""
     return (
         f'"""Train {name} with {loop.title}.\n\n'
         "Written by memlab, which is not needed here, for:\n\n"
-        f"    {settings}\n{needs}"
+        f"    {settings}\n{needs}{launch}"
         f'"""'
     )
 

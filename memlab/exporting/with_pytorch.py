@@ -2,7 +2,8 @@
 
 import torch
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
+from memlab.exporting import rank_parts
 from memlab.exporting.whole_file import BATCHES, Loop
 from memlab.plan import Plan
 from memlab.script import parts, train_arguments
@@ -17,6 +18,18 @@ def main():
         print(f"step {{step}}: loss {{loss}}")
 '''.strip()
 
+IN_RANKS = '''
+def main():
+    """Train for NUM_STEPS updates in every rank, and print the loss of each."""
+    open_group()
+    set_seed(SEED)
+    _, losses = train({})
+    if dist.get_rank() == 0:
+        for step, loss in enumerate(losses, 1):
+            print(f"step {{step}}: loss {{loss}}")
+    dist.destroy_process_group()
+'''.strip()
+
 
 def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:
     """Return the loop, whose losses are those of `build_step` bit by bit.
@@ -26,10 +39,15 @@ def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Pla
     """
     imports, functions = parts(config, device, plan, workload)
     more = train_arguments(config, workload)
-    given = ["build_model", "make_batches()", "compute_loss", "DEVICE", *more]
-    return Loop(
+    given = ", ".join(["build_model", "make_batches()", "compute_loss", "DEVICE", *more])
+    is_sharded = config.sharding is not Sharding.NONE
+    own = [BATCHES, MAIN.format(given)]
+    if is_sharded:
+        own = [rank_parts.BATCHES, rank_parts.open_group(device), IN_RANKS.format(given)]
+    found = Loop(
         title="plain PyTorch",
         imports=[line for line in imports if line],
-        functions=[*functions, BATCHES, MAIN.format(", ".join(given))],
+        functions=[*functions, *own],
         calls=("build_model", "make_batch", "compute_loss", *more),
     )
+    return rank_parts.of_ranks(found, config) if is_sharded else found

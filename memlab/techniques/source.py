@@ -35,6 +35,7 @@ class ScriptLines:
         contexts: expressions, entered around the forward of a micro-batch.
         backward: in place of the line `BACKWARD`.
         backward_contexts: expressions, entered around all that.
+        around: expressions, entered around forward and backward of a micro-batch.
         update: in place of the line `UPDATE`.
         after: once all batches have been trained on.
     """
@@ -50,6 +51,7 @@ class ScriptLines:
     contexts: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
     backward_contexts: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
     update: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 

@@ -1,6 +1,7 @@
 """The settings of sharded steps: which go together, and what each rank gets of a batch."""
 
 import pytest
+import torch
 from torch import nn
 
 from memlab import MemlabError, StepConfig, StepResult
@@ -9,8 +10,10 @@ from memlab.errors import UnsupportedError, WorkloadError
 from memlab.records.packing import result_from_packed, result_to_packed
 from memlab.script import script
 from memlab.step import build_step
-from memlab.techniques.sharding.fully_sharded import units
 from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
+from memlab.techniques.sharding.sharding_source import source
+from memlab.techniques.sharding.shards import units
+from memlab.techniques.technique import Setup
 from tests.models import linear
 from tests.store_parts import a_result
 
@@ -126,6 +129,16 @@ def test_a_result_of_an_older_version_has_no_ranks():
     assert StepResult.from_dict(data).ranks == ()
 
 
-def test_no_script_leaves_the_sharding_out_silently():
-    with pytest.raises(UnsupportedError, match="sharding='zero3'"):
-        script(StepConfig(sharding="zero3", world_size=2), "cpu")
+@pytest.mark.parametrize("fields", [
+    {"sharding": "tensor"},
+    {"sharding": "zero3", "tensor_parallel_size": 2},
+    {"sharding": "zero3", "compile": True},
+    {"sharding": "zero3", "offload_parameters": True},
+])  # fmt: skip
+def test_no_script_leaves_the_sharding_out_silently(fields):
+    config = StepConfig(world_size=2, **fields)
+    asked = Setup(config=config, device=torch.device("cpu"))
+    with pytest.raises(UnsupportedError, match="is not implemented yet"):
+        source(asked)
+    with pytest.raises(UnsupportedError):
+        script(config, "cpu")

@@ -34,6 +34,7 @@ IN_SCRIPTS = {
         "techniques/offload/weight_reads.py",
         "techniques/recompute/keepable.py",
         "techniques/recompute/presets.py",
+        "techniques/sharding/shards.py",
     )
 }
 OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these have as strings

@@ -4,16 +4,14 @@ import random
 
 import pytest
 import torch
-from torch import nn
 
 import memlab
-from memlab import StepConfig, Workload
+from memlab import StepConfig
 from memlab.exporting.export import export_script
 from memlab.meters.meter import Meter, record
-from tests.exported_parts import losses_of, losses_of_step
+from tests.exported_parts import losses_of, losses_of_step, own_functions
 from tests.models import blocks
 
-IGNORED = -100
 SETTINGS = [
     {},
     {"accumulation_steps": 3},
@@ -24,36 +22,6 @@ SETTINGS = [
     {"loss_chunks": 2, "optimizer": "adam"},
     {"optimizer": "adafactor", "init_on_meta": True},
 ]
-
-
-def own_functions(kind):
-    """Return workloads of functions that need what lies around them."""
-    size = {"terms": 5, "rows": 3}[kind]
-
-    def build_model():
-        return nn.Sequential(nn.Linear(size, 8), nn.Dropout(0.2), nn.Linear(8, 4))
-
-    def make_batch(n):
-        if kind == "rows":
-            return torch.randn(2 * n, size), torch.randint(4, (2 * n,))
-        targets = torch.randint(4, (n,))
-        return torch.randn(n, size), torch.where(torch.rand(n) < 0.4, IGNORED, targets)
-
-    def compute_loss(model, batch):
-        return loss(model(batch[0]), batch[1])
-
-    loss = nn.CrossEntropyLoss(ignore_index=IGNORED)
-    more = {"num_loss_terms": lambda batch: int((batch[1] != IGNORED).sum())}
-    if kind == "rows":
-        more = {
-            "count_samples": lambda batch: len(batch[0]) // 2,
-            "split_batch": lambda batch, sizes: list(
-                zip(*(t.split([2 * n for n in sizes]) for t in batch), strict=True)
-            ),
-        }
-    return Workload(
-        name=kind, build_model=build_model, make_batch=make_batch, compute_loss=compute_loss, **more
-    )
 
 
 def assert_all_the_same(pairs, folder):

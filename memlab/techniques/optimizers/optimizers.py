@@ -155,6 +155,8 @@ def source(asked: Setup) -> ScriptLines:
         made = f"update_one_by_one({made}, weights.on_the_device)"
     if config.optimizer_in_backward:
         parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
+    elif config.sharding is Sharding.ZERO1:
+        parts.append(ScriptLines(optimizer=_of_shares(made, config)))
     else:
         parts.append(ScriptLines(optimizer=(f"optimizer = {made.format('parameters')}",)))
 
@@ -166,6 +168,16 @@ def source(asked: Setup) -> ScriptLines:
         parts.append(ScriptLines(optimizer=(schedule,), update=(UPDATE, "scheduler.step()")))
 
     return together(parts)
+
+
+def _of_shares(made: str, config: StepConfig) -> tuple[str, ...]:
+    """Return the lines of a script that make an optimizer of this rank's share of the state."""
+    return (
+        "# each rank keeps the state of its share of the parameters, and sends what it updates",
+        "optimizer = with_sharded_state(",
+        f"    parameters, lambda own: {made.format('own')}, {learning_rate(config)!r}",
+        ")",
+    )
 
 
 def learning_rate(config: StepConfig) -> float:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError, WorkloadError
 
+REPLICATED = (Sharding.DDP, Sharding.ZERO1)
+FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
 
 

@@ -10,12 +10,17 @@ import torch
 import torch.distributed as dist
 
 from memlab.config import Optimizer, Precision, Sharding, StepConfig
-from memlab.techniques.sharding.ranks import Sharded, check_group, part_of
+from memlab.techniques.sharding.ranks import (
+    FULLY_SHARDED,
+    REPLICATED,
+    Sharded,
+    check_group,
+    part_of,
+)
+from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
-REPLICATED = (Sharding.DDP, Sharding.ZERO1)
-FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
 MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
 
 
@@ -35,7 +40,7 @@ def apply(model: torch.nn.Module, config: StepConfig, device: torch.device) -> S
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, replicated
+    from memlab.techniques.sharding import fully_sharded, replicated, shards
 
     if config.sharding in REPLICATED:
         replica = replicated.replicate(model)
@@ -43,7 +48,7 @@ def apply(model: torch.nn.Module, config: StepConfig, device: torch.device) -> S
         context = replicated.in_micro_batch(replica)
     else:
         fully_sharded.shard(model, config, fully_sharded.make_mesh(config, device.type))
-        run_model, context = model, fully_sharded.in_micro_batch(model)
+        run_model, context = model, shards.in_micro_batch(model)
 
     return Sharded(
         run_model=run_model,
@@ -176,6 +181,7 @@ SHARDING = Technique(
     ),
     keeps=Keeps.ROUNDED,
     refusals=refusals,
+    source=source,
     notes=notes,
     controls=CONTROLS,
     says=says,

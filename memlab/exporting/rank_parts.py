@@ -1,0 +1,78 @@
+"""What the scripts of several ranks share: how they are launched, and how each rank begins.
+
+`torchrun` starts the ranks on one machine or on several. The script checks that it was started so.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from memlab.config import StepConfig
+from memlab.exporting.whole_file import Loop
+from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
+
+PER_MACHINE = 8  # devices, as most machines for training have
+IMPORTS = ("import os", "import torch.distributed as dist")
+HOW = "this file is for {NUM_RANKS} ranks: torchrun --nproc-per-node {NUM_RANKS} {__file__}"
+
+OPEN_GROUP = '''
+def open_group():
+    """Join the other ranks, which torchrun has started."""
+    if os.environ.get("WORLD_SIZE") != str(NUM_RANKS):
+        raise SystemExit(
+            f"{how}"
+        )
+    {lines}
+'''.strip()
+
+BATCHES = '''
+def make_batches():
+    """Yield one batch again and again, as memlab measures a step; put your own loader here.
+
+    It must give every rank the same batches.
+    """
+    set_seed(SEED)
+    batch = make_batch(BATCH_SIZE)
+    set_seed(SEED + {between} * dist.get_rank())  # ranks must not drop out the same units
+    for _ in range(NUM_STEPS):
+        yield batch
+'''.strip().replace("{between}", f"{SEEDS_BETWEEN_RANKS:_}")
+
+SETTING = "NUM_RANKS = {}  # each has its part of a batch"
+
+
+def open_group(device: torch.device) -> str:
+    """Return the function with which a rank of this kind of device begins."""
+    lines = ['dist.init_process_group("gloo")']
+    if device.type != "cpu":
+        lines = [
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+            'dist.init_process_group("nccl")',
+        ]
+    return OPEN_GROUP.replace("{how}", HOW).replace("{lines}", "\n    ".join(lines))
+
+
+def of_ranks(loop: Loop, config: StepConfig) -> Loop:
+    """Return a loop with what the scripts of all libraries say about their ranks."""
+    return replace(
+        loop,
+        imports=[*loop.imports, *IMPORTS],
+        settings=(*loop.settings, SETTING.format(config.world_size)),
+        launch=launch(config.world_size),
+    )
+
+
+def launch(num_ranks: int) -> str:
+    """Return the command that starts this many ranks.
+
+    >>> launch(2)
+    'torchrun --nproc-per-node 2 FILE'
+    >>> launch(16).partition(" --rdzv")[0]
+    'torchrun --nnodes 2 --nproc-per-node 8'
+    """
+    if num_ranks <= PER_MACHINE or num_ranks % PER_MACHINE:
+        return f"torchrun --nproc-per-node {num_ranks} FILE"
+    return (
+        f"torchrun --nnodes {num_ranks // PER_MACHINE} --nproc-per-node {PER_MACHINE} "
+        "--rdzv-backend c10d --rdzv-endpoint HOST:29500 FILE"
+    )

@@ -1,0 +1,172 @@
+"""The lines of a script that divides a model and its batches over ranks.
+
+They belong to `sharding.py`: what it applies in memlab, these lines apply in a script. The script
+runs in every rank, and `dist`, `rank` and `num_ranks` exist in all of its lines.
+"""
+
+from memlab.config import Sharding, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.batches import is_own_kind
+from memlab.techniques.precision import AUTOCAST_DTYPE
+from memlab.techniques.recompute import nesting, repeated_blocks
+from memlab.techniques.sharding import replicated, shards
+from memlab.techniques.sharding.fully_sharded import mesh_of
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
+from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.technique import Setup
+from memlab.workload import Workload
+
+NOT_WRITTEN = ("compile", "offload_activations", "offload_parameters", "offload_optimizer")
+TERMS = (
+    "# the loss is a mean over these terms, and micro-batches have different numbers of them",
+    "terms = [float(num_loss_terms(part)) for part in parts]",
+    "if not min(terms) > 0:",
+    '    raise ValueError("a micro-batch has no loss terms, and no rank can skip one")',
+)
+MOVED = "tree_map_only(torch.Tensor, lambda t: t.to(device), {})"
+MEAN = '''
+def mean_of_ranks(loss, device):
+    """Return the mean of the losses of all ranks."""
+    total = torch.tensor(loss, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+'''.strip()
+
+WHO = ("rank, num_ranks = dist.get_rank(), dist.get_world_size()",)
+AVERAGED = "average_after = in_micro_batch(model)"
+NO_SYNC = "# until the last micro-batch no gradients are sent, and each rank holds whole ones"
+PART = "# every rank computes its part of the batch, and the gradients of all ranks are averaged"
+SHARED = "# the ranks hold copies of the model, and average their gradients while backward goes on"
+GATHERED = "# each rank holds its part of every weight; a block is gathered while it runs"
+KEPT = "# each rank holds its part of every weight between steps, and gathers all for a step"
+GROUPS = "# groups of {} ranks hold a copy of the model each, of which every rank has its part"
+
+
+def source(asked: Setup) -> ScriptLines:
+    """Return what a script does to the model, and how its ranks average gradients.
+
+    Raises:
+        UnsupportedError: the strategy, or a setting beside it, is not written into scripts.
+    """
+    config = asked.config
+    if config.sharding is Sharding.NONE:
+        return ScriptLines()
+
+    _check(config)
+    is_replicated = config.sharding in REPLICATED
+    files = (replicated,) if is_replicated else (nesting, repeated_blocks, shards)
+    lines = replicated_lines() if is_replicated else sharded_lines(config)
+    is_averaged_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
+    own = ScriptLines(
+        imports=("import torch.distributed as dist",),
+        functions=(MEAN,),
+        before=WHO,
+        model=(AVERAGED,) if is_averaged_late else (),
+        around=(NO_SYNC, f"average_after(index == {config.accumulation_steps - 1})")
+        if is_averaged_late
+        else (),
+        after=("model = model.module",) if is_replicated else (),
+    )
+    return together([whole(*files), lines, own])
+
+
+def _check(config: StepConfig) -> None:
+    """Refuse by name what these lines do not do."""
+    said = f"sharding={str(config.sharding)!r}"
+    if config.sharding not in (*REPLICATED, *FULLY_SHARDED):
+        raise UnsupportedError(f"a script for {said} is not implemented yet; use sharding='zero3'")
+    if config.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            f"a script for {said} with tensor_parallel_size={config.tensor_parallel_size} is not "
+            "implemented yet; use tensor_parallel_size=1"
+        )
+    for field in NOT_WRITTEN:
+        if getattr(config, field):
+            raise UnsupportedError(
+                f"a script for {said} with {field}=True is not implemented yet; use {field}=False"
+            )
+
+
+def replicated_lines() -> ScriptLines:
+    """Return the lines that copy the model to all ranks."""
+    return ScriptLines(model=(SHARED, "model = replicate(model)"))
+
+
+def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
+    """Return the lines that divide every parameter.
+
+    Args:
+        config: says how.
+        mesh: an expression for the ranks, if a library has made it.
+    """
+    why = KEPT if config.sharding is Sharding.ZERO2 else GATHERED
+    shape, names = mesh_of(config)
+    if config.sharding is Sharding.HYBRID:
+        why = GROUPS.format(config.shard_group_size)
+    frees = config.sharding is not Sharding.ZERO2
+    narrow = AUTOCAST_DTYPE.get(config.precision)
+    formats = "" if narrow is None else f", narrow={narrow}"
+    made = f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
+    return ScriptLines(
+        imports=() if mesh else ("from torch.distributed.device_mesh import init_device_mesh",),
+        model=(
+            why,
+            f"mesh = {mesh or made}",
+            f"shard_blocks(model, mesh, frees={frees}{formats})",
+        ),
+    )
+
+
+def part_lines(config: StepConfig, workload: Workload | None) -> list[str]:
+    """Return the lines of a script that define `micro_batch` of a rank, from the whole batch.
+
+    If `has_weight`, they open a loop, whose body has to follow, and define `weight` too.
+    """
+    own_kind = workload is not None and is_own_kind(workload)
+    has_terms = workload is not None and workload.num_loss_terms is not None
+    size, steps = config.micro_batch_size, config.accumulation_steps
+    own = "rank" if steps == 1 else f"{steps} * rank + index"
+    if not has_weight(config, workload):
+        part = f"moved(split_batch(batch, [{size}] * num_ranks)[rank], device)"
+        return [PART, f"micro_batch = {part}"] if own_kind else [PART, *_moved_split(size, own)]
+
+    count = f"{steps} * num_ranks"
+    weight = f"{size} / {config.batch_size} * num_ranks"
+    lines = [PART]
+    if own_kind:
+        lines += [f"parts = split_batch(batch, [{size}] * ({count}))", "del batch"]
+    elif has_terms:
+        lines += [
+            "parts = [",
+            f"    tree_map_only(torch.Tensor, lambda t: t.split({size})[index], batch)",
+            f"    for index in range({count})",
+            "]",
+        ]
+    if has_terms:
+        weight = f"terms[{own}] / sum(terms) * num_ranks"
+        lines += [*TERMS]
+
+    moved = "moved({}, device)" if own_kind else MOVED
+    body = [f"micro_batch = {moved.format(f'parts[{own}]')}"]
+    if not (own_kind or has_terms):
+        body = _moved_split(size, own)
+    return [
+        *lines,
+        f"for index in range({steps}):",
+        f"    weight = {weight}",
+        *(f"    {line}" for line in body),
+    ]
+
+
+def has_weight(config: StepConfig, workload: Workload | None) -> bool:
+    """Return whether the micro-batches of a rank have weights other than 1."""
+    has_terms = workload is not None and workload.num_loss_terms is not None
+    return config.accumulation_steps > 1 or has_terms
+
+
+def _moved_split(size: int, own: str) -> list[str]:
+    return [
+        "micro_batch = tree_map_only(",
+        f"    torch.Tensor, lambda t: t.split({size})[{own}].to(device), batch",
+        ")",
+    ]

@@ -1,0 +1,99 @@
+"""Exported files of sharded steps, run by torchrun in two ranks, against memlab's own ranks."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import memlab
+from memlab import StepConfig
+from memlab.errors import UnsupportedError
+from memlab.exporting.export import export_script
+from tests.exported_parts import own_functions
+from tests.exported_rank_parts import NUM_STEPS, in_ranks, losses_in, of_files, of_steps
+
+RANKS = {"world_size": 2, "batch_size": 8}
+LATE = {"accumulation_steps": 2, "sync_each_micro_batch": False}
+SMALL = {"hidden_size": 16, "sequence_length": 8, "dropout": 0.1}
+SETTINGS = [
+    {"sharding": "ddp", "max_grad_norm": 0.0123456789},
+    {"sharding": "ddp", "loss_chunks": 2, **LATE},
+    {"sharding": "zero1", "accumulation_steps": 2},
+    {"sharding": "zero1", "precision": "bf16-master"},
+    {"sharding": "zero2", "checkpointing": "blocks", "max_grad_norm": 0.0123456789},
+    {"sharding": "zero2", "optimizer": "sgd-momentum", **LATE},
+    {"sharding": "zero3"},
+    {"sharding": "zero3", "precision": "bf16-mixed", "accumulation_steps": 4},
+    {"sharding": "hybrid", "shard_group_size": 1},
+]
+
+
+def assert_same(pairs, folder):
+    files = of_files([export_script(*pair, "cpu") for pair in pairs], folder)
+    for pair, file, step in zip(pairs, files, of_steps(pairs, folder), strict=True):
+        assert file[0] == step[0], (pair[0].name, str(pair[1]))
+        assert len(set(file[0])) == NUM_STEPS
+        for ours, theirs in zip(file[1], step[1], strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours), str(pair[1])
+
+
+@pytest.mark.slow
+def test_a_file_of_ranks_has_the_losses_and_weights_of_the_step_bit_by_bit(tmp_path):
+    transformer = memlab.workloads.get("plain-transformer", **SMALL)
+    pairs = [(transformer, StepConfig(**RANKS, **fields)) for fields in SETTINGS]
+    pairs += [
+        (own_functions("rows"), StepConfig(**RANKS, sharding="ddp", accumulation_steps=steps))
+        for steps in (1, 2)
+    ]
+    pairs.append((counted(), StepConfig(**RANKS, sharding="zero3")))
+    pairs.append((counted(), StepConfig(**RANKS, sharding="ddp", accumulation_steps=2)))
+    assert_same(pairs, tmp_path)
+
+
+def counted():
+    """Return a workload whose parts of a batch have different numbers of loss terms."""
+
+    def make_batch(n):
+        targets = torch.randint(3, (n, 4))
+        targets[: n // 2, 1:] = -100
+        return torch.randn(n, 4, 6), targets
+
+    def compute_loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    return memlab.Workload(
+        name="counted",
+        build_model=lambda: torch.nn.Linear(6, 3),
+        make_batch=make_batch,
+        compute_loss=compute_loss,
+        num_loss_terms=lambda batch: int((batch[1] != -100).sum()),
+    )
+
+
+@pytest.mark.slow
+def test_a_file_runs_as_its_first_lines_say_and_not_otherwise(tmp_path):
+    file = tmp_path / "train.py"
+    workload = memlab.workloads.get("plain-mlp")
+    text = export_script(workload, StepConfig(**RANKS, sharding="zero3"), "cpu")
+    assert "torchrun --nproc-per-node 2 FILE" in text
+    file.write_text(text)
+    losses = losses_in(in_ranks(2, file))
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+    alone = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=100)
+    assert alone.returncode == 1
+    assert "this file is for 2 ranks: torchrun --nproc-per-node 2" in alone.stderr
+
+
+def test_what_a_file_of_ranks_cannot_hold_is_refused_by_name():
+    workload = memlab.Workload(
+        name="rows",
+        build_model=lambda: torch.nn.Linear(2, 2),
+        make_batch=lambda n: [torch.ones(i + 1, 2) for i in range(n)],
+        compute_loss=lambda model, batch: model(torch.cat(batch)).mean(),
+    )
+    with pytest.raises(UnsupportedError, match=r"world_size=2 cannot be exported: .* split_batch"):
+        export_script(workload, StepConfig(**RANKS, sharding="ddp"), "cpu")
