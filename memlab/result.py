@@ -8,13 +8,16 @@ from functools import cache
 from typing import Any
 
 from memlab.arguments.checks import check_fields, of_type, size
+from memlab.arguments.collectives import Communication
 from memlab.arguments.html_tables import facts_table
 from memlab.arguments.quoting import shown
-from memlab.arguments.units import format_bytes, format_seconds
+from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
 from memlab.config import FP32_FORMATS, Precision, StepConfig
 from memlab.errors import MemlabError
 from memlab.limits.judgement import CountedPeak, Judgement, RunsWithin
 from memlab.trace import Holding, Phase, Place, Timeline
+
+__all__ = ["Outcome", "Source", "StepResult", "format_percent", "signed_percent"]
 
 
 class Outcome(StrEnum):
@@ -91,6 +94,8 @@ class StepResult:
         ranks: of a measured step of several ranks the result of each, in order. The other fields
             are then those of the rank with the highest peak; a prediction is of that rank alone.
         rank_numbers: which ranks this result stands for; empty without sharding.
+        communication: what this rank does in a step together with others, by collective; empty
+            without sharding.
 
     >>> import memlab
     >>> workload = memlab.workloads.get("gpt-small", num_layers=2, sequence_length=64)
@@ -133,6 +138,7 @@ class StepResult:
     printed: str = ""
     ranks: tuple["StepResult", ...] = ()
     rank_numbers: tuple[int, ...] = ()
+    communication: tuple[Communication, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -166,6 +172,12 @@ class StepResult:
             needed_bytes=self.needed_bytes,
             needed_uncertainty=widths.get("needed_bytes", 0.0),
         )
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes that this rank sends to others in a step; None without sharding."""
+        sent = [each.sent_bytes for each in self.communication]
+        return sum(sent) if sent else None
 
     @property
     def ended_before_its_peak(self) -> bool:
@@ -272,6 +284,7 @@ class StepResult:
             "parameter_formats": list(self.parameter_formats),
             "ranks": [rank.to_dict() for rank in self.ranks],
             "rank_numbers": list(self.rank_numbers),
+            "communication": [each.to_dict() for each in self.communication],
         }  # fmt: skip
 
     @classmethod
@@ -312,6 +325,7 @@ class StepResult:
             "parameter_formats": tuple(data.get("parameter_formats", ())),
             "ranks": tuple(cls.from_dict(rank) for rank in data.get("ranks", ())),
             "rank_numbers": tuple(data.get("rank_numbers", ())),
+            "communication": tuple(map(Communication.from_dict, data.get("communication", ()))),
         })  # fmt: skip
 
     def __str__(self) -> str:
@@ -359,6 +373,7 @@ class StepResult:
             "peak reserved": self._cost("peak_reserved_bytes", format_bytes),
             "needed at least": needed,
             "peak allocated in the first step": self._cost("first_step_peak_bytes", format_bytes),
+            "sent to other ranks": "; ".join(map(str, self.communication)),
             "time per step": self._cost("step_seconds", format_seconds),
             "loss": self._cost("loss", "{:.4f}".format),
             "notes": " ".join(self.notes),
@@ -375,23 +390,3 @@ class StepResult:
         """Return the uncertainty of a number as it is printed after it, such as " +-1 %"."""
         width = (self.uncertainty or {}).get(field)
         return f" +-{format_percent(width)}" if width else ""
-
-
-def format_percent(fraction: float) -> str:
-    """Return a share or a relative error with one or two significant digits.
-
-    >>> format_percent(0.0125), format_percent(0.473), format_percent(0.0)
-    ('1.2 %', '47 %', '0 %')
-    """
-    percent = 100 * fraction
-    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
-
-
-def signed_percent(error: float) -> str:
-    """Return a signed relative error.
-
-    >>> signed_percent(-0.0078), signed_percent(0.0), signed_percent(0.123)
-    ('-0.78 %', '+0.00 %', '+12.3 %')
-    """
-    digits = 1 if abs(error) >= 0.1 else 2
-    return f"{round(100 * error, digits) + 0.0:+.{digits}f} %"  # 0.0: no minus before a zero

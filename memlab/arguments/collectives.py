@@ -1,6 +1,11 @@
 """What the ranks of a sharded step send one another: the collectives, and their bytes."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
+
+from memlab.arguments.units import format_bytes
 
 
 class Collective(StrEnum):
@@ -42,3 +47,74 @@ class Collective(StrEnum):
         if self is Collective.BROADCAST:
             return payload_bytes
         return payload_bytes * self.rounds(num_ranks) // num_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """What a rank does together with others in one step, by one collective in groups of one size.
+
+    Attributes:
+        collective: of all these calls.
+        num_ranks: that take part in each call.
+        num_calls: in the step.
+        payload_bytes: of the whole tensors, over all calls.
+        sent_bytes: that this rank sends for them if they go round a ring.
+    """
+
+    collective: Collective
+    num_ranks: int
+    num_calls: int
+    payload_bytes: int
+    sent_bytes: int
+
+    def __str__(self) -> str:
+        """Return it in words, such as "all-gather 1.5 MiB in 9 calls among 4 ranks"."""
+        sent = format_bytes(self.sent_bytes)
+        calls = f"{self.num_calls} call{'s' * (self.num_calls > 1)}"
+        return f"{self.collective} {sent} in {calls} among {self.num_ranks} ranks"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON types."""
+        return asdict(self) | {"collective": str(self.collective)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Communication":
+        """Return what `to_dict` wrote."""
+        return cls(**{**data, "collective": Collective(data["collective"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a collective: how many ranks take part, and the bytes of the whole tensor."""
+
+    collective: Collective
+    num_ranks: int
+    payload_bytes: int
+
+
+def communication_of(calls: Iterable[Call]) -> tuple[Communication, ...]:
+    """Return calls added up: by collective, and by the size of the groups.
+
+    >>> call = Call(Collective.ALL_GATHER, 4, 400)
+    >>> [(each.num_calls, each.sent_bytes) for each in communication_of([call, call])]
+    [(2, 600)]
+    """
+    found: dict[tuple[Collective, int], Communication] = {}
+    for call in calls:
+        kind, ranks = call.collective, call.num_ranks
+        before = found.get((kind, ranks), _none(kind, ranks))
+        found[kind, ranks] = Communication(
+            collective=kind,
+            num_ranks=ranks,
+            num_calls=before.num_calls + 1,
+            payload_bytes=before.payload_bytes + call.payload_bytes,
+            sent_bytes=before.sent_bytes + kind.sent_bytes(call.payload_bytes, ranks),
+        )
+    order = list(Collective)
+    return tuple(found[key] for key in sorted(found, key=lambda k: (order.index(k[0]), k[1])))
+
+
+def _none(kind: Collective, ranks: int) -> Communication:
+    return Communication(
+        collective=kind, num_ranks=ranks, num_calls=0, payload_bytes=0, sent_bytes=0
+    )

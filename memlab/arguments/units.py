@@ -111,3 +111,23 @@ def _number(field: str, value: Any) -> float:
         raise ConfigError(
             f"{field}={shown(value)} is not a number; pass an int or a float"
         ) from None
+
+
+def format_percent(fraction: float) -> str:
+    """Return a share or a relative error with one or two significant digits.
+
+    >>> format_percent(0.0125), format_percent(0.473), format_percent(0.0)
+    ('1.2 %', '47 %', '0 %')
+    """
+    percent = 100 * fraction
+    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.2g} %"
+
+
+def signed_percent(error: float) -> str:
+    """Return a signed relative error.
+
+    >>> signed_percent(-0.0078), signed_percent(0.0), signed_percent(0.123)
+    ('-0.78 %', '+0.00 %', '+12.3 %')
+    """
+    digits = 1 if abs(error) >= 0.1 else 2
+    return f"{round(100 * error, digits) + 0.0:+.{digits}f} %"  # 0.0: no minus before a zero

@@ -14,11 +14,11 @@ collectives are not known: they depend on what connects the ranks.
 
 from __future__ import annotations
 
+from memlab.operators.collectives import NAMESPACES
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import Signature, TensorSpec, tensors_of
 from memlab.recording.recording import Operator
 
-NAMESPACES = ("c10d", "_c10d_functional")
 OF_OUTPUTS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 OF_INPUTS = ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_")
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced")  # return what they gather

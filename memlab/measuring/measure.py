@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from memlab._version import __version__
+from memlab.arguments.collectives import Call, communication_of
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.devices.cards import of_device
@@ -25,6 +26,7 @@ from memlab.devices.here import describe, synchronize
 from memlab.devices.load import LoadWatch
 from memlab.errors import WorkloadError
 from memlab.meters import cuda
+from memlab.meters.collective_calls import CollectiveCalls
 from memlab.meters.collective_threads import paused_for, unseen_free_bytes
 from memlab.meters.lifetimes import first_crossing, step_memory
 from memlab.meters.meter import Meter, record
@@ -306,7 +308,11 @@ def _time_pass(
 
     # the median ignores single steps that other programs slowed down
     median = float(np.median(seconds))
+    calls = (
+        [] if config.sharding is Sharding.NONE else _collective_calls(step, seed, warmup + repeats)
+    )
     return {
+        "communication": communication_of(calls),
         "step_seconds": median,
         "step_seconds_all": tuple(seconds),
         "others_share": watch.others_share(),
@@ -314,6 +320,19 @@ def _time_pass(
         "loss": loss,
         "finite": math.isfinite(loss),
     }
+
+
+def _collective_calls(step: Step, seed: int, num_steps: int) -> list[Call]:
+    """Run the step once more and return the collectives that this rank calls in it.
+
+    In the second step DistributedDataParallel also agrees on new buckets.
+    """
+    if num_steps < 2:
+        timed_step(step, seed)
+    calls = CollectiveCalls()
+    with calls:
+        timed_step(step, seed)
+    return calls.found
 
 
 def timed_step(step: Step, seed: int) -> tuple[float, float]:

@@ -137,6 +137,7 @@ def _predicted(
 
     made = check_against_runs(measured, attempt)
     facts, forecast = made.facts, made.forecast
+    facts = facts | {"communication": step.program.communication(config.micro_batch_sizes)}
     if config.sharding is not Sharding.NONE:
         facts = facts | _without_communication(facts)
         forecast = replace(forecast, seconds=None)

@@ -20,7 +20,6 @@ from memlab.torch_private.operators import schema_of
 from memlab.torch_private.ranks import group_in
 from memlab.torch_private.tensors import storage_key
 
-NAMESPACES = ("c10d", "_c10d_functional")
 WAITS = "wait_tensor"  # the functional collectives' name for waiting, which takes no time itself
 ASYNC = ("async_op", "asyncOp")  # an argument that is True where it is left out
 

@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memlab.arguments.collectives import Communication, communication_of
+from memlab.operators.collectives import call_of_collective
 from memlab.recording.assembly import Layout, layout_of
 from memlab.recording.recording import Ran, Recording
 from memlab.trace import Interval, Phase, Trace
@@ -88,13 +90,13 @@ class Program:
 
     @property
     def repeats(self) -> bool:
-        """Whether the second and the third micro-batch of the last step do the same."""
+        """Whether the second and the third micro-batch of each step do the same."""
         names, births = _by_interval(self.recording), self._births()
         intervals = self.recording.intervals
         return self.num_recorded < MOST_RECORDED or all(
             names[at] == names[other] and len(births[at]) == len(births[other])
             for at, interval in enumerate(intervals)
-            if _is_middle(interval) and interval.step == 1
+            if _is_middle(interval)
             for other in [intervals.index(replace(interval, micro_batch=2))]
         )
 
@@ -271,6 +273,18 @@ class Program:
         shift = (before - starts[recorded])[part_of]
         counts: npt.NDArray[np.int32] = (self.layout.operator[order] + shift).astype(np.int32)
         return counts
+
+    def communication(self, micro_batch_sizes: Sequence[int]) -> tuple[Communication, ...]:
+        """Return the collectives of the second step of a run with these micro-batches."""
+        slices = self.operator_slices()
+        calls = []
+        for part in self.parts(len(micro_batch_sizes)):
+            if part.interval.step != 1:
+                continue
+            for operator in self.recording.operators[slice(*slices[part.recorded])]:
+                if operator.ranks and operator.signature is not None:
+                    calls.append(call_of_collective(operator.signature, len(operator.ranks)))
+        return communication_of(call for call in calls if call is not None)
 
     def operator_slices(self) -> list[tuple[int, int]]:
         """Return where each recorded interval's operators begin and end."""

@@ -33,9 +33,10 @@ import torch
 from memlab.errors import MemlabError
 from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
+from memlab.operators.collectives import NAMESPACES
 from memlab.operators.signatures import Signature, TensorSpec, signature_of
 from memlab.recording import fake_kernels
-from memlab.recording.collectives import NAMESPACES, WAITS, Collectives
+from memlab.recording.collectives import WAITS, Collectives
 from memlab.recording.draws import Draws
 from memlab.recording.fake_outputs import FakeOutputs
 from memlab.recording.faking import (

@@ -40,7 +40,7 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
     for result in results:
         row = result.to_dict()
         del row["timeline"], row["step_seconds_all"], row["versions"], row["peak_holdings"]
-        del row["parameter_formats"], row["printed"]
+        del row["parameter_formats"], row["printed"], row["ranks"], row["communication"]
         config, categories = row.pop("config"), row.pop("peak_by_category") or {}
         place = result.peak_place
         rows.append(
@@ -48,6 +48,7 @@ def to_frame(results: Iterable[StepResult]) -> "pd.DataFrame":
             | config
             | row
             | {"peak_place": str(place) if place else None, "notes": " ".join(result.notes)}
+            | {"sent_bytes": result.sent_bytes}
             | {f"peak_{name}_bytes": size for name, size in categories.items()}
         )
 
