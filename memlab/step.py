@@ -251,10 +251,10 @@ def build_step(
     # the model, in the format and on the device of its weights
     mark(Phase.BUILD, 0)
     set_seed(seed)
-    build_model = workload.build_model
     # offloaded weights are created in host memory
     where = torch.device("cpu") if config.offload_parameters else device
-    model = meta_init.build(build_model, where) if config.init_on_meta else build_model()
+    built = meta_init.built(workload.build_model, where, config)
+    model = built.model
     check_model(model)
     if not config.model_cache:
         caches.switch_caches_off(model)
@@ -265,7 +265,8 @@ def build_step(
         layout.apply(model)
 
     weights = offload.apply(model, config, device) if config.offload_parameters else None
-    model.to(device)
+    if built.unfilled is None:
+        model.to(device)
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
 
@@ -286,6 +287,7 @@ def build_step(
         inplace.apply(model, few, loss_of)
 
     sharded = sharding.apply(model, config, device)
+    built.fill(device)
     optimizer, scheduler = optimizers.make(model, config, weights)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext

@@ -87,3 +87,29 @@ def unseen_count():
         return calls.cache_info().misses - 1
 
     return count
+
+
+class Awkward(nn.Module):
+    """What `to_empty` and `reset_parameters` lose: all of it is done by the constructor alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.scale = nn.Parameter(torch.full((8,), 0.5))  # no module's own
+        self.register_buffer("mask", torch.ones(4, 4).tril().bool())
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.table = torch.tensor([1.0, 2.0, 4.0])  # no buffer
+        self.mixer = nn.LSTM(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.project = nn.Linear(8, 8)
+        nn.init.orthogonal_(self.project.weight)
+        nn.init.trunc_normal_(self.attention.in_proj_weight, std=0.02)
+        self.attention.out_proj.weight.data.normal_(0, 0.01)
+        self.apply(lambda m: isinstance(m, nn.Linear) and nn.init.constant_(m.bias, 0.1))
+
+    def apply(self, fn):
+        for module in self.modules():
+            if getattr(module, "bias", None) is not None and module is not self:
+                fn(module)

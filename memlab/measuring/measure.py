@@ -28,13 +28,14 @@ from memlab.errors import WorkloadError
 from memlab.meters import cuda
 from memlab.meters.collective_calls import CollectiveCalls
 from memlab.meters.collective_threads import paused_for, unseen_free_bytes
-from memlab.meters.lifetimes import first_crossing, step_memory
+from memlab.meters.lifetimes import build_peak_bytes, first_crossing, step_memory
 from memlab.meters.meter import Meter, record
 from memlab.plan import Plan
 from memlab.recording.scripted import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import SMALLER, Progress, Report, explain, out_of_memory
 from memlab.step import Step, build_step, notes
+from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.compiling.compilation import forget, is_compiled
 from memlab.techniques.offload import offload
 from memlab.trace import Phase, Trace
@@ -190,7 +191,8 @@ def _memory_pass(
             f"The threads of collectives freed {format_bytes(unseen)} that the meter did not see: "
             "the peak may be too high by as much."
         )
-    facts["notes"] = (*said, *offload.notes(config, host_bytes[0]))
+    built = peak_notes(config, build_peak_bytes(trace))
+    facts["notes"] = (*said, *built, *offload.notes(config, host_bytes[0]))
     if memory_limit is None or device.type == "cuda":  # there the allocator was held to the limit
         return facts, unseen
     return facts | _if_over(memory_limit, trace, facts["peak_allocated_bytes"]), unseen

@@ -117,6 +117,14 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
     )
 
 
+def build_peak_bytes(trace: Trace) -> int:
+    """Return the most bytes that were allocated while the model was built."""
+    is_build = np.array([i.step < 0 and i.phase is Phase.BUILD for i in trace.intervals])
+    of_build = is_build[trace.interval]
+    of_build[_first_event_of_steps(trace) :] = False
+    return int(np.cumsum(trace.nbytes)[of_build].max(initial=0))
+
+
 def first_crossing(trace: Trace, limit_bytes: int) -> Place | None:
     """Return where allocated bytes first exceed the limit, or None if they never do."""
     above = np.flatnonzero(np.cumsum(trace.nbytes) > limit_bytes)

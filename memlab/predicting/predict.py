@@ -23,7 +23,7 @@ from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
 from memlab.devices.here import describe
-from memlab.meters.lifetimes import step_memory
+from memlab.meters.lifetimes import build_peak_bytes, step_memory
 from memlab.plan import Plan
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
@@ -34,6 +34,7 @@ from memlab.recording.recording import Recording
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
 from memlab.step import notes
+from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.offload import offload
 from memlab.workload import Workload
 
@@ -235,7 +236,12 @@ def _facts(
         "step_seconds": seconds,
         "samples_per_second": config.batch_size / seconds if seconds else None,
         "uncertainty": _uncertainty(allocated, kernels, recording, held),
-        "notes": (*kernels.notes, *recording.assumptions, *_width_notes(held)),
+        "notes": (
+            *kernels.notes,
+            *recording.assumptions,
+            *_width_notes(held),
+            *peak_notes(config, build_peak_bytes(trace)),
+        ),
     }
 
 

@@ -179,25 +179,32 @@ class Notes(TorchDispatchMode):
             if isinstance(place, TensorPlace)
         }
 
-        def found(value: Any) -> Any:
-            if isinstance(value, TensorPlace):
-                return tensor_at(value, real)
-            return value.to(device) if isinstance(value, torch.Tensor) else value
-
-        for index, (func, args, kwargs, made) in enumerate(self.operators):
-            args, kwargs = pytree.tree_map(found, (args, kwargs))
-            schema = getattr(func, "_schema", None)
-            if schema and any(argument.name == "device" for argument in schema.arguments):
-                kwargs["device"] = device
-            with torch.no_grad():
-                results = pytree.tree_leaves(func(*args, **kwargs))
-            for place, result in zip(pytree.tree_leaves(made), results, strict=True):
-                if isinstance(place, TensorPlace):
-                    real.setdefault(place.storage, result)
-            del args, kwargs, results
+        for index, operator in enumerate(self.operators):
+            run(operator, real, device)
             for storage in [s for s in real if last[s] == index and s not in kept]:
                 del real[storage]
         return real
+
+
+def run(operator: Any, real: dict[int, torch.Tensor], device: torch.device) -> None:
+    """Run a noted operator on real storages, and add a tensor in each storage that it makes."""
+    func, args, kwargs, made = operator
+
+    def found(value: Any) -> Any:
+        if isinstance(value, TensorPlace):
+            return view_at(value, real)
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    with torch.no_grad():
+        args, kwargs = pytree.tree_map(found, (args, kwargs))
+    schema = getattr(func, "_schema", None)
+    if schema and any(argument.name == "device" for argument in schema.arguments):
+        kwargs["device"] = device
+    with torch.no_grad():
+        results = pytree.tree_leaves(func(*args, **kwargs))
+    for place, result in zip(pytree.tree_leaves(made), results, strict=True):
+        if isinstance(place, TensorPlace):
+            real.setdefault(place.storage, result)
 
 
 def tensor_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -206,6 +213,17 @@ def tensor_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor
     tensor = torch.empty(0, dtype=place.dtype, device=whole.device)
     with torch.no_grad():
         return tensor.set_(whole.untyped_storage(), place.offset, place.shape, place.stride)
+
+
+def view_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return what `tensor_at` returns, for use at once: of the same format as a view.
+
+    Fake tensors remember the storages that `set_` was called with, which would never be freed.
+    """
+    whole = real[place.storage]
+    if whole.dtype != place.dtype:
+        return tensor_at(place, real)
+    return whole.as_strided(place.shape, place.stride, place.offset)
 
 
 def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -217,14 +235,7 @@ def build_on_meta(build_model: Callable[[], nn.Module], device: torch.device) ->
     """
     model, notes = noted_build(build_model)
     fill(model, notes, device)
-    if left_over(notes.fakes):
-        gc.collect()  # what only a cycle holds is nobody's
-    for fake in left_over(notes.fakes):
-        raise CannotDefer(
-            f"build_model keeps a tensor of shape {tuple(fake.shape)} in an object or a function "
-            "that is not a module, list, tuple or dict",
-            "hold it by a module (register_buffer)",
-        )
+    check_none_is_left(notes)
     return model
 
 
@@ -286,6 +297,18 @@ def fill(model: nn.Module, notes: Notes, device: torch.device) -> None:
                 holder[name] = pytree.tree_map_only(FakeTensor, lambda f: made[id(f)], value)
     for key, tensor in made.items():
         vars(tensor).update(attributes[key])
+
+
+def check_none_is_left(notes: Notes) -> None:
+    """Raise CannotDefer if anything that is not the model still holds a fake tensor of it."""
+    if left_over(notes.fakes):
+        gc.collect()  # what only a cycle holds is nobody's
+    for fake in left_over(notes.fakes):
+        raise CannotDefer(
+            f"build_model keeps a tensor of shape {tuple(fake.shape)} in an object or a function "
+            "that is not a module, list, tuple or dict",
+            "hold it by a module (register_buffer)",
+        )
 
 
 def left_over(mode: OneMode) -> list[FakeTensor]:

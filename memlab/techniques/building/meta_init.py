@@ -8,19 +8,65 @@ values equal those of a plain build bit by bit. A card draws other random number
 
 The tensors are fake tensors that report the real device. If a tensor reported "meta",
 torch.nn.init and transformers would silently skip its initialisation (torch 2.13, transformers 5).
-Left out: predictions, whose tensors need no memory anyway.
+
+A model whose parameters are sharded stays without memory until `fully_shard` has divided it, and is
+then filled one parameter at a time (`shards.py`): no rank ever holds the whole model. Left out:
+predictions of other models, whose tensors need no memory anyway.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from memlab.arguments.units import format_bytes
+from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
+from memlab.techniques.building.shards import Unfilled
+from memlab.techniques.sharding.ranks import FULLY_SHARDED
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
+from memlab.torch_private.dispatch import without_modes
 from memlab.torch_private.fakes import detect_fake_mode
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """A model as it was built.
+
+    Attributes:
+        model: on the meta device if its values come later.
+        unfilled: its values, if they come later.
+    """
+
+    model: nn.Module
+    unfilled: Unfilled | None = None
+
+    def fill(self, device: torch.device) -> None:
+        """Make the values that were to come later, once the model is sharded."""
+        if self.unfilled is not None:
+            self.unfilled.fill(device)
+
+
+def built(build_model: Callable[[], nn.Module], device: torch.device, config: StepConfig) -> Built:
+    """Return the model as a config asks for it: plainly, or without memory.
+
+    Raises:
+        UnsupportedError: as for `build`.
+    """
+    if not config.init_on_meta:
+        return Built(model=build_model())
+    if config.sharding not in FULLY_SHARDED:
+        return Built(model=build(build_model, device))
+
+    with without_modes():  # a prediction sees how the values are made, not how they are noted
+        unfilled = _refused_by_name(lambda: Unfilled(*deferred.noted_build(build_model)))
+    return Built(model=unfilled.model, unfilled=unfilled)
 
 
 def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -32,8 +78,12 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
     if detect_fake_mode() is not None:
         return build_model()
 
+    return _refused_by_name(lambda: deferred.build_on_meta(build_model, device))
+
+
+def _refused_by_name(make: Callable[[], Made]) -> Made:
     try:
-        return deferred.build_on_meta(build_model, device)
+        return make()
     except deferred.CannotDefer as error:
         instead = f", or {error.instead}" if error.instead else ""
         raise UnsupportedError(
@@ -43,10 +93,15 @@ def build(build_model: Callable[[], nn.Module], device: torch.device) -> nn.Modu
 
 
 def notes(asked: Setup) -> list[str]:
-    """Say where the initial values come from, and that nothing is saved on a CPU."""
+    """Say where the initial values come from, and where nothing is saved."""
     if not asked.config.init_on_meta:
         return []
 
+    if asked.config.sharding in FULLY_SHARDED:
+        return [
+            "Each rank was built with its part of the model and one whole parameter at a time, "
+            "never with the whole model."
+        ]
     if asked.device.type == "cpu" or asked.config.offload_parameters:
         return [
             "init_on_meta saves nothing here, because the model's weights are in host memory "
@@ -56,6 +111,13 @@ def notes(asked: Setup) -> list[str]:
     return [
         "The initial values are drawn on the card, which draws other random numbers than a CPU."
     ]
+
+
+def peak_notes(config: StepConfig, peak_bytes: int) -> list[str]:
+    """Say what a rank with a part of the model held while it was built."""
+    if config.sharding not in FULLY_SHARDED:
+        return []
+    return [f"While the model was built, this rank held at most {format_bytes(peak_bytes)}."]
 
 
 WHY = "# built without memory first, so that weights are created where they stay"
