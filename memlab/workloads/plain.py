@@ -33,10 +33,10 @@ class PlainBlock(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (n, length, hidden) for the same."""
-        parts = self.query_key_value(self.attention_norm(hidden)).chunk(3, -1)
+        query, key, value = self.query_key_value(self.attention_norm(hidden)).chunk(3, -1)
         # (n, length, hidden) -> (n, heads, length, hidden / heads)
         query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-                             for part in parts)  # fmt: skip
+                             for part in (query, key, value))  # fmt: skip
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         wide = nn.functional.gelu(self.up(self.norm(hidden)))

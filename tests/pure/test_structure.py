@@ -28,7 +28,7 @@ FLOORS = [
     ["workloads/", "techniques/"],
     ["meters/", "allocator/", "step", "script"],
     ["recording/", "costs/"],
-    ["measuring/", "planning/", "predicting/", "verifying/"],
+    ["measuring/", "planning/", "predicting/", "verifying/", "graphs/"],
     ["sending/", "worker/", "records/", "store/"],
     [
         "api",
