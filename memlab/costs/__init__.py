@@ -10,6 +10,7 @@
   for time: `kernel_parts.py` says what the kernels of an operator do, `kernel_times.py` how long
   that takes, with the factors of `kernel_times.json`. To add a rule for a CUDA kernel, start with
   `cuda_kernels.py`.
-- `links.py`: how long collectives take between the cards of a cluster.
+- `links.py`: how long collectives take between the cards of a cluster; `overlap.py`: how long a
+  step takes whose operators run on several streams.
 - `host.py` estimates the time that Python takes.
 """

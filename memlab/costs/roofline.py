@@ -43,6 +43,8 @@ RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_lay
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"}
 NO_KERNEL |= {"new_empty_strided", "resize_", "set_", "record_stream", "_local_scalar_dense"}
 NO_KERNEL |= {"_unsafe_view"}  # a view whose schema does not say so
+NO_KERNEL |= {"wait_tensor"}  # of a collective; streams wait, no kernel runs
+COPIES_FIRST = {"all_gather_copy_in"}  # reads its first argument and writes as much, whatever else
 # Arguments of which no element is read: they are overwritten, or only their shape is used.
 UNREAD = dict.fromkeys(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"), 0)
 UNREAD |= dict.fromkeys(("bernoulli_", "exponential_", "_foreach_copy_", "_foreach_zero_"), 0)
@@ -275,6 +277,8 @@ def _bytes(func: OpOverload, signature: Signature, outputs: Outputs) -> int:
         read = UNREAD.get(name) != position and not argument.is_out
         traffic.append(size * (read + written))
 
+    if name in COPIES_FIRST:
+        return 2 * sizes[0]
     fresh = 0 if any(returned) else sum(map(_size, outputs))
     if name in SPARSE:
         traffic[0] = min(traffic[0], 2 * (sum(sizes[1:]) + fresh))

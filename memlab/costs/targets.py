@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.arguments.units import GIB
-from memlab.costs import cuda_kernels
+from memlab.arguments.units import GIB, format_seconds
+from memlab.costs import cuda_kernels, links
 from memlab.costs.calibration import Calibration, calibrate
 from memlab.costs.collectives import cost_of, is_collective
 from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
 from memlab.costs.kernel_times import time_half_width, time_note
 from memlab.costs.overheads import overhead_seconds
+from memlab.costs.overlap import Overlap, overlap_of
 from memlab.costs.roofline import (
     HOST_EFFICIENCY,
     LAUNCH_SECONDS,
@@ -34,13 +35,16 @@ from memlab.costs.unknown_costs import (
     unsure_bytes,
 )
 from memlab.devices.cards import Card, Target
+from memlab.devices.cluster import Cluster
 from memlab.devices.here import available_memory_bytes
+from memlab.operators.collectives import call_of_collective
 from memlab.operators.cost import KnownCosts, OperatorCost
 from memlab.operators.signatures import Signature
 from memlab.recording import cuda_functions
 from memlab.recording.assembly import Effect
 from memlab.recording.program import Program
 from memlab.recording.recording import Operator, Recording
+from memlab.result import format_percent
 from memlab.trace import Phase
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ class Kernels:
         unknown_share: the share of the operators' work whose time is not known. This time is
             missing in `seconds`.
         seconds_half_width: the relative half-width of a step's time on a card; 0 on a CPU.
+        overlap: how operators overlap between cards; None where they run one after the other.
         notes: sentences about what is not known.
     """
 
@@ -72,6 +77,7 @@ class Kernels:
     noisy_share: float = 0.0
     unknown_share: float = 0.0
     seconds_half_width: float = 0.0
+    overlap: Overlap | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -107,6 +113,8 @@ def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[
     """Return the time of each interval, (intervals,); None if times are not known."""
     if kernels.seconds is None:
         return None
+    if kernels.overlap is not None:
+        return kernels.overlap.interval_seconds
 
     interval = np.array([operator.interval for operator in recording.operators], dtype=np.int64)
     count = len(recording.intervals)
@@ -131,22 +139,58 @@ def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
 def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
-    seconds, unsure = None, 0.0
+    seconds, unsure, overlap = None, 0.0, None
     notes = list(cuda_functions.notes())
+    half_width = time_half_width(card, unsure)
     if card is not None and card.memory_bytes_per_second is not None:
-        times = [_time_on(operator, card, known, tf32_matmul) for operator in recording.operators]
+        times = [_time_on(o, card, target.cluster, known, tf32_matmul) for o in recording.operators]
         seconds = np.array([time.estimate_seconds for time in times])
         every = float(seconds.sum())
         unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
         notes.append(time_note(card, unsure))
+        half_width = time_half_width(card, unsure)
+        overlap = _overlap(recording, seconds, target.cluster, half_width)
 
+    if overlap is not None:
+        notes.append(_overlap_note(overlap))
+        half_width = overlap.half_width
     if seconds is not None and costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
     return Kernels(
         effects=cuda_kernels.effects(recording, card),
         seconds=seconds,
-        seconds_half_width=time_half_width(card, unsure),
+        seconds_half_width=half_width,
+        overlap=overlap,
         notes=tuple(notes),
+    )
+
+
+def _overlap(
+    recording: Recording,
+    seconds: npt.NDArray[np.float64],
+    cluster: Cluster | None,
+    kernels_half_width: float,
+) -> Overlap | None:
+    """Return how operators overlap between the cards of a cluster; None without collectives."""
+    groups = {operator.ranks for operator in recording.operators} - {()}
+    if cluster is None or not groups:
+        return None
+    return overlap_of(
+        recording,
+        seconds,
+        kernels_half_width=kernels_half_width,
+        links_half_width=max(links.half_width(ranks, cluster) for ranks in groups),
+        launch_seconds=LAUNCH_SECONDS,
+    )
+
+
+def _overlap_note(overlap: Overlap) -> str:
+    """Return a sentence on what communication adds to the time, and to its uncertainty."""
+    return (
+        f"Collectives take {format_seconds(overlap.communication_seconds)} of the step's "
+        f"{format_seconds(overlap.step_seconds)}, {format_percent(overlap.hidden_share)} of it "
+        f"beside other operators; the time is stated ± {overlap.half_width:.0%} with the doubt "
+        "about links, and because what runs beside each other may slow each other down."
     )
 
 
@@ -162,10 +206,16 @@ def _origin_note(
 
 
 def _time_on(
-    operator: Operator, card: Card, known: Mapping[Signature, OperatorCost], tf32_matmul: bool
+    operator: Operator,
+    card: Card,
+    cluster: Cluster | None,
+    known: Mapping[Signature, OperatorCost],
+    tf32_matmul: bool,
 ) -> StepTime:
     if operator.signature is None:
         return NO_TIME
+    if operator.ranks:
+        return _time_between(operator, cluster)
     if operator.crosses:
         nbytes = sum(output.nbytes for output in operator.outputs)
         return known_time(nbytes / (card.host_bytes_per_second * HOST_EFFICIENCY) + LAUNCH_SECONDS)
@@ -176,6 +226,17 @@ def _time_on(
 
     call = KernelCall(operator.signature, operator.outputs)
     return step_time([call], card, tf32_matmul=tf32_matmul) or NO_TIME
+
+
+def _time_between(operator: Operator, cluster: Cluster | None) -> StepTime:
+    """Return the time of a collective between the cards of a cluster; none without one."""
+    assert operator.signature is not None
+    call = call_of_collective(operator.signature, len(operator.ranks))
+    if call is None or cluster is None:
+        return NO_TIME
+    return known_time(
+        links.collective_seconds(call.collective, call.payload_bytes, operator.ranks, cluster)
+    )
 
 
 NO_TIME = known_time(0.0)

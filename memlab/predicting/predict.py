@@ -139,8 +139,8 @@ def _predicted(
     made = check_against_runs(measured, attempt)
     facts, forecast = made.facts, made.forecast
     facts = facts | {"communication": step.program.communication(config.micro_batch_sizes)}
-    if config.sharding is not Sharding.NONE:
-        facts = facts | _without_communication(facts)
+    if config.sharding is not Sharding.NONE and made.kernels.overlap is None:
+        facts = facts | _without_communication(facts, target)
         forecast = replace(forecast, seconds=None)
     elif not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)
@@ -255,14 +255,15 @@ def _without_time(facts: dict[str, Any], unknown: float) -> dict[str, Any]:
     )
 
 
-def _without_communication(facts: dict[str, Any]) -> dict[str, Any]:
+def _without_communication(facts: dict[str, Any], target: Target) -> dict[str, Any]:
     """Return the facts of a rank, whose time depends on what connects it with the others."""
     own = facts["step_seconds"]
     bound = f": its own operators take {format_seconds(own)}" if own is not None else ""
+    remedy = "" if target.kind == "cpu" else "; name a cluster, such as device='8x-h100'"
     return _with_bound(
         facts,
         "The time of the communication between ranks is not known, so the step has no time"
-        f"{bound}.",
+        f"{bound}{remedy}.",
     )
 
 

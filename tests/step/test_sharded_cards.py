@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,13 +13,15 @@ from memlab import StepConfig, StepResult, Workload
 from memlab.allocator.replay import replay
 from memlab.arguments.units import MIB
 from memlab.costs.cuda_kernels import effects
+from memlab.costs.overlap import seconds_of_streams
+from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices import cards
 from memlab.devices.card import CUBLAS_WORKSPACE_BYTES
 from memlab.operators.signatures import TensorSpec
 from memlab.predicting.predict import Prediction, predict_in_process
 from memlab.recording.recording import Operator, Recording
 from memlab.torch_private.ranks import open_group_of_none
-from memlab.trace import Category
+from memlab.trace import Category, Phase
 from tests.models import blocks
 
 WIDTH, SAMPLES = 1024, 16
@@ -166,6 +169,66 @@ def test_thousands_of_ranks_run_as_many_operators_as_few(sharding):
 
 def one_group(sharding: str) -> dict[str, int]:
     return {"shard_group_size": 8} if sharding == "hybrid" else {}
+
+
+def scheduled(sharding: str, seconds: dict[str, float]) -> dict[Phase, float]:
+    """Return how long each phase of a step takes if these operators take so long, and no other."""
+
+    def run(step: RecordedStep) -> dict[Phase, float]:
+        recording = step.program.recording
+        of_operators = [seconds.get(operator.name, 0.0) for operator in recording.operators]
+        taken = seconds_of_streams(recording, np.array(of_operators), launch_seconds=0.0)
+        return {
+            interval.phase: float(taken[at])
+            for at, interval in enumerate(recording.intervals)
+            if interval.step == 1
+        }
+
+    made = from_recorded_step(
+        run, pairs(4), StepConfig(sharding=sharding, world_size=2, batch_size=32),
+        cards.resolve(CARD), seed=0, report=lambda progress: None, purpose="for its streams",
+    )  # fmt: skip
+    assert not isinstance(made, Failure), made.message
+    return made
+
+
+def test_a_block_is_gathered_while_the_one_before_it_computes():
+    gather, reduce = 0.5, 0.25
+    taken = scheduled(
+        "zero3",
+        {"aten::mm": 1.0, "c10d::_allgather_base_": gather, "c10d::_reduce_scatter_base_": reduce},
+    )
+    # two products in each of four blocks; nothing computes while the first block is gathered
+    assert taken[Phase.FORWARD] == gather + 8
+    # two for each product of forward, but no gradient of the batch. The last block is gathered
+    # again while its forward still computes; nothing does while those of the first are reduced
+    assert taken[Phase.BACKWARD] == 15 + reduce
+
+
+def test_gathering_that_takes_longer_than_computing_is_not_hidden():
+    taken = scheduled("zero3", {"aten::mm": 1.0, "c10d::_allgather_base_": 5.0})
+    # each of four blocks is gathered in turn; the products of the last one follow
+    assert taken[Phase.FORWARD] == 4 * 5 + 2
+
+
+def test_replicas_wait_for_their_gradients_at_the_end_of_backward():
+    taken = scheduled("ddp", {"aten::mm": 1.0, "c10d::allreduce_": 4.0})
+    # a bucket is full from 1 MiB on, the next one from 25: one matrix of 4 MiB, and seven of them,
+    # which are there when backward is over
+    assert taken[Phase.FORWARD] == 8
+    assert taken[Phase.BACKWARD] == 15 + 4
+
+
+def test_a_step_between_the_cards_of_a_cluster_has_a_time():
+    by_itself = predicted(pairs(4), "h100", sharding="zero3")
+    assert by_itself.step_seconds is None
+    assert "8x-h100" in by_itself.notes[-1]
+    fast, slow = (predicted(pairs(4), name, sharding="zero3") for name in ("2x-h100", "2x1-h100"))
+    assert fast.step_seconds < slow.step_seconds  # NVLink, InfiniBand
+    alone = predicted(pairs(4), "h100", world_size=1, sharding="none")
+    assert fast.uncertainty["step_seconds"] >= alone.uncertainty["step_seconds"]
+    assert any(note.startswith("Collectives take") for note in fast.notes)
+    assert by_itself.peak_allocated_bytes == fast.peak_allocated_bytes
 
 
 def test_lists_of_tensors_are_gathered_through_one_tensor():

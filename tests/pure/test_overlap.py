@@ -1,0 +1,124 @@
+"""Oracles: schedules of a few operators, worked by hand."""
+
+import numpy as np
+import pytest
+
+from memlab.costs.overlap import overlap_of, seconds_of_streams
+from memlab.recording.recording import Operator, Recording
+from memlab.recording.streams import Streams
+from memlab.trace import Interval, Phase
+
+OUTSIDE, FORWARD, UPDATE = 0, 1, 2
+
+
+class Host:
+    """Issues operators and events as a step does, and says how long each takes."""
+
+    def __init__(self) -> None:
+        intervals = [
+            Interval(step=-1, phase=Phase.BUILD),
+            Interval(step=0, phase=Phase.FORWARD),
+            Interval(step=0, phase=Phase.OPTIMIZER),
+        ]
+        self.recording = Recording(intervals=intervals)
+        self.streams = Streams()
+        self.streams.restart(self.recording.marks.append, self.recording.operators.__len__)
+        self.seconds: list[float] = []
+
+    def run(self, seconds, stream=None, interval=FORWARD, ranks=()):
+        number = (stream or self.streams.current).number
+        operator = Operator("an operator", None, (), -1, interval, stream=number, ranks=ranks)
+        self.recording.operators.append(operator)
+        self.seconds.append(seconds)
+
+    def taken(self, launch=0.0):
+        return seconds_of_streams(self.recording, np.array(self.seconds), launch).tolist()
+
+
+def test_one_stream_takes_the_sum_of_its_operators():
+    host = Host()
+    for seconds in (3.0, 0.0, 5.0):
+        host.run(seconds)
+    host.run(2.0, interval=UPDATE)
+    assert host.taken(launch=1.0) == [0.0, 8.0, 2.0]
+
+
+@pytest.mark.parametrize(("waits", "seconds"), [(True, 6.0), (False, 5.0)])
+def test_a_stream_waits_for_an_event_of_another(waits, seconds):
+    # 3 s beside 5 s, then 1 s, as in the picture of the module
+    host = Host()
+    other = host.streams.made()
+    host.run(3.0)
+    host.run(5.0, other)
+    event = other.record_event()
+    if waits:
+        host.streams.current.wait_event(event)
+    host.run(1.0)
+    assert host.taken() == [0.0, seconds, 0.0]
+
+
+def test_an_event_stands_behind_what_its_stream_itself_waits_for():
+    host = Host()
+    first, second = host.streams.made(), host.streams.made()
+    host.run(4.0, first)
+    second.wait_stream(first)  # and nothing runs on it
+    host.streams.current.wait_stream(second)
+    host.run(1.0)
+    assert host.taken() == [0.0, 5.0, 0.0]
+
+
+def test_what_comes_after_an_event_is_not_waited_for():
+    host = Host()
+    other = host.streams.made()
+    host.run(2.0, other)
+    event = other.record_event()
+    host.run(9.0, other, interval=UPDATE)
+    host.streams.current.wait_event(event)
+    host.run(1.0, interval=UPDATE)
+    # the update ends when all streams are done
+    assert host.taken() == [0.0, 0.0, 11.0]
+
+
+def test_the_host_issues_one_operator_after_the_other():
+    host = Host()
+    other = host.streams.made()
+    host.run(0.5)
+    host.run(0.5, other)
+    host.streams.current.wait_stream(other)
+    host.run(0.5)
+    # issued after 0, 1 and 2 seconds; the third runs from 2 to 2.5
+    assert host.taken(launch=1.0) == [0.0, 2.5, 0.0]
+
+
+def overlap(seconds_of_kernel, seconds_of_collective, kernels=0.1, links=0.2):
+    """A kernel, a collective beside it, and one more kernel that waits for it."""
+    host = Host()
+    host.run(seconds_of_kernel)
+    other = host.streams.made()
+    host.run(seconds_of_collective, other, ranks=(0, 1))
+    host.streams.current.wait_stream(other)
+    host.run(1.0)
+    return overlap_of(
+        host.recording, np.array(host.seconds), kernels_half_width=kernels,
+        links_half_width=links, launch_seconds=0.0,
+    )  # fmt: skip
+
+
+def test_what_computation_hides_adds_nothing_but_doubt():
+    found = overlap(9.0, 2.0)
+    assert (found.step_seconds, found.communication_seconds) == (10.0, 2.0)
+    assert (found.exposed_seconds, found.hidden_share) == (0.0, 1.0)
+    # kernels may take 1 s more or less, and all that is hidden may not be
+    assert found.half_width == pytest.approx((1.0**2 + 2.0**2) ** 0.5 / 10)
+
+
+def test_what_is_not_hidden_adds_its_time_and_its_own_doubt():
+    found = overlap(4.0, 10.0)
+    assert (found.step_seconds, found.exposed_seconds) == (11.0, 6.0)
+    assert found.hidden_share == pytest.approx(0.4)
+    # the last kernel by 0.1 s, the collective by 2 s; the 4 s beside the first kernel
+    assert found.half_width == pytest.approx((0.1**2 + 2.0**2 + 4.0**2) ** 0.5 / 11)
+
+
+def test_the_doubt_is_never_less_than_that_of_kernels():
+    assert overlap(0.001, 50.0, kernels=0.3, links=0.01).half_width == pytest.approx(0.3)
