@@ -127,6 +127,23 @@ def shapes_found_unseen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def drawn_as_on_a_cpu() -> Iterator[None]:
+    """Let sharded tensors draw random numbers without setting the generator's state for each rank.
+
+    For devices like CUDA they read that state, and compute with it, which fake tensors cannot.
+    """
+    from torch.distributed.tensor import _dispatch
+
+    module: Any = _dispatch
+    own = module.is_rng_supported_mesh
+    module.is_rng_supported_mesh = lambda mesh: False
+    try:
+        yield
+    finally:
+        module.is_rng_supported_mesh = own
+
+
+@contextlib.contextmanager
 def parameters_divided_by(divide: Callable[..., Sequence[torch.Tensor]]) -> Iterator[None]:
     """Let `fully_shard` divide parameters by another function: of a tensor, a number and a dim."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param

@@ -1,5 +1,7 @@
 """Process groups, DistributedDataParallel and sharded tensors."""
 
+import inspect
+
 import torch
 import torch.distributed as dist
 
@@ -73,7 +75,7 @@ def _() -> None:
 
 @case(
     "._type",
-    "torch.distributed.distributed_c10d._resolve_process_group",
+    "._resolve_process_group",
     to="find the ranks of a collective",
 )
 def _() -> None:
@@ -113,3 +115,13 @@ def _() -> None:
 def _() -> None:
     kind = at("torch.distributed.tensor._sharding_prop").ShardingPropagator
     assert arguments_of(kind._propagate_tensor_meta_non_cached) == ["self", "op_schema"]
+
+
+@case(
+    "torch.distributed.tensor._dispatch",
+    to="let sharded tensors draw random numbers without the state of a generator",
+)
+def _() -> None:
+    module = at("torch.distributed.tensor._dispatch")
+    assert arguments_of(module.is_rng_supported_mesh) == ["device_mesh"]
+    assert "is_rng_supported_mesh" in inspect.getsource(module)

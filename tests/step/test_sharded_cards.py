@@ -239,3 +239,12 @@ def test_lists_of_tensors_are_gathered_through_one_tensor():
         operator = Operator("c10d::allgather_", signature, (), -1, 0)
         (effect,) = effects(Recording(operators=[operator]), None)
         assert (effect and effect.workspace_bytes) == taken
+
+
+def test_sharded_weights_are_rounded_at_random_on_a_card():
+    whole, half = (
+        predicted(pairs(2), sharding="zero3", precision=precision)
+        for precision in ("bf16", "bf16-stochastic")
+    )
+    states = [result.peak_by_category["optimizer_state"] for result in (whole, half)]
+    assert states == [4 * MATRIX // 2, 2 * 4 * MATRIX // 2]  # two moments, of bf16 and of fp32
