@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from memlab.config import Optimizer, Precision, StepConfig
+from memlab.config import Optimizer, Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.exporting import library_ranks
 from memlab.plan import Plan
 from memlab.script import TREE_MAP
 from memlab.techniques import batches, every
+from memlab.techniques.optimizers import optimizers
 from memlab.techniques.recompute import checkpointing
-from memlab.techniques.source import ScriptLines
+from memlab.techniques.source import ScriptLines, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 
@@ -35,6 +37,10 @@ KNOWN: Mapping[str, tuple[Any, ...] | None] = {
     "checkpoint_modules": None,
     "checkpoint_policy": None,
     "model_cache": None,
+    "sharding": None,
+    "world_size": None,
+    "shard_group_size": None,
+    "sync_each_micro_batch": None,
 }
 """The fields that a script for a library can express, and their values; None for all of them."""
 
@@ -99,18 +105,20 @@ def check(workload: Workload, config: StepConfig, device: torch.device, flavor: 
                 f"{field.name}={written!r} is not expressed by flavor={str(flavor)!r}; "
                 + plain.format(f"{field.name}={default!r}")
             )
+    library_ranks.check_ranks(config, device, flavor)
     if config.batch_size % config.accumulation_steps:
         raise UnsupportedError(
             f"accumulation_steps={config.accumulation_steps} does not divide "
             f"batch_size={config.batch_size}, and flavor={str(flavor)!r} gives every micro-batch "
             f"the same weight; " + plain.format("a number that divides it")
         )
-    if config.accumulation_steps > 1 and workload.num_loss_terms is not None:
-        raise UnsupportedError(
-            f"accumulation_steps={config.accumulation_steps} with a workload that has "
-            f"num_loss_terms is not expressed by flavor={str(flavor)!r}, which gives every "
-            f"micro-batch the same weight; " + plain.format("accumulation_steps=1")
-        )
+    for name in ("accumulation_steps", "world_size"):
+        if getattr(config, name) > 1 and workload.num_loss_terms is not None:
+            raise UnsupportedError(
+                f"{name}={getattr(config, name)} with a workload that has "
+                f"num_loss_terms is not expressed by flavor={str(flavor)!r}, which gives every "
+                f"micro-batch the same weight; " + plain.format(f"{name}=1")
+            )
 
 
 def library_parts(
@@ -124,21 +132,40 @@ def library_parts(
         accumulation_steps=1,
         max_grad_norm=None,
         precision=Precision.FP32 if is_mixed else config.precision,
+        sharding=Sharding.NONE,
+        world_size=1,
+        shard_group_size=None,
+        sync_each_micro_batch=True,
     )
+    is_sharded = config.sharding is not Sharding.NONE
     source = every.source(Setup(config=own, device=device, plan=plan, workload=workload))
     own_kind = batches.is_own_kind(workload)
     model = [*source.before, *source.built, "model.train()", *source.model]
     divided = OWN_SPLIT if own_kind else SPLIT
-    split = [*source.batch, *(WHOLE if config.accumulation_steps == 1 else divided)]
-    own_files = batches.source() if own_kind else ScriptLines()
+    if is_sharded:
+        parts = library_ranks.OWN_PARTS if own_kind else library_ranks.PARTS
+        divided = (*library_ranks.SPLIT, *parts)
+    is_whole = config.accumulation_steps == 1 and not is_sharded
+    split = [*source.batch, *(WHOLE if is_whole else divided)]
+    own_files = together([
+        batches.source() if own_kind else ScriptLines(),
+        library_ranks.rank_lines(config) if is_sharded else ScriptLines(),
+    ])  # fmt: skip
     return LibraryParts(
         imports=("import torch", TREE_MAP, *own_files.imports, *source.imports),
         functions=(
-            *own_files.functions,
-            *source.functions,
+            *dict.fromkeys((*own_files.functions, *source.functions)),
             MODEL.format(lines="\n    ".join(model)),
             MICRO_BATCHES.format(lines="\n    ".join(split)),
         ),
-        optimizer=source.optimizer,
+        optimizer=_optimizer(own, config, device) or source.optimizer,
         calls=("build_model", "make_batch", "compute_loss", *["split_batch"] * own_kind),
     )
+
+
+def _optimizer(own: StepConfig, config: StepConfig, device: torch.device) -> tuple[str, ...]:
+    """Return the lines of an optimizer whose state is divided over the ranks; () for others."""
+    if config.sharding is not Sharding.ZERO1:
+        return ()
+    divided = replace(own, sharding=config.sharding, world_size=config.world_size)
+    return optimizers.source(Setup(config=divided, device=device)).optimizer

@@ -2,24 +2,27 @@
 
 import torch
 
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.exporting.library_parts import library_parts
+from memlab.exporting.library_ranks import CLASSES
+from memlab.exporting.rank_parts import of_ranks
 from memlab.exporting.whole_file import Loop
 from memlab.plan import Plan
+from memlab.techniques.sharding.ranks import FULLY_SHARDED
 from memlab.workload import Workload
 
 MAIN = '''
 def main():
     """Train for NUM_STEPS updates, and print the loss of each."""
     set_seed(SEED)
-    accelerator = Accelerator(
+    {plugin}accelerator = Accelerator(
         cpu={cpu},
         mixed_precision="{precision}",
         # accelerate divides each loss by this number
-        gradient_accumulation_steps=ACCUMULATION_STEPS,
+        {accumulation},
     )
     model = make_model()
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    {classes}parameters = [p for p in model.parameters() if p.requires_grad]
     {optimizer}
     # no loader is given to accelerate, which would split its batches among processes
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -39,32 +42,95 @@ def main():
                 {clip}# accelerate skips both until the last micro-batch
                 optimizer.step()
                 optimizer.zero_grad()
-        print(f"step {{step}}: loss {{total}}")
+        {report}
 '''.strip()
 
 CLIP = """\
 if accelerator.sync_gradients:  # the norm is that of the whole batch's gradient
-                    accelerator.clip_grad_norm_(parameters, {!r})
+                    accelerator.clip_grad_norm_({}, {!r})
                 """
+
+
+ACCUMULATION = "gradient_accumulation_steps=ACCUMULATION_STEPS"
+AVERAGED = """\
+gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=ACCUMULATION_STEPS,
+            sync_each_batch={},  # whether the ranks average gradients after each micro-batch
+        )"""
+SHARDED = """,
+        fsdp_plugin=plugin"""
+PLUGIN = """\
+plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward={},  # whether a block's whole parameters are freed after its forward
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,{}
+    )
+    """
+NARROW = """
+        mixed_precision_policy=MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        ),"""
+NAMED = """\
+plugin.transformer_cls_names_to_wrap = sharded_classes(model)
+    """
+REPORT = 'print(f"step {step}: loss {total}")'
+OF_RANKS = """\
+total = mean_of_ranks(total, accelerator.device)
+        accelerator.print(f"step {step}: loss {total}")"""
 
 
 def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:
     """Return the loop with accelerate."""
     parts = library_parts(workload, config, device, plan)
+    is_sharded = config.sharding is not Sharding.NONE
+    is_divided = config.sharding in FULLY_SHARDED
     clip = ""
     if config.max_grad_norm is not None:
-        clip = CLIP.format(config.max_grad_norm)
+        # sharding gives the model other parameters
+        whose = "model.parameters()" if is_divided else "parameters"
+        clip = CLIP.format(whose, config.max_grad_norm)
     main = MAIN.format(
         cpu=device.type == "cpu",
         precision="bf16" if config.precision is Precision.BF16_MIXED else "no",
         optimizer="\n    ".join(parts.optimizer),
         clip=clip,
+        report=OF_RANKS if is_sharded else REPORT,
+        **_sharded(config),
     )
-    return Loop(
+    found = Loop(
         title="accelerate",
-        imports=[*parts.imports, "from accelerate import Accelerator"],
-        functions=[*parts.functions, main],
+        imports=[*parts.imports, "from accelerate import Accelerator", *_imports(config)],
+        functions=[*parts.functions, *[CLASSES] * is_divided, main],
         calls=parts.calls,
         settings=(f"ACCUMULATION_STEPS = {config.accumulation_steps}  # micro-batches",),
         needs="accelerate: pip install accelerate",
     )
+    return of_ranks(found, config) if is_sharded else found
+
+
+def _sharded(config: StepConfig) -> dict[str, str]:
+    """Return what the Accelerator is told about several ranks."""
+    accumulation = ACCUMULATION
+    if config.sharding is not Sharding.NONE and config.accumulation_steps > 1:
+        accumulation = AVERAGED.format(config.sync_each_micro_batch)
+    if config.sharding not in FULLY_SHARDED:
+        return {"plugin": "", "accumulation": accumulation, "classes": ""}
+    narrow = NARROW if config.precision is Precision.BF16_MIXED else ""
+    return {
+        "plugin": PLUGIN.format(config.sharding is not Sharding.ZERO2, narrow),
+        "accumulation": accumulation + SHARDED,
+        "classes": NAMED,
+    }
+
+
+def _imports(config: StepConfig) -> list[str]:
+    """Return the imports of what the Accelerator is told about several ranks."""
+    found = []
+    if config.sharding is not Sharding.NONE and config.accumulation_steps > 1:
+        found.append("from accelerate.utils import GradientAccumulationPlugin")
+    if config.sharding in FULLY_SHARDED:
+        found.append("from accelerate import FullyShardedDataParallelPlugin")
+        if config.precision is Precision.BF16_MIXED:
+            found.append("from torch.distributed.fsdp import MixedPrecisionPolicy")
+    return found

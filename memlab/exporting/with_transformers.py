@@ -2,10 +2,14 @@
 
 import torch
 
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.exporting.library_parts import library_parts
+from memlab.exporting.library_ranks import CLASSES
+from memlab.exporting.library_ranks import REPORT as REPORT_RANKS
+from memlab.exporting.rank_parts import of_ranks
 from memlab.exporting.whole_file import Loop
 from memlab.plan import Plan
+from memlab.techniques.sharding.ranks import FULLY_SHARDED
 from memlab.workload import Workload
 
 TRAINER = '''
@@ -46,9 +50,7 @@ def main():
     """Train for NUM_STEPS updates, and print the loss of each."""
     set_seed(SEED)
     model = make_model()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    {optimizer}
-    arguments = TrainingArguments(
+    {optimizer}arguments = TrainingArguments(
         output_dir=".",
         use_cpu={cpu},
         bf16={is_mixed},
@@ -58,7 +60,7 @@ def main():
         {norm}
         lr_scheduler_type="constant",  # the default lowers the learning rate to zero
         seed=SEED,
-        # what the Trainer does besides training
+        {fsdp}# what the Trainer does besides training
         save_strategy="no",
         logging_strategy="no",
         logging_nan_inf_filter=False,
@@ -66,13 +68,38 @@ def main():
         disable_tqdm=True,
     )
     # with an optimizer of our own, not the Trainer's fused AdamW
-    trainer = Training(model=model, args=arguments, optimizers=(optimizer, None))
+    trainer = Training(model=model, args=arguments{given})
     trainer.micro_batches = make_micro_batches()
     trainer.train()
-    for step in range(NUM_STEPS):
-        parts = trainer.losses[step * ACCUMULATION_STEPS : (step + 1) * ACCUMULATION_STEPS]
-        print(f"step {{step + 1}}: loss {{float(sum(parts)) / ACCUMULATION_STEPS}}")
+    {report}
 '''.strip()
+
+MADE_BEFORE = """\
+parameters = [p for p in model.parameters() if p.requires_grad]
+    {}
+    """
+CREATE = '''
+
+    def create_optimizer(self, model=None):
+        """Return the optimizer of what this rank holds; the Trainer asks once it has sharded."""
+        model = self.model if model is None else model
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        {}
+        self.optimizer = optimizer
+        return optimizer'''
+FSDP = """\
+fsdp=True,
+        fsdp_config={{
+            "version": 2,
+            "reshard_after_forward": {},  # whether whole parameters are freed after a forward
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": sharded_classes(model),
+        }},
+        """
+REPORT = """\
+for step in range(NUM_STEPS):
+        parts = trainer.losses[step * ACCUMULATION_STEPS : (step + 1) * ACCUMULATION_STEPS]
+        print(f"step {step + 1}: loss {float(sum(parts)) / ACCUMULATION_STEPS}")"""
 
 
 def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:
@@ -81,21 +108,35 @@ def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Pla
     norm = "max_grad_norm=0.0,  # the default clips at 1.0"
     if config.max_grad_norm is not None:
         norm = f"max_grad_norm={config.max_grad_norm!r},"
+    is_sharded = config.sharding is not Sharding.NONE
+    is_divided = config.sharding in FULLY_SHARDED
+    create = CREATE.format("\n        ".join(parts.optimizer)) if is_divided else ""
     main = MAIN.format(
-        optimizer="\n    ".join(parts.optimizer),
+        optimizer="" if is_divided else MADE_BEFORE.format("\n    ".join(parts.optimizer)),
+        given="" if is_divided else ", optimizers=(optimizer, None)",
+        fsdp=FSDP.format(config.sharding is not Sharding.ZERO2) if is_divided else "",
+        report="report(trainer.losses)" if is_sharded else REPORT,
         cpu=device.type == "cpu",
         is_mixed=config.precision is Precision.BF16_MIXED,
         norm=norm,
     )
-    return Loop(
+    found = Loop(
         title="the Trainer of transformers",
         imports=[
             *parts.imports,
             "from torch.utils.data import DataLoader",
             "from transformers import Trainer, TrainingArguments",
         ],
-        functions=[*parts.functions, TRAINER.format(), AS_IT_IS, main],
+        functions=[
+            *parts.functions,
+            *[REPORT_RANKS] * is_sharded,
+            *[CLASSES] * is_divided,
+            TRAINER.format() + create,
+            AS_IT_IS,
+            main,
+        ],
         calls=parts.calls,
         settings=(f"ACCUMULATION_STEPS = {config.accumulation_steps}  # micro-batches",),
         needs="transformers and accelerate: pip install transformers accelerate",
     )
+    return of_ranks(found, config) if is_sharded else found

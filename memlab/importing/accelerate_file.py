@@ -11,6 +11,7 @@ from memlab.arguments.quoting import shown
 from memlab.config import CompileMode
 from memlab.importing.imported import ImportedTraining
 from memlab.importing.precisions import take_mixed
+from memlab.importing.rank_fields import of_accelerate, take_ranks
 from memlab.importing.reading import OFF, SHARDING, SourceReading, flattened
 
 MARKS = {"compute_environment", "distributed_type", "machine_rank", "num_machines", "fsdp_config",
@@ -30,7 +31,9 @@ SINGLE = ("NO", "no", "No", False, None)
 NO_BATCH = "accelerate's file has no batch size; it is that of the script, here memlab's default"
 
 
-def read_accelerate(config: Mapping[str, Any], source: str) -> ImportedTraining:
+def read_accelerate(
+    config: Mapping[str, Any], source: str, world_size: int | None = None
+) -> ImportedTraining:
     """Return the step that a config file of accelerate describes."""
     reading = SourceReading(flattened(config))
     _read_precision(reading)
@@ -49,6 +52,8 @@ def read_accelerate(config: Mapping[str, Any], source: str) -> ImportedTraining:
     reading.add("batch size", None)
     reading.leave("batch size", NO_BATCH, batch_size=max(
         8, reading.settings.get("accumulation_steps", 1)))  # fmt: skip
+    if world_size is not None:
+        take_ranks(reading, world_size, of_accelerate(reading.values, world_size))
     return reading.finish(source)
 
 

@@ -16,6 +16,7 @@ from memlab.importing.optimizer_classes import (
     usual_value,
 )
 from memlab.importing.precisions import take_mixed
+from memlab.importing.rank_fields import of_deepspeed, take_ranks
 from memlab.importing.reading import OFF, SHARDING, SourceReading, flattened
 
 MARKS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "fp16", "bf16",
@@ -65,7 +66,9 @@ OPTIMIZERS: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-def read_deepspeed(config: Mapping[str, Any], source: str) -> ImportedTraining:
+def read_deepspeed(
+    config: Mapping[str, Any], source: str, world_size: int | None = None
+) -> ImportedTraining:
     """Return the step that a DeepSpeed config describes.
 
     >>> given = read_deepspeed({"train_micro_batch_size_per_gpu": 4, "fp16": {}}, "a dict")
@@ -73,16 +76,17 @@ def read_deepspeed(config: Mapping[str, Any], source: str) -> ImportedTraining:
     4
     """
     reading = SourceReading(flattened(config))
-    _read_batch(reading)
+    _read_batch(reading, world_size or 1)
     _read_precision(reading)
     _read_optimizer(reading)
     _read_clipping(reading)
     for name, value in reading.values.items():
         _read_rest(reading, name, value)
+    take_ranks(reading, world_size, of_deepspeed(reading.values))
     return reading.finish(source)
 
 
-def _read_batch(reading: SourceReading) -> None:
+def _read_batch(reading: SourceReading, num_ranks: int) -> None:
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     given: dict[str, int | None] = {}
     for name in names:
@@ -95,6 +99,8 @@ def _read_batch(reading: SourceReading) -> None:
             )  # fmt: skip
 
     total, micro, steps = given.values()
+    if total is not None and total % num_ranks == 0:
+        total //= num_ranks  # of one process, as all that follows
     if steps is None and micro is not None and total is not None and total % micro == 0:
         size, steps = total, total // micro
         why = f"{steps} micro-batches of {micro}, as if there were one process"

@@ -14,6 +14,7 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.importing.imported import ImportedTraining
 from memlab.importing.lightning_module import read_module
 from memlab.importing.precisions import take_mixed
+from memlab.importing.rank_fields import of_lightning, take_ranks
 from memlab.importing.reading import SHARDING, SourceReading
 from memlab.techniques.precision import number_formats
 
@@ -38,6 +39,7 @@ NOT_CONCERNED: dict[str, tuple[str, ...]] = {
     "what they chose is read from the Trainer itself": ("plugins",),
 }  # fmt: skip
 NOT_KEPT = "(not kept by the Trainer)"
+OWN_STATISTICS = "the Trainer does not keep it; in memlab BatchNorm sees the samples of one rank"
 OBSERVERS = (
     "DeviceStatsMonitor", "EarlyStopping",
     "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint",
@@ -49,7 +51,9 @@ MIXED = {"bf16-mixed": "bf16-mixed", "16-mixed": "fp16-mixed", "bf16": "bf16-mix
          "16": "fp16-mixed"}  # fmt: skip
 
 
-def read_lightning(trainer: Any, module: Any, dataloader: Any, library: str) -> ImportedTraining:
+def read_lightning(
+    trainer: Any, module: Any, dataloader: Any, library: str, world_size: int | None = None
+) -> ImportedTraining:
     """Return the step of a Lightning Trainer, with a workload if there are a module and data.
 
     Raises:
@@ -77,6 +81,8 @@ def read_lightning(trainer: Any, module: Any, dataloader: Any, library: str) -> 
         reading.skip_all(names, why)
 
     workload = read_module(reading, module, dataloader)
+    if world_size is not None:
+        take_ranks(reading, world_size, of_lightning(trainer, world_size))
     return reading.finish(f"Trainer of {library}", workload)
 
 
@@ -147,7 +153,7 @@ def _read_devices(reading: SourceReading, trainer: Any) -> None:
     if is_single:
         reading.skip("sync_batchnorm", "there is one process")
     else:
-        reading.leave("sync_batchnorm", SHARDING)
+        reading.leave("sync_batchnorm", OWN_STATISTICS)
 
 
 def _read_callbacks(reading: SourceReading, trainer: Any) -> None:

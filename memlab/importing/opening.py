@@ -29,7 +29,9 @@ MOST_BYTES = 2**24  # of a config file; a larger one is something else
 
 
 @checked(source=anything, module=anything, dataloader=anything)
-def from_trainer(source: Any, module: Any = None, *, dataloader: Any = None) -> ImportedTraining:
+def from_trainer(
+    source: Any, module: Any = None, *, dataloader: Any = None, world_size: int | None = None
+) -> ImportedTraining:
     """Return the training step that a configured trainer or a config file describes.
 
     Args:
@@ -38,11 +40,13 @@ def from_trainer(source: Any, module: Any = None, *, dataloader: Any = None) -> 
             dict. A trainer must be configured and not run; it is not changed.
         module: the LightningModule, for a Lightning Trainer.
         dataloader: the training loader, for a Lightning Trainer whose module has none.
+        world_size: number of ranks that the launcher starts; None reads the step of one of them.
 
     Returns:
         The config, the workload (None without a model or data), and what became of every field.
-        Sharding is not imported: the step is that of one process, and `batch_size` counts its
-        samples of one update.
+        With `world_size` the config is sharded as the source says, where memlab has the same.
+        Without it the step is that of one process, and `batch_size` counts its samples of one
+        update.
 
     Raises:
         MemlabError: the source is nothing of this kind, a file is missing or broken, or a value is
@@ -63,8 +67,8 @@ def from_trainer(source: Any, module: Any = None, *, dataloader: Any = None) -> 
     try:
         if is_a(source, str | os.PathLike | Mapping):
             _refuse_beside(source, module=module, dataloader=dataloader)
-            return _read_config(source)
-        return _read_object(source, module, dataloader)
+            return _read_config(source, world_size)
+        return _read_object(source, module, dataloader, world_size)
     except MemlabError:
         raise
     except Exception as error:  # another version may lack anything; a person's class may raise
@@ -74,16 +78,18 @@ def from_trainer(source: Any, module: Any = None, *, dataloader: Any = None) -> 
         ) from error
 
 
-def _read_object(source: Any, module: Any, dataloader: Any) -> ImportedTraining:
+def _read_object(
+    source: Any, module: Any, dataloader: Any, world_size: int | None
+) -> ImportedTraining:
     library = _library_of(source, "Trainer")
     if library == "transformers":
         _refuse_beside(source, module=module, dataloader=dataloader)
-        return read_trainer(source, _with_version(library))
+        return read_trainer(source, _with_version(library), world_size)
     if library in LIGHTNING:
-        return read_lightning(source, module, dataloader, _with_version(library))
+        return read_lightning(source, module, dataloader, _with_version(library), world_size)
     if _library_of(source, "TrainingArguments") == "transformers":
         _refuse_beside(source, module=module, dataloader=dataloader)
-        reading = read_arguments(values_of(source))
+        reading = read_arguments(values_of(source), world_size=world_size)
         return reading.finish(f"{type(source).__name__} of {_with_version('transformers')}")
     raise ConfigError(f"source={shown(source)} is no trainer that memlab knows; {ALLOWED}")
 
@@ -111,7 +117,7 @@ def _refuse_beside(source: Any, **others: Any) -> None:
             )
 
 
-def _read_config(source: Any) -> ImportedTraining:
+def _read_config(source: Any, world_size: int | None) -> ImportedTraining:
     if is_a(source, Mapping):
         config, named = source, "a dict"
     else:
@@ -124,9 +130,11 @@ def _read_config(source: Any) -> ImportedTraining:
 
     names = {str(name) for name in config}
     if names & (accelerate_file.MARKS - deepspeed_file.MARKS):
-        return accelerate_file.read_accelerate(config, f"accelerate config, {printable(named)}")
+        named = f"accelerate config, {printable(named)}"
+        return accelerate_file.read_accelerate(config, named, world_size)
     if names & deepspeed_file.MARKS:
-        return deepspeed_file.read_deepspeed(config, f"DeepSpeed config, {printable(named)}")
+        named = f"DeepSpeed config, {printable(named)}"
+        return deepspeed_file.read_deepspeed(config, named, world_size)
     raise ConfigError(
         f"source={shown(source)} has the fields {shown(sorted(names)[:5])}, and none that a config "
         f"of accelerate or DeepSpeed begins with; {ALLOWED}"

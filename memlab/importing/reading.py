@@ -15,7 +15,7 @@ UNKNOWN = "memlab does not know this field"
 OFF = "it is off"
 SHARDING = (
     "training on several devices is not imported: the config is the step of one process, which "
-    "holds the whole model"
+    "holds the whole model; pass world_size, the number of ranks, to import it"
 )
 NO_WORKLOAD = "there is no workload; another field that is not imported says why"
 SECRET = ("token", "api_key", "password")

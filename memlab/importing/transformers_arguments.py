@@ -19,6 +19,7 @@ from memlab.importing.optimizer_classes import (
     usual_value,
 )
 from memlab.importing.precisions import take_mixed, take_tf32
+from memlab.importing.rank_fields import of_arguments, take_ranks
 from memlab.importing.reading import OFF, SourceReading
 from memlab.importing.transformers_names import NOT_CONCERNED, NOT_IMPORTED
 
@@ -71,12 +72,15 @@ def values_of(arguments: Any) -> dict[str, Any]:
     return {each.name: getattr(arguments, each.name) for each in dataclasses.fields(arguments)}
 
 
-def read_arguments(values: Mapping[str, Any], formats: Sequence[str] = ()) -> SourceReading:
+def read_arguments(
+    values: Mapping[str, Any], formats: Sequence[str] = (), world_size: int | None = None
+) -> SourceReading:
     """Return what becomes of each field.
 
     Args:
         values: fields of TrainingArguments by name, of any version.
         formats: the formats of the model's parameters; empty if there is no model.
+        world_size: number of ranks; None reads the step of one process.
     """
     reading = SourceReading(values)
     _read_batch(reading)
@@ -89,6 +93,7 @@ def read_arguments(values: Mapping[str, Any], formats: Sequence[str] = ()) -> So
         reading.skip_all(names, why)
     for name, (off, why) in NOT_IMPORTED.items():
         reading.leave_unless(off, name, why)
+    take_ranks(reading, world_size, of_arguments(values))
     return reading
 
 

@@ -58,7 +58,8 @@ NOT_CONCERNED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 SHARDED = (
-    "sharding is not imported: the config is the step of one process, which holds the whole model"
+    "sharding is not imported: the config is the step of one process, which holds the whole model; "
+    "pass world_size, the number of ranks, to import it"
 )
 NOT_IMPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "fsdp": ((None, "", False), SHARDED),

@@ -34,7 +34,7 @@ CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 NO_EFFECT = "it is about evaluation, saving or reports"
 
 
-def read_trainer(trainer: Any, library: str) -> ImportedTraining:
+def read_trainer(trainer: Any, library: str, world_size: int | None = None) -> ImportedTraining:
     """Return the step of a Trainer.
 
     Raises:
@@ -50,14 +50,17 @@ def read_trainer(trainer: Any, library: str) -> ImportedTraining:
 
     model = trainer.model
     formats = number_formats(model)
-    reading = read_arguments(values_of(trainer.args), formats)
+    reading = read_arguments(values_of(trainer.args), formats, world_size)
     _read_given_optimizer(reading, trainer)
     _read_own_methods(reading, trainer)
     _fit_checkpointing(reading, model)
     for name in ("n_gpu", "world_size"):
         if (number := getattr(trainer.args, name, 1)) > 1:
             reading.add(f"trainer.args.{name}", number)
-            reading.leave(f"trainer.args.{name}", SHARDING)
+            if number == world_size:
+                reading.take(f"trainer.args.{name}", world_size=number)
+            else:
+                reading.leave(f"trainer.args.{name}", SHARDING)
     for name in ("eval_dataset", "compute_metrics", "processing_class", "model_init"):
         if getattr(trainer, name, None) is not None:
             part = f"trainer.{name}"

@@ -121,7 +121,10 @@ def training_step(
         plan = plan_for(workload, config, target_for(target, config), seed=seed, run=run)
     except Ended as ended:
         raise UnsupportedError(str(ended)) from None
-    return TrainingStep(build_step(workload, config, target, plan=plan, seed=seed))
+    step = build_step(workload, config, target, plan=plan, seed=seed)
+    if step.sharded is not None:
+        step.set_seed(seed)  # else all ranks would drop out the same units of other samples
+    return TrainingStep(step)
 
 
 def _take(step: Step, batch: Any) -> None:

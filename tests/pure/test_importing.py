@@ -360,3 +360,82 @@ def test_a_field_is_told_in_one_line():
 def test_an_old_file_of_accelerate_keeps_its_fp16():
     old = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "fp16": True}
     assert memlab.from_trainer(old).config.precision == "fp16-mixed"
+
+
+def of_ranks(source, world_size=2):
+    """Return the imported sharding, ranks and batch, and what was not imported."""
+    found = memlab.from_trainer(source, world_size=world_size)
+    config = found.config
+    others = {each.name: each.why for each in found.not_imported}
+    return (str(config.sharding), config.world_size, config.batch_size), others
+
+
+@pytest.mark.parametrize(("stage", "sharding"), [
+    (0, "ddp"), (1, "deepspeed-zero1"), (2, "deepspeed-zero2"), (3, "deepspeed-zero3"),
+])  # fmt: skip
+def test_stages_of_deepspeed_are_imported_for_a_number_of_ranks(stage, sharding):
+    source = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 4,
+              "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}}  # fmt: skip
+    assert of_ranks(source) == ((sharding, 2, 16), {})
+    assert of_ranks({**source, "train_batch_size": 16}) == ((sharding, 2, 16), {})
+    without = memlab.from_trainer(source)
+    assert (without.config.sharding, without.config.batch_size) == ("none", 8)
+
+
+def test_what_means_another_sharding_is_not_imported():
+    offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    found, others = of_ranks({"zero_optimization": offload, "train_batch_size": 8})
+    assert found[0] == "none"
+    assert "keep parameters and states on the device" in others["world_size"]
+    assert "no stage 7" in of_ranks({"zero_optimization": {"stage": 7}})[1]["world_size"]
+
+
+@pytest.mark.parametrize(("fields", "sharding"), [
+    ({"distributed_type": "MULTI_GPU"}, "ddp"),
+    ({"distributed_type": "FSDP", "fsdp_config": {
+        "fsdp_version": 2, "fsdp_reshard_after_forward": True}}, "zero3"),
+    ({"distributed_type": "FSDP", "fsdp_config": {
+        "fsdp_version": 2, "fsdp_reshard_after_forward": False}}, "zero2"),
+    ({"distributed_type": "FSDP", "fsdp_config": {
+        "fsdp_sharding_strategy": "FULL_SHARD"}}, "zero3"),
+    ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": 2}}, "zero2"),
+    ({"distributed_type": "DEEPSPEED", "deepspeed_config": {
+        "zero_stage": 3}}, "deepspeed-zero3"),
+])  # fmt: skip
+def test_a_file_of_accelerate_for_several_ranks(fields, sharding):
+    source = {"compute_environment": "LOCAL_MACHINE", "num_processes": 2, **fields}
+    found, others = of_ranks(source)
+    assert found == (sharding, 2, 16)
+    assert set(others) == {"batch size"}
+    wrong = of_ranks(source, world_size=4)
+    assert "for 2 processes, and world_size=4" in wrong[1]["num_processes"]
+    hybrid = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}
+    assert "groups of hybrid" in of_ranks(hybrid)[1]["world_size"]
+
+
+@dataclasses.dataclass
+class Arguments:
+    """The fields of TrainingArguments that are about ranks, as different versions hold them."""
+
+    fsdp: object = None
+    fsdp_config: object = None
+    gradient_accumulation_steps: int = 2
+    per_device_train_batch_size: int = 4
+
+
+@pytest.mark.parametrize(("fsdp", "options", "sharding"), [
+    (None, None, "ddp"),
+    (True, {"version": 2, "reshard_after_forward": True}, "zero3"),
+    (True, {"reshard_after_forward": False}, "zero2"),
+    ("full_shard auto_wrap", {"fsdp_min_num_params": 0}, "zero3"),
+    (["shard_grad_op"], None, "zero2"),
+    ("full_shard offload", None, "none"),
+    ("hybrid_shard", None, "none"),
+])  # fmt: skip
+def test_arguments_of_transformers_for_several_ranks(fsdp, options, sharding):
+    values = dataclasses.asdict(Arguments(fsdp=fsdp, fsdp_config=options))
+    config = read_arguments(values, world_size=2).finish("a test").config
+    assert config.sharding == sharding
+    assert config.batch_size == (8 if sharding == "none" else 16)
+    # accelerate averages gradients with the last micro-batch only
+    assert config.sync_each_micro_batch == (sharding == "none")

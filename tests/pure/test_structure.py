@@ -40,6 +40,7 @@ FLOORS = [
         "exporting/",
         "changes/",
         "training/",
+        "callbacks/",
     ],
     ["figures/", "plots"],
     ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],

@@ -151,3 +151,22 @@ def test_the_workload_reaches_a_worker(tmp_path):
 def test_a_module_of_another_kind_is_a_sentence(tmp_path):
     with pytest.raises(memlab.MemlabError, match="is not a LightningModule"):
         memlab.from_trainer(trainer_of(tmp_path), torch.nn.Linear(1, 1))
+
+
+def test_a_trainer_of_several_ranks(tmp_path):
+    trainer = trainer_of(tmp_path, devices=2, strategy="ddp", accumulate_grad_batches=2)
+    found = memlab.from_trainer(trainer, module_of(), world_size=2)
+    config = found.config
+    assert (config.sharding, config.world_size, config.batch_size) == ("ddp", 2, 16)
+    assert not config.sync_each_micro_batch
+    assert field(found, "strategy").status is FieldStatus.IMPORTED
+    assert "BatchNorm sees the samples of one rank" in field(found, "sync_batchnorm").why
+    assert found.workload is not None
+    other = memlab.from_trainer(trainer, module_of(), world_size=4)
+    assert other.config.sharding == "none"
+    assert "for 2 ranks, and world_size=4" in field(other, "strategy").why
+
+    strategies = pytest.importorskip("lightning.pytorch.strategies")
+    strategy = strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    own = trainer_of(tmp_path, devices=2, strategy=strategy)
+    assert "configure_model" in field(memlab.from_trainer(own, world_size=2), "strategy").why

@@ -204,3 +204,19 @@ def test_a_trainer_without_data_or_that_has_run(tmp_path):
     trainer.train()
     with pytest.raises(memlab.MemlabError, match="has been run"):
         memlab.from_trainer(trainer)
+
+
+@pytest.mark.parametrize(("fsdp", "sharding"), [
+    ({}, "ddp"),
+    ({"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}, "zero3"),
+    ({"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": False}}, "zero2"),
+])  # fmt: skip
+def test_real_arguments_of_several_ranks(tmp_path, fsdp, sharding):
+    transformers = needs_trainer()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=4, **fsdp
+    )
+    found = memlab.from_trainer(arguments, world_size=2)
+    config = found.config
+    assert (config.sharding, config.world_size, config.batch_size) == (sharding, 2, 8)
+    assert not {"fsdp", "fsdp_config"} & {each.name for each in found.not_imported}

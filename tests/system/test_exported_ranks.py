@@ -88,6 +88,94 @@ def test_a_file_runs_as_its_first_lines_say_and_not_otherwise(tmp_path):
     assert "this file is for 2 ranks: torchrun --nproc-per-node 2" in alone.stderr
 
 
+ACCELERATED = """
+import accelerate.state
+from accelerate.utils import DistributedType
+
+def of_a_gpu(self, *_, **__):
+    return "gloo", DistributedType.MULTI_GPU
+
+def to_the_cpu(self):
+    self.device = torch.device("cpu")
+
+accelerate.state.PartialState._prepare_backend = of_a_gpu
+accelerate.state.PartialState.set_device = to_the_cpu
+"""
+"""accelerate shards on accelerators only; here it takes the CPU for one, and its own code runs."""
+
+LIBRARIES = [
+    ("lightning", "cpu", "pass", ("lightning",), [
+        {"sharding": "ddp", "max_grad_norm": 0.0123456789, **LATE},
+        {"sharding": "zero1"},
+        {"sharding": "zero2", "precision": "bf16-mixed", "max_grad_norm": 0.0123456789},
+        {"sharding": "zero3", **LATE},
+        {"sharding": "hybrid", "shard_group_size": 1, "accumulation_steps": 2},
+    ]),
+    ("accelerate", "cpu", "pass", ("accelerate",), [
+        {"sharding": "ddp", "accumulation_steps": 2},
+    ]),
+    ("accelerate", "cuda", ACCELERATED, ("accelerate",), [
+        {"sharding": "zero2", "accumulation_steps": 2},
+        {"sharding": "zero3", "max_grad_norm": 0.0123456789, **LATE},
+        {"sharding": "zero3", "precision": "bf16-mixed"},
+    ]),
+    ("transformers", "cpu", "pass", ("accelerate", "transformers"), [
+        {"sharding": "ddp", "max_grad_norm": 0.0123456789, **LATE},
+    ]),
+    ("transformers", "cuda", ACCELERATED, ("accelerate", "transformers"), [
+        {"sharding": "zero2"},
+        {"sharding": "zero3", "max_grad_norm": 0.0123456789, **LATE},
+    ]),
+]  # fmt: skip
+
+
+def pairs_of(settings):
+    transformer = memlab.workloads.get("plain-transformer", **SMALL)
+    return [(transformer, StepConfig(**RANKS, **fields)) for fields in settings]
+
+
+@pytest.fixture(scope="module")
+def by_config(tmp_path_factory):
+    """The losses of memlab's own ranks, by the config in words; started once for all libraries."""
+    pairs = pairs_of(fields for *_, settings in LIBRARIES for fields in settings)
+    once = {str(config): (workload, config) for workload, config in pairs}
+    found = of_steps(list(once.values()), tmp_path_factory.mktemp("steps"))
+    return {name: losses for name, (losses, _) in zip(once, found, strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flavor", "device", "prepare", "needs", "settings"),
+    LIBRARIES,
+    ids=[f"{flavor}-{device}" for flavor, device, *_ in LIBRARIES],
+)
+def test_a_library_trains_in_ranks_as_memlab_does(
+    flavor, device, prepare, needs, settings, tmp_path, by_config
+):
+    for library in needs:
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    pairs = pairs_of(settings)
+    texts = [export_script(*pair, device, flavor=flavor) for pair in pairs]
+    for (_, config), (losses, _) in zip(
+        pairs, of_files(texts, tmp_path, prepare=prepare), strict=True
+    ):
+        assert losses == pytest.approx(by_config[str(config)], rel=1e-6), str(config)
+        assert len(set(losses)) == NUM_STEPS
+
+
+@pytest.mark.parametrize(("flavor", "device", "fields", "said"), [
+    ("accelerate", "cpu", {"sharding": "zero3"}, "accelerators only"),
+    ("transformers", "cuda", {"sharding": "zero1"}, "sharding='zero1' is not expressed"),
+    ("accelerate", "cuda", {"sharding": "hybrid", "shard_group_size": 1}, "'hybrid' is not"),
+    ("lightning", "cpu", {"sharding": "ddp", "accumulation_steps": 2}, "averages gradients once"),
+    ("transformers", "cuda", {"sharding": "zero3", "precision": "bf16-mixed"}, "in bf16"),
+])  # fmt: skip
+def test_what_a_library_cannot_do_in_ranks_is_refused_by_name(flavor, device, fields, said):
+    config = StepConfig(**RANKS, **fields)
+    with pytest.raises(UnsupportedError, match=said):
+        export_script(memlab.workloads.get("plain-mlp"), config, device, flavor=flavor)
+
+
 def test_what_a_file_of_ranks_cannot_hold_is_refused_by_name():
     workload = memlab.Workload(
         name="rows",
