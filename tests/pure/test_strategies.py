@@ -134,6 +134,7 @@ def test_a_result_of_an_older_version_has_no_ranks():
     {"sharding": "zero3", "tensor_parallel_size": 2},
     {"sharding": "zero3", "compile": True},
     {"sharding": "zero3", "offload_parameters": True},
+    {"sharding": "zero3", "init_on_meta": True},
 ])  # fmt: skip
 def test_no_script_leaves_the_sharding_out_silently(fields):
     config = StepConfig(world_size=2, **fields)

@@ -80,7 +80,8 @@ def _check(config: StepConfig) -> None:
             f"a script for {said} with tensor_parallel_size={config.tensor_parallel_size} is not "
             "implemented yet; use tensor_parallel_size=1"
         )
-    for field in NOT_WRITTEN:
+    is_built_in_parts = config.sharding in FULLY_SHARDED
+    for field in (*NOT_WRITTEN, *["init_on_meta"] * is_built_in_parts):
         if getattr(config, field):
             raise UnsupportedError(
                 f"a script for {said} with {field}=True is not implemented yet; use {field}=False"
