@@ -245,12 +245,18 @@ def time_half_width(card: Card | None, unsure_share: float) -> float:
     return math.hypot(*widths)
 
 
-def time_note(card: Card | None, unsure_share: float) -> str:
-    """Return a sentence that says where the half-width of a predicted time comes from."""
+def time_note(card: Card | None, unsure_share: float, of: str = "The time") -> str:
+    """Return a sentence that says where the half-width of a predicted time comes from.
+
+    Args:
+        card: as for `time_half_width`.
+        unsure_share: as for `time_half_width`.
+        of: which time it is.
+    """
     doubt = table().doubt
     steps = doubt["model"]["steps"] - doubt["erratic"]["steps"]
     text = (
-        f"The time is stated ± {time_half_width(card, unsure_share):.0%}, from "
+        f"{of} is stated ± {time_half_width(card, unsure_share):.0%}, from "
         f"{steps} steps of other models in fp16 on an RTX 3090"
     )
     if not _is_seen(card):

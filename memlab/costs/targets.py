@@ -145,14 +145,14 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
     if card is not None and card.memory_bytes_per_second is not None:
         times = [_time_on(o, card, target.cluster, known, tf32_matmul) for o in recording.operators]
         seconds = np.array([time.estimate_seconds for time in times])
-        every = float(seconds.sum())
+        every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
         unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
-        notes.append(time_note(card, unsure))
         half_width = time_half_width(card, unsure)
         overlap = _overlap(recording, seconds, target.cluster, half_width)
+        notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
 
     if overlap is not None:
-        notes.append(_overlap_note(overlap))
+        notes.insert(-1, _overlap_note(overlap))
         half_width = overlap.half_width
     if seconds is not None and costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
@@ -187,10 +187,10 @@ def _overlap(
 def _overlap_note(overlap: Overlap) -> str:
     """Return a sentence on what communication adds to the time, and to its uncertainty."""
     return (
-        f"Collectives take {format_seconds(overlap.communication_seconds)} of the step's "
-        f"{format_seconds(overlap.step_seconds)}, {format_percent(overlap.hidden_share)} of it "
-        f"beside other operators; the time is stated ± {overlap.half_width:.0%} with the doubt "
-        "about links, and because what runs beside each other may slow each other down."
+        f"Collectives take {format_seconds(overlap.communication_seconds)}, of which "
+        f"{format_percent(overlap.hidden_share)} is hidden behind other operators. The time of the "
+        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels and links, and "
+        "because what runs beside each other may slow each other down."
     )
 
 
