@@ -20,6 +20,7 @@ from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
 from memlab.figures.recommendations import recommendations
+from memlab.figures.scaling import scaling
 from memlab.figures.snapshot_comparison import snapshot_comparison
 from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
 from memlab.figures.snapshot_growth import snapshot_growth
@@ -38,6 +39,7 @@ __all__ = [
     "peak_map",
     "placeholder",
     "recommendations",
+    "scaling",
     "snapshot_comparison",
     "snapshot_fragmentation",
     "snapshot_growth",

@@ -1,0 +1,77 @@
+"""The picture of ever more ranks: its points are those of the results."""
+
+import itertools
+import math
+
+import pytest
+
+from memlab import plots
+from memlab.config import StepConfig
+from memlab.result import Outcome, Source
+from tests.figure_parts import MIB, make_result, texts_of
+
+RANKS = (2, 4, 8, 1024)
+
+
+def result(sharding, ranks, *, rate, peak=None, **changes):
+    config = StepConfig(batch_size=ranks, sharding=sharding, world_size=ranks)
+    return make_result(
+        source=Source.PREDICTED, device="128x8-h100", config=config, samples_per_second=rate,
+        peak_allocated_bytes=64 * MIB // ranks + MIB if peak is None else peak, **changes,
+    )  # fmt: skip
+
+
+def line(figure, label, name):
+    (axes,) = [axes for axes in figure.axes if axes.get_label() == label]
+    return next(each for each in axes.lines if each.get_label() == name)
+
+
+def test_peaks_and_rates_stand_where_the_results_are():
+    results = [result("zero3", n, rate=10.0 * n) for n in reversed(RANKS)]
+    results += [result("ddp", n, rate=9.0 * n, peak=70 * MIB) for n in RANKS]
+    figure = plots.scaling(results)
+    peaks = line(figure, "peak", "zero3")
+    assert list(peaks.get_xdata()) == [math.log2(n) for n in RANKS]
+    assert list(peaks.get_ydata()) == [64 * MIB // n + MIB for n in RANKS]
+    assert list(line(figure, "peak", "ddp").get_ydata()) == [70 * MIB] * 4
+    rates = line(figure, "speed", "zero3")
+    assert list(rates.get_ydata()) == pytest.approx([math.log10(10 * n) for n in RANKS])
+    ideal = line(figure, "speed", "as fast as the fewest")  # the rate of each rank is the same
+    assert list(ideal.get_ydata()) == pytest.approx([math.log10(20), math.log10(10240)])
+    texts = " ".join(texts_of(figure))
+    assert "peak MiB allocated, worst rank (predicted, 128x8-h100)" in texts
+    assert {" zero3", " ddp"} <= set(texts_of(figure))
+
+
+def test_without_a_time_there_is_only_the_peak():
+    figure = plots.scaling([result("zero2", n, rate=None) for n in RANKS])
+    assert [axes.get_label() for axes in figure.axes] == ["peak"]
+    assert not any("per second" in text for text in texts_of(figure))
+
+
+def test_results_without_a_peak_are_left_out():
+    failed = make_result(outcome=Outcome.FAILED, message="no", peak_allocated_bytes=None)
+    assert plots.scaling([failed]).axes == []
+    figure = plots.scaling([failed, result("ddp", 2, rate=1.0)])
+    assert len(line(figure, "peak", "ddp").get_xdata()) == 1
+
+
+def test_names_of_lines_that_end_together_do_not_cover_each_other():
+    names = ("ddp", "zero1", "zero2", "zero3")
+    figure = plots.scaling([result(name, n, rate=None) for name in names for n in RANKS])
+    (axes,) = figure.axes
+    heights = sorted(
+        axes.transData.transform((0, text.get_position()[1]))[1] for text in axes.texts
+    )
+    gaps = [after - before for before, after in itertools.pairwise(heights)]
+    assert min(gaps) * 72 / figure.dpi > 8  # points
+
+
+def test_one_process_is_named_as_that_and_groups_by_their_size():
+    results = [
+        make_result(config=StepConfig(batch_size=8)),
+        make_result(
+            config=StepConfig(batch_size=8, sharding="hybrid", world_size=8, shard_group_size=4)
+        ),
+    ]
+    assert {" one process", " hybrid, groups of 4"} <= set(texts_of(plots.scaling(results)))
