@@ -354,17 +354,17 @@ def _make_batch(
     """
     mark(Phase.DATA, 0)
     set_seed(seed)
-    batch = workload.make_batch(config.batch_size)
-    sizes = config.micro_batch_sizes
+    shares = [config.batch_size] if sharded is None else ranks.part_sizes(config, sharded)
+    batch = workload.make_batch(sum(shares))
+    sizes, everyone = config.micro_batch_sizes, []
     said = precision.batch_notes(batch, config.precision)
-    accumulation.check_batch(workload, batch, config.batch_size)
+    accumulation.check_batch(workload, batch, sum(shares))
     if sharded is not None:
-        shares, everyone = ranks.part_sizes(config), []
         if workload.num_loss_terms is not None:  # else samples weigh alike, of thousands of ranks
             parts = accumulation.parts_of(workload, batch, shares)
             everyone = [m for part in parts for m in accumulation.parts_of(workload, part, sizes)]
-        whole = accumulation.weights(workload, everyone, sizes * sharded.num_parts)
-        batch = accumulation.part_of(workload, batch, shares, sharded.part)
+        whole = accumulation.weights(workload, everyone, sizes * len(shares))
+        batch = accumulation.part_of(workload, batch, shares, sharded.part % len(shares))
 
     micro_batches = _divided(workload, batch, sizes, config, device)
     if sharded is None:

@@ -13,6 +13,7 @@ from memlab.errors import UnsupportedError, WorkloadError
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
 FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
+MOST_SIMULATED_PARTS = 16  # of a batch; all parts of a batch are made alike
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
 
 
@@ -32,6 +33,15 @@ class Sharded:
     part: int
     num_parts: int
     in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
+
+    @property
+    def num_made(self) -> int:
+        """How many parts of a batch this rank makes, to know what they weigh: all, if it is real.
+
+        The batch of thousands of simulated ranks would take longer to make than to train on.
+        """
+        is_simulated = dist.is_initialized() and dist.get_backend() == "fake"
+        return min(self.num_parts, MOST_SIMULATED_PARTS) if is_simulated else self.num_parts
 
 
 def check_group(config: StepConfig) -> None:
@@ -62,9 +72,9 @@ def seed_of(seed: int, part: int) -> int:
     return seed + SEEDS_BETWEEN_RANKS * part
 
 
-def part_sizes(config: StepConfig) -> list[int]:
-    """Return the samples of every part of a batch."""
-    return [config.rank_batch_size] * config.data_parallel_size
+def part_sizes(config: StepConfig, sharded: Sharded) -> list[int]:
+    """Return the samples of every part of a batch that a rank makes."""
+    return [config.rank_batch_size] * sharded.num_made
 
 
 def own_weights(weights: Sequence[float], sharded: Sharded) -> list[float]:
@@ -82,9 +92,9 @@ def own_weights(weights: Sequence[float], sharded: Sharded) -> list[float]:
             "num_loss_terms counts no terms in one of the micro-batches, which the ranks of a "
             "sharded step cannot skip; use larger micro-batches, or samples that all have terms"
         )
-    count = len(weights) // sharded.num_parts
-    first = sharded.part * count
-    return [weight * sharded.num_parts for weight in weights[first : first + count]]
+    count = len(weights) // sharded.num_made
+    first = sharded.part % sharded.num_made * count
+    return [weight * sharded.num_made for weight in weights[first : first + count]]
 
 
 def local(tensor: Any) -> torch.Tensor:
