@@ -91,8 +91,9 @@ class StepResult:
         parameter_formats: number formats of the trained parameters by torch's names, ordered by
             bytes; empty if no model was built.
         printed: the beginning of what the model printed; to predict, it runs with several batches.
-        ranks: of a measured step of several ranks the result of each, in order. The other fields
-            are then those of the rank with the highest peak; a prediction is of that rank alone.
+        ranks: of a step of several ranks the result of each, in order; of a simulated step those
+            that hold different things. The other fields are those of the rank with the highest
+            peak.
         rank_numbers: which ranks this result stands for; empty without sharding.
         communication: what this rank does in a step together with others, by collective; empty
             without sharding.

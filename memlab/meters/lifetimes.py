@@ -158,7 +158,7 @@ def _blocks(trace: Trace, step: int) -> Blocks:
     outlived_its_step = ~freed | (step_of[died] != step_of[born])
     optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
     left_behind = (step_of[born] < step) & outlived_its_step & ~optimizer
-    first = _first_event_of_steps(trace)
+    first = np.flatnonzero(step_of[trace.interval] == step)[0]
     existed_before = (births < first) & (deaths >= first)
     is_parameter = existed_before & np.isin(trace.address[births], list(trace.parameters))
 

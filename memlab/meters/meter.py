@@ -67,6 +67,9 @@ class Meter:
     def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Remember which storages hold optimizer state; call it once an update has made them."""
         self.states = {_address(state): path for path, state in states_of(model, optimizer)}
+        # in the first forward `fully_shard` copies parts that are smaller than those of other ranks
+        if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            self.know(model)
 
     def place_of(self, error: BaseException) -> Place:
         """Return where the run is, with the innermost module that raised this error."""

@@ -27,6 +27,7 @@ from memlab.meters.lifetimes import build_peak_bytes, step_memory
 from memlab.plan import Plan
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
+from memlab.predicting.rank_spread import peak_of, with_ranks
 from memlab.predicting.taken import Taken, taken
 from memlab.recording.assembly import sizes_of
 from memlab.recording.program import Program
@@ -94,7 +95,7 @@ def predict_in_process(
         "usable_memory_bytes": target.card and target.card.usable_bytes,
     }
     made = from_recorded_step(
-        lambda step: _predicted(step, plan, measured),
+        lambda step: _predicted_ranks(step, plan, measured),
         workload,
         config,
         target,
@@ -111,9 +112,23 @@ def predict_in_process(
             parameter_formats=made.parameter_formats,
         )
         return Prediction(result=result, forecast=None)
-    facts, forecast = made
-    result = StepResult(**asked, **facts, outcome=Outcome.OK, message=_summary(facts, target))
-    return Prediction(result=forecast.against_limit(result, memory_limit), forecast=forecast)
+    of_ranks = []
+    for facts, forecast in made:
+        result = StepResult(**asked, **facts, outcome=Outcome.OK, message=_summary(facts, target))
+        judged = forecast.against_limit(result, memory_limit)
+        of_ranks.append(Prediction(result=judged, forecast=forecast))
+    if config.sharding is Sharding.NONE:
+        return of_ranks[0]
+    worst = max(of_ranks, key=lambda each: peak_of(each.result))
+    return replace(worst, result=with_ranks(worst.result, [each.result for each in of_ranks]))
+
+
+def _predicted_ranks(
+    step: RecordedStep, plan: Plan | None, measured: Measured
+) -> list[tuple[dict[str, Any], Forecast]]:
+    """Return what a recorded step costs, of several ranks what it costs each that differs."""
+    programs = [step.program, *step.program.other_ranks]
+    return [_predicted(replace(step, program=each), plan, measured) for each in programs]
 
 
 def _predicted(
@@ -138,7 +153,10 @@ def _predicted(
 
     made = check_against_runs(measured, attempt)
     facts, forecast = made.facts, made.forecast
-    facts = facts | {"communication": step.program.communication(config.micro_batch_sizes)}
+    facts = facts | {
+        "communication": step.program.communication(config.micro_batch_sizes),
+        "rank_numbers": step.program.ranks,
+    }
     if config.sharding is not Sharding.NONE and made.kernels.overlap is None:
         facts = facts | _without_communication(facts, target)
         forecast = replace(forecast, seconds=None)

@@ -68,6 +68,8 @@ class Program:
         sizes: micro-batch sizes of step 1.
         other_size: size of the first micro-batch of step 0.
         differs: where the two steps differ, as a clause; empty if they run the same operators.
+        ranks: that do this, of the ranks of a sharded step.
+        other_ranks: the programs of ranks that hold something else, as far as they were recorded.
     """
 
     recording: Recording
@@ -77,6 +79,8 @@ class Program:
     sizes: tuple[int, ...]
     other_size: int
     differs: str
+    ranks: tuple[int, ...] = ()
+    other_ranks: tuple[Program, ...] = ()
 
     @property
     def size(self) -> int:
@@ -106,7 +110,7 @@ class Program:
 
     def without_objects(self) -> Program:
         """Return the program for sending, without what only kernels and plans need."""
-        return replace(self, recording=self.recording.without_objects())
+        return replace(self, recording=self.recording.without_objects(), other_ranks=())
 
     def parts(self, num_micro_batches: int) -> list[Part]:
         """Return the intervals of a run with this many micro-batches, in order."""

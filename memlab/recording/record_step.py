@@ -17,6 +17,7 @@ import torch
 from memlab.config import Sharding, StepConfig
 from memlab.plan import Plan
 from memlab.recording.assembly import sizes_of
+from memlab.recording.distinct_ranks import SameRanks, same_ranks, with_other_ranks
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
@@ -84,17 +85,22 @@ def _heaviest_rank(
     tracker: Tracker,
     plan: Plan | None,
 ) -> Program:
-    """Return the program of the rank that holds the most, over this config's micro-batches.
+    """Return the program of the rank that holds the most, and with it those of other ranks.
 
     The first step of a rank makes what later ones use again, so that no two steps are alike and
     other sizes would have to be recorded apart.
     """
     heaviest: list[tuple[int, ...]] = []
+    classes: list[SameRanks] = []
+
+    def look_at(step: Step) -> None:
+        heaviest.append(heaviest_ranks(step.optimizer))
+        classes[:] = same_ranks(step.model, step.optimizer, config)
 
     def record(asked: StepConfig, tracker: Tracker, rank: int) -> Program:
         return _recorded(
             workload, asked, device=device, seed=seed, plan=plan, tracker=tracker, first=asked,
-            rank=rank, on_built=lambda step: heaviest.append(heaviest_ranks(step.optimizer)),
+            rank=rank, on_built=look_at,
         )  # fmt: skip
 
     def program_of_rank(rank: int, tracker: Tracker) -> Program:
@@ -110,10 +116,15 @@ def _heaviest_rank(
         another.blocks.adopt(tracker.blocks.left())
         return record(config, another, rank)
 
-    first = program_of_rank(0, tracker)
-    found = [first if rank == 0 else program_of_rank(rank, Tracker(tracker.device_type))
-             for rank in heaviest[-1]]  # fmt: skip
-    return max(found, key=_peak_without_kernels)
+    found = {0: program_of_rank(0, tracker)}
+
+    def of_rank(rank: int) -> Program:
+        if rank not in found:
+            found[rank] = program_of_rank(rank, Tracker(tracker.device_type))
+        return found[rank]
+
+    worst = max(heaviest[-1], key=lambda rank: _peak_without_kernels(of_rank(rank)))
+    return with_other_ranks(worst, of_rank, classes)
 
 
 def _peak_without_kernels(program: Program) -> int:

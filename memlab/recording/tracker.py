@@ -124,6 +124,9 @@ class Tracker(TorchDispatchMode):
         self.recording.recomputed = recomputed(model)
         if is_scripted(model):
             self.know_of_script()
+        self._know_parameters(model)
+
+    def _know_parameters(self, model: torch.nn.Module) -> None:
         with torch.no_grad():  # a part of a parameter is then no operator's output
             weights = [(path, local(weight)) for path, weight in model.named_parameters()]
         for path, weight in weights:
@@ -143,6 +146,9 @@ class Tracker(TorchDispatchMode):
         for path, state in states:
             if (block := self.blocks.block_of(state)) is not None:
                 self.recording.states.setdefault(block, path)
+        # in the first forward `fully_shard` copies parts that are smaller than those of other ranks
+        if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+            self._know_parameters(model)
 
     def place(self) -> Place:
         """Return where the run is now."""
