@@ -31,6 +31,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero2": {"sharding": "zero2", "world_size": 2},
     "zero3": {"sharding": "zero3", "world_size": 2},
     "hybrid": {"sharding": "hybrid", "world_size": 4, "shard_group_size": 2},
+    "tensor": {"sharding": "tensor", "world_size": 2},
+    "zero3 and tensor": {"sharding": "zero3", "world_size": 4, "tensor_parallel_size": 2},
 }
 ALONE = "alone"
 BATCH = 8

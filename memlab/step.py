@@ -34,6 +34,7 @@ from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.sharding import ranks, sharding
 from memlab.techniques.sharding.ranks import Sharded
 from memlab.techniques.technique import Setup
+from memlab.techniques.trials import Trial
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -272,6 +273,15 @@ def build_step(
 
     model.train()
 
+    trial = Trial(
+        workload=workload,
+        model=model,
+        config=config,
+        device=device,
+        set_seed=partial(set_seed, seed),
+    )
+    divided = sharding.divide(model, config, device, trial.loss_of_few)
+
     # what changes how its forward runs
     if config.loss_chunks > 1:
         chunked_loss.apply(model, config.loss_chunks)
@@ -280,13 +290,11 @@ def build_step(
     if plan is not None:
         checkpointing.apply_plan(model, plan)
     if config.inplace:
-        few = _few_samples(workload, config, device, seed)
         # the step's own offloader would move tensors, and hide which operator reads them
-        around = Offloader(model, 0.0, weights) if weights else contextlib.nullcontext()
-        loss_of = partial(_loss_of, workload, model, config, device, seed, around)
-        inplace.apply(model, few, loss_of)
+        around = Offloader(model, 0.0, weights) if weights else None
+        inplace.apply(model, trial.batch(), partial(trial.loss, around=around))
 
-    sharded = sharding.apply(model, config, device)
+    sharded = sharding.apply(model, config, device, divided)
     built.fill(device)
     optimizer, scheduler = optimizers.make(model, config, weights)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
@@ -312,31 +320,8 @@ def build_step(
         loss_weights=loss_weights,
         parameter_formats=formats,
         sharded=sharded,
-        notes=(*cast_notes, *batch_notes),
+        notes=(*cast_notes, *batch_notes, *(() if sharded is None else sharded.notes)),
     )
-
-
-def _few_samples(workload: Workload, config: StepConfig, device: torch.device, seed: int) -> Any:
-    """Return two samples, with which a technique tries out what the model does."""
-    set_seed(seed)
-    batch = workload.make_batch(min(2, config.micro_batch_size))
-    return moved(precision.cast_batch(batch, config.precision), device)
-
-
-def _loss_of(
-    workload: Workload,
-    model: torch.nn.Module,
-    config: StepConfig,
-    device: torch.device,
-    seed: int,
-    around: contextlib.AbstractContextManager[None],
-    batch: Any,
-) -> torch.Tensor:
-    set_seed(seed)
-    with precision.autocast(config, device), around:
-        loss: torch.Tensor = workload.compute_loss(model, batch)
-    check_loss(loss)
-    return loss
 
 
 def _make_batch(

@@ -1,6 +1,6 @@
 """A script that trains a few updates, saves or loads, and prints its losses; run it by torchrun.
 
-FOLDER, "save" or "load", and the settings as JSON.
+FOLDER, "save", "load" or "differ" (in each rank other samples), and the settings as JSON.
 """
 
 import faulthandler
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from memlab import StepConfig, training_step
+from memlab.techniques.sharding.ranks import part_of
 from tests.rank_parts import WIDTH, faulty
 
 BATCH, NUM_BATCHES, SAVED_AFTER = 8, 6, 3
@@ -34,11 +35,14 @@ def main(folder, what, settings):
         dist.init_process_group("gloo")
         rank, count = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    size = BATCH // count
-    mine = [tuple(t[rank * size : (rank + 1) * size] for t in batch) for batch in batches()]
+    config = StepConfig(batch_size=BATCH, **settings)
+    size, part = BATCH // config.data_parallel_size, part_of(config, rank)
+    mine = [tuple(t[part * size : (part + 1) * size] for t in batch) for batch in batches()]
+    if what == "differ":
+        mine = [tuple(t + rank for t in batch) for batch in mine]
 
-    step = training_step(faulty(), StepConfig(batch_size=BATCH, **settings), "cpu")
-    if what == "save":
+    step = training_step(faulty(), config, "cpu")
+    if what != "load":
         for batch in mine[:SAVED_AFTER]:
             step(batch)
         step.save(folder)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from memlab.torch_private.ranks import waited_by
 from memlab.trace import Trace
 
 PAUSE_SECONDS = 0.003  # a thread that has to wait for a processor needs as long
@@ -33,9 +34,15 @@ def paused_for() -> Iterator[None]:
         time.sleep(PAUSE_SECONDS)
         return out
 
+    def wait_for(own: Any, tensor: Any) -> Any:
+        out = own(tensor)
+        time.sleep(PAUSE_SECONDS)
+        return out
+
     kind.wait = wait
     try:
-        yield
+        with waited_by(wait_for):
+            yield
     finally:
         kind.wait = own
 

@@ -30,6 +30,7 @@ from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.recording.tracker import Tracker
 from memlab.torch_private.ranks import (
     drawn_as_on_a_cpu,
+    meshes_joined_unseen,
     open_group_of_none,
     parameters_divided_by,
     partition_of,
@@ -68,6 +69,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             replicated_by(FakeReducer, FakeLogger),
             shapes_found_unseen(),
             drawn_as_on_a_cpu(),
+            meshes_joined_unseen(),
             parameters_divided_by(PartsOnDemand),
             storages_resized_by(tracker.blocks.resize),
             stand_in.issued_on(tracker.streams),

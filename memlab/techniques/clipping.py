@@ -5,9 +5,12 @@ with the loss scale undone. Left out: clipping by value, and by the norm of each
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from memlab.techniques.sharding.ranks import whole
 from memlab.techniques.source import UPDATE, ScriptLines
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 
@@ -19,7 +22,20 @@ UNSCALE = "scaler.unscale_(optimizer)"
 def apply(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
     """Scale the gradients of an optimizer's parameters down to this total norm, in place."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    alike: dict[Any, list[torch.Tensor]] = {}  # divided over the same ranks, or not at all
+    for parameter in parameters:
+        alike.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    if len(alike) == 1:
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+
+    norms = [
+        whole(get_total_norm(p.grad for p in group if p.grad is not None))
+        for group in alike.values()
+    ]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in alike.values():
+        clip_grads_with_norm_(group, max_norm, total)
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:

@@ -170,3 +170,39 @@ def storages_resized_by(resize: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def meshes_joined_unseen() -> Iterator[None]:
+    """Let `fully_shard` join its ranks with those that divide layers out of sight of all modes.
+
+    A mesh reads the numbers of its ranks, which fake tensors do not have.
+    """
+    import torch.distributed.device_mesh
+
+    kind: Any = torch.distributed.device_mesh.DeviceMesh
+    own = kind._concatenate
+
+    def joined(*meshes: Any) -> Any:
+        with without_modes():
+            return own(*meshes)
+
+    kind._concatenate = staticmethod(joined)
+    try:
+        yield
+    finally:
+        kind._concatenate = staticmethod(own)
+
+
+@contextlib.contextmanager
+def waited_by(wait: Callable[..., Any]) -> Iterator[None]:
+    """Wait for the collectives of DTensors by another function: of PyTorch's own and a tensor."""
+    import torch.distributed._functional_collectives
+
+    module: Any = torch.distributed._functional_collectives
+    own = module.wait_tensor
+    module.wait_tensor = lambda tensor: wait(own, tensor)
+    try:
+        yield
+    finally:
+        module.wait_tensor = own

@@ -1,5 +1,6 @@
 """`training_step`: the very step that memlab measures and predicts, over batches of one's own."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from memlab.running import Ended
 from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
+from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.training import checkpoints
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
@@ -47,11 +49,11 @@ class TrainingStep:
             batch: CPU tensors as the workload's `make_batch` returns them, of any number of
                 samples; the last batch of an epoch may be smaller. With sharding these are the
                 samples of this rank, as many as every other rank has, and the loss is that of all
-                ranks together.
+                ranks together. Ranks that divide layers have the same samples.
 
         Raises:
             WorkloadError: the batch cannot be divided, or the ranks have different numbers of
-                samples.
+                samples, or those that divide layers have different samples.
         """
         _take(self._step, batch)
         loss = self._step()
@@ -140,6 +142,8 @@ def _take(step: Step, batch: Any) -> None:
     sizes = [num_samples // count + (i < num_samples % count) for i in range(count)]
     weights = step.use(batch, sizes)
     if step.sharded is not None:
+        if is_tensor_parallel(step.config):
+            _check_alike(batch, step.sharded.part)
         own = _num_terms(step, num_samples)
         everyone = _of_all_ranks((num_samples, own, min(weights)))
         share = own / sum(terms for _, terms, _ in everyone) * dist.get_world_size()
@@ -174,6 +178,25 @@ def _of_all_ranks(own: tuple[int, float, float]) -> list[tuple[int, float, float
             "can skip; use larger micro-batches, or samples that all have terms"
         )
     return found
+
+
+def _check_alike(batch: Any, part: int) -> None:
+    """Check that ranks which divide layers have the same samples.
+
+    Raises:
+        WorkloadError: in every rank, if they have not; their sums would mix different samples.
+    """
+    digest = 0
+    for tensor in tensors_of(batch):
+        numbers = tensor.detach().contiguous().flatten().view(torch.uint8)
+        digest = zlib.crc32(numbers.cpu().numpy().data, digest)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (part, digest))
+    if len(set(found)) > len({part for part, _ in found}):
+        raise WorkloadError(
+            "ranks that divide layers were given different samples; allowed are the same: let "
+            "rank // tensor_parallel_size, or 0 with sharding='tensor', choose the samples"
+        )
 
 
 def _num_samples(workload: Workload, batch: Any) -> int:

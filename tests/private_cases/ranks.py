@@ -125,3 +125,19 @@ def _() -> None:
     module = at("torch.distributed.tensor._dispatch")
     assert arguments_of(module.is_rng_supported_mesh) == ["device_mesh"]
     assert "is_rng_supported_mesh" in inspect.getsource(module)
+
+
+@case("._concatenate", to="join the ranks of `fully_shard` with those that divide layers")
+def _() -> None:
+    kind = at("torch.distributed.device_mesh").DeviceMesh
+    assert arguments_of(kind._concatenate) == ["device_mesh_list"]
+
+
+@case(
+    "torch.distributed._functional_collectives",
+    to="pause after a collective of sharded tensors, until its thread holds none",
+)
+def _() -> None:
+    module = at("torch.distributed._functional_collectives")
+    assert arguments_of(module.wait_tensor) == ["tensor"]
+    assert "wait_tensor" in module.AsyncCollectiveTensor.wait.__code__.co_names

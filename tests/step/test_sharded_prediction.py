@@ -14,6 +14,7 @@ from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.predicting.predict import predict_in_process
 from tests.models import blocks
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, mlp
 
 CPU = Target(kind="cpu", card=None, name="cpu")
 
@@ -102,3 +103,33 @@ def test_adafactor_is_refused_for_sharded_parameters():
     )
     assert made.outcome == "unsupported"
     assert "adamw" in made.message
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_rank_holds_its_part_of_layers_that_are_divided(count):
+    config = StepConfig(batch_size=8, sharding="tensor", world_size=count)
+    made = predict_in_process(
+        mlp(), config, CPU, seed=0, memory_limit=None, report=lambda progress: None
+    ).result
+    part = HIDDEN // count
+    # the bias of the second layer is whole: it is added to the sum of all ranks
+    own = 4 * ((part * IN + part) + (OUT * part + OUT))
+    assert made.peak_by_category["parameters"] == own
+    assert made.timeline.bytes_of("optimizer_state").max() == 2 * own + 4 * 4
+    assert f"{count} ranks divide layers" in made.notes[0]
+
+
+def test_many_ranks_that_divide_layers_and_batches_are_as_few():
+    few, many = (
+        predict_in_process(
+            decoder(),
+            StepConfig(
+                sharding="zero3", world_size=size, batch_size=size, tensor_parallel_size=2
+            ),
+            CPU, seed=0, memory_limit=None, report=lambda progress: None,
+        ).result
+        for size in (16, 1024)
+    )  # fmt: skip
+    assert few.outcome == many.outcome == "ok", many.message
+    assert many.peak_by_category["optimizer_state"] < few.peak_by_category["optimizer_state"]
+    assert not dist.is_initialized()

@@ -45,3 +45,15 @@ def test_a_sharded_checkpoint_is_loaded_by_other_numbers_of_ranks(tmp_path, opti
 def test_sharded_optimizer_state_is_loaded_by_one_process(tmp_path):
     saved = trained(2, tmp_path, "save", {"sharding": "zero1", "world_size": 2})
     assert trained(1, tmp_path, "load", {"accumulation_steps": 2}) == saved
+
+
+@pytest.mark.slow
+def test_layers_that_are_divided_are_saved_whole(tmp_path):
+    tensor = {"sharding": "tensor", "world_size": 2}
+    saved = trained(2, tmp_path, "save", tensor)
+    assert trained(2, tmp_path, "load", tensor) == saved
+    assert trained(1, tmp_path, "load", {}) == pytest.approx(saved, rel=1e-6)
+    both = {"sharding": "zero3", "world_size": 4, "tensor_parallel_size": 2}
+    assert trained(4, tmp_path, "load", both) == pytest.approx(saved, rel=1e-6)
+    with pytest.raises(AssertionError, match="ranks that divide layers were given different"):
+        trained(2, tmp_path, "differ", tensor)

@@ -26,7 +26,7 @@ from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.building import deferred
 from memlab.techniques.building.shards import Unfilled
-from memlab.techniques.sharding.ranks import FULLY_SHARDED
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Keeps, Saving, Setup, Technique, switch
 from memlab.torch_private.dispatch import without_modes
@@ -53,6 +53,11 @@ class Built:
             self.unfilled.fill(device)
 
 
+def _comes_later(config: StepConfig) -> bool:
+    """Return whether values are made when the model is sharded; dividing its layers needs them."""
+    return config.sharding in FULLY_SHARDED and not is_tensor_parallel(config)
+
+
 def built(build_model: Callable[[], nn.Module], device: torch.device, config: StepConfig) -> Built:
     """Return the model as a config asks for it: plainly, or without memory.
 
@@ -61,7 +66,7 @@ def built(build_model: Callable[[], nn.Module], device: torch.device, config: St
     """
     if not config.init_on_meta:
         return Built(model=build_model())
-    if config.sharding not in FULLY_SHARDED:
+    if not _comes_later(config):
         return Built(model=build(build_model, device))
 
     with without_modes():  # a prediction sees how the values are made, not how they are noted
@@ -97,7 +102,7 @@ def notes(asked: Setup) -> list[str]:
     if not asked.config.init_on_meta:
         return []
 
-    if asked.config.sharding in FULLY_SHARDED:
+    if _comes_later(asked.config):
         return [
             "Each rank was built with its part of the model and one whole parameter at a time, "
             "never with the whole model."
@@ -115,7 +120,7 @@ def notes(asked: Setup) -> list[str]:
 
 def peak_notes(config: StepConfig, peak_bytes: int) -> list[str]:
     """Say what a rank with a part of the model held while it was built."""
-    if config.sharding not in FULLY_SHARDED:
+    if not _comes_later(config):
         return []
     return [f"While the model was built, this rank held at most {format_bytes(peak_bytes)}."]
 

@@ -18,7 +18,7 @@ from memlab.techniques.offload.offloading import offload_state, update_one_by_on
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.sharding.ranks import local
+from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
@@ -279,7 +279,10 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         options["momentum"] = MOMENTUM
 
-    options |= IMPLEMENTATIONS[config.optimizer_implementation]
+    implementation = config.optimizer_implementation
+    if is_tensor_parallel(config):  # kernels for many take only one kind of tensor at a time
+        implementation = OptimizerImplementation.SINGLE_TENSOR
+    options |= IMPLEMENTATIONS[implementation]
     if config.optimizer is Optimizer.ADAFACTOR:
         options.pop("fused", None)  # Adafactor has no such argument
 

@@ -21,7 +21,10 @@ from memlab.torch_private.dispatch import without_modes
 
 
 def make_mesh(config: StepConfig, device_type: str) -> DeviceMesh:
-    """Return the mesh of all ranks: one row, or with hybrid sharding one row for each group."""
+    """Return the mesh of all ranks: one row, or one row for each group.
+
+    A group is that of hybrid sharding, or of the ranks that divide layers.
+    """
     shape, names = mesh_of(config)
     with without_modes():  # a mesh reads the numbers of its ranks, which fake tensors do not have
         return init_device_mesh(device_type, shape, mesh_dim_names=names)
@@ -29,14 +32,26 @@ def make_mesh(config: StepConfig, device_type: str) -> DeviceMesh:
 
 def mesh_of(config: StepConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the shape of the mesh of all ranks, and the names of its dimensions."""
+    if config.tensor_parallel_size > 1:
+        return (config.data_parallel_size, config.tensor_parallel_size), ("shard", "tensor")
     if config.sharding is not Sharding.HYBRID:
-        return (config.world_size,), ("shard",)
+        return (config.world_size,), ("tensor" if config.sharding is Sharding.TENSOR else "shard",)
     assert config.shard_group_size is not None
     num_groups = config.world_size // config.shard_group_size
     return (num_groups, config.shard_group_size), ("replicate", "shard")
 
 
+def dimension(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Return this rank's row or column of a mesh, or the mesh itself if it has no others."""
+    if mesh.ndim == 1:
+        return mesh
+    with without_modes():
+        return mesh[name]
+
+
 def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
     """Shard a model in place; it stays the same object and may be called as before."""
+    if config.tensor_parallel_size > 1:
+        mesh = dimension(mesh, "shard")
     frees = config.sharding is not Sharding.ZERO2
     shard_blocks(model, mesh, frees=frees, narrow=AUTOCAST_DTYPE.get(config.precision))

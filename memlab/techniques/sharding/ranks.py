@@ -18,6 +18,19 @@ SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two d
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Divided:
+    """The layers of a model, divided over ranks.
+
+    Attributes:
+        mesh: of all ranks, with a dimension "tensor".
+        notes: what a reader must know about which layers are divided.
+    """
+
+    mesh: Any
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sharded:
     """A model as one of several ranks runs it.
 
@@ -27,12 +40,14 @@ class Sharded:
         num_parts: into how many equal parts a batch is divided.
         in_micro_batch: returns the context of the forward and backward of a micro-batch, given
             whether the ranks average their gradients after it.
+        notes: what a reader must know about how the model is divided.
     """
 
     run_model: torch.nn.Module
     part: int
     num_parts: int
     in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
+    notes: tuple[str, ...] = ()
 
     @property
     def num_made(self) -> int:
@@ -62,6 +77,12 @@ def check_group(config: StepConfig) -> None:
 def part_of(config: StepConfig, rank: int) -> int:
     """Return which part of the batch a rank computes. Tensor parallel ranks share one."""
     return rank // (config.world_size // config.data_parallel_size)
+
+
+def is_tensor_parallel(config: StepConfig) -> bool:
+    """Return whether several ranks divide each layer."""
+    is_of_all = config.sharding is Sharding.TENSOR
+    return (config.world_size if is_of_all else config.tensor_parallel_size) > 1
 
 
 def seed_of(seed: int, part: int) -> int:

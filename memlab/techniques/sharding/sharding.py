@@ -1,36 +1,73 @@
 """The strategies by which several ranks train one model, what each refuses, and how it is applied.
 
-Left out so far: tensor parallelism, DeepSpeed, offloading of shards, and compiled sharded steps.
+Left out so far: DeepSpeed, offloading of shards, and compiled sharded steps.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 
-from memlab.config import Optimizer, Precision, Sharding, StepConfig
+from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.sharding.ranks import (
     FULLY_SHARDED,
     REPLICATED,
+    Divided,
     Sharded,
     check_group,
+    is_tensor_parallel,
     part_of,
 )
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
+ONE_KIND = (OptimizerImplementation.FOREACH, OptimizerImplementation.FUSED)
 MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
 
 
-def apply(model: torch.nn.Module, config: StepConfig, device: torch.device) -> Sharded | None:
+def divide(
+    model: torch.nn.Module,
+    config: StepConfig,
+    device: torch.device,
+    loss_of_few: Callable[[], torch.Tensor],
+) -> Divided | None:
+    """Divide the layers of a model in place over the ranks; None without tensor parallelism.
+
+    Args:
+        model: on its device, before anything else changes how its forward runs.
+        config: how to train.
+        device: of this rank.
+        loss_of_few: runs the model's forward on a few samples and returns the loss.
+
+    Raises:
+        UnsupportedError: this process is not one of as many ranks as the config asks for, or no
+            layer of the model can be divided.
+    """
+    if not is_tensor_parallel(config):
+        return None
+
+    check_group(config)
+    # late, since these import much of torch.distributed
+    from memlab.techniques.sharding import fully_sharded, tensor_parallel
+
+    mesh = fully_sharded.make_mesh(config, device.type)
+    row = fully_sharded.dimension(mesh, "tensor")
+    return Divided(mesh=mesh, notes=tensor_parallel.apply(model, row, loss_of_few))
+
+
+def apply(
+    model: torch.nn.Module, config: StepConfig, device: torch.device, divided: Divided | None
+) -> Sharded | None:
     """Return the model as this rank runs it; None without sharding.
 
     Args:
         model: on its device, with all other techniques applied; fully sharded in place.
         config: how to train.
         device: of this rank.
+        divided: what `divide` returned for this model.
 
     Raises:
         UnsupportedError: this process is not one of as many ranks as the config asks for.
@@ -40,21 +77,26 @@ def apply(model: torch.nn.Module, config: StepConfig, device: torch.device) -> S
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, replicated, shards
+    from memlab.techniques.sharding import fully_sharded, replicated, shards, tensor_parallel
 
+    run_model = model
     if config.sharding in REPLICATED:
-        replica = replicated.replicate(model)
-        run_model: torch.nn.Module = replica
+        run_model = replica = replicated.replicate(model)
         context = replicated.in_micro_batch(replica)
+    elif config.sharding is Sharding.TENSOR:
+        context = tensor_parallel.in_micro_batch(lambda is_synced: contextlib.nullcontext())
     else:
-        fully_sharded.shard(model, config, fully_sharded.make_mesh(config, device.type))
-        run_model, context = model, shards.in_micro_batch(model)
+        mesh = fully_sharded.make_mesh(config, device.type) if divided is None else divided.mesh
+        fully_sharded.shard(model, config, mesh)
+        context = shards.in_micro_batch(model)
+        context = context if divided is None else tensor_parallel.in_micro_batch(context)
 
     return Sharded(
         run_model=run_model,
         part=part_of(config, dist.get_rank()),
         num_parts=config.data_parallel_size,
         in_micro_batch=context,
+        notes=() if divided is None else divided.notes,
     )
 
 
@@ -72,20 +114,15 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         return
 
     said = f"sharding={str(config.sharding)!r}"
-    if config.sharding not in (*REPLICATED, *FULLY_SHARDED):
+    if config.sharding not in (*REPLICATED, *FULLY_SHARDED, Sharding.TENSOR):
         yield Refusal(
             why=f"{said} is not implemented yet", remedies=({"sharding": Sharding.ZERO3},)
         )
         return
-    if config.tensor_parallel_size > 1:
-        yield Refusal(
-            why=f"{said} with tensor_parallel_size={config.tensor_parallel_size}: tensor "
-            "parallelism is not implemented yet",
-            remedies=({"tensor_parallel_size": 1},),
-        )
     yield from _of_both(config, said)
     yield from _of_replicas(config, said)
     yield from _of_shards(config, said)
+    yield from _of_tensors(config, said)
 
 
 def _of_both(config: StepConfig, said: str) -> Iterator[Refusal]:
@@ -126,7 +163,7 @@ def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
 
 def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what does not work with parameters of which a rank holds a part."""
-    if config.sharding not in FULLY_SHARDED:
+    if config.sharding in REPLICATED:
         return
     adamw = {"optimizer": Optimizer.ADAMW}
     if config.optimizer is Optimizer.ADAMW_8BIT:
@@ -141,12 +178,12 @@ def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
             "a DTensor in place, which DTensor does not implement (torch 2.13)",
             remedies=(adamw,),
         )
-    if config.channels_last:
+    if config.channels_last and config.sharding in FULLY_SHARDED:
         yield Refusal(
             why=f"{said} with channels_last=True: FSDP2 divides contiguous parameters only",
             remedies=({"channels_last": False},),
         )
-    if config.loss_chunks > 1:
+    if config.loss_chunks > 1 and config.sharding in FULLY_SHARDED:
         yield Refusal(
             why=f"{said} with loss_chunks={config.loss_chunks}: FSDP2 hooks the output of the "
             "model, which is then computed only in the loss",
@@ -157,6 +194,50 @@ def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
             yield Refusal(
                 why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
             )
+
+
+def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Refuse what does not work with layers that are divided."""
+    if not is_tensor_parallel(config):
+        return
+    if config.tensor_parallel_size > 1:
+        said = f"{said}, tensor_parallel_size={config.tensor_parallel_size}"
+    if config.sharding in REPLICATED:
+        yield Refusal(
+            why=f"{said}: DistributedDataParallel does not know DTensors, which the divided "
+            "weights are",
+            remedies=({"sharding": Sharding.ZERO2}, {"tensor_parallel_size": 1}),
+        )
+    if config.sharding is Sharding.TENSOR and not config.sync_each_micro_batch:
+        yield Refusal(
+            why=f"{said} with sync_each_micro_batch=False does nothing: no gradients are averaged",
+            remedies=({"sync_each_micro_batch": True},),
+        )
+    if config.optimizer_implementation in ONE_KIND:
+        yield Refusal(
+            why=f"{said} with optimizer_implementation={str(config.optimizer_implementation)!r}: "
+            "its kernels update many parameters at once, either DTensors or others, and a model "
+            "with divided layers has both",
+            remedies=({"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},),
+        )
+    if config.loss_chunks > 1 and config.sharding is Sharding.TENSOR:
+        yield Refusal(
+            why=f"{said} with loss_chunks={config.loss_chunks} is not implemented yet",
+            remedies=({"loss_chunks": 1},),
+        )
+    if config.precision is Precision.FP16_MIXED:
+        yield Refusal(
+            why=f"{said} with precision='fp16-mixed': the loss scaler of PyTorch looks at all "
+            "gradients at once, either DTensors or others, and a model with divided layers has "
+            "both",
+            remedies=({"precision": Precision.BF16_MIXED},),
+        )
+    if config.precision is Precision.BF16_STOCHASTIC:
+        yield Refusal(
+            why=f"{said} with precision='bf16-stochastic': the ranks would round their copies of "
+            "what is not divided by other random numbers",
+            remedies=({"precision": Precision.BF16_MASTER},),
+        )
 
 
 def notes(asked: Setup) -> list[str]:
@@ -210,6 +291,20 @@ SHARDING = Technique(
             saves="as zero3, among the ranks of a group",
             costs="gradients are also averaged between groups",
             not_for="one machine, where zero3 saves more",
+        ),
+        Saving(
+            setting='`sharding="tensor"`',
+            saves=(
+                "parameters, gradients, optimizer state and inner activations of layers that divide"
+            ),
+            costs="the ranks sum or gather outputs of layers, in forward and in backward",
+            not_for="slow links between ranks; models of convolutions",
+        ),
+        Saving(
+            setting="`tensor_parallel_size=2`",
+            saves='as `sharding="tensor"`, among the ranks of a group, beside zero2 or zero3',
+            costs="as that",
+            not_for="ddp and zero1, which know no DTensors",
         ),
     ),
 )

@@ -1,0 +1,226 @@
+"""Find out which layers of a model several ranks can divide among them, by trying.
+
+The idea. A forward and backward of two samples runs with every layer divided, as far as it goes. A
+layer whose input is whole is divided by columns. Its output is then a DTensor, and PyTorch's own
+rules for DTensors say what becomes of it: activation functions and products keep it divided, a
+view of whole heads too, and so does attention over them. A layer whose input arrives divided along
+its features is divided by rows, and closes what came before. In a block of Llama:
+
+    q_proj, k_proj, v_proj    input whole                   columns
+    o_proj                    input divided: heads          rows: closes q, k, v
+    gate_proj, up_proj        input whole                   columns
+    down_proj                 input divided: features       rows: closes gate and up
+
+If an operator in between needs the parts of other ranks, or PyTorch has no rule for it, the layers
+that are open there cannot stay divided. They are divided alone (their output is gathered at once,
+which is always right), and all is tried anew. What is found in one repeated block holds for all.
+
+The trial only asks which operators run on what shapes, so all ranks find the same, and so does a
+simulated one, which has no values. Left out: sequence parallelism, and convolutions.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from memlab.errors import MemlabError
+from memlab.running import is_out_of_memory
+from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.techniques.sharding.divided_layers import (
+    DividedLayers,
+    Role,
+    features_of,
+    is_layer,
+)
+from memlab.techniques.sharding.divided_operators import (
+    NeedsWholeError,
+    Watch,
+    divided_dim,
+    replicating,
+)
+from memlab.torch_private.modules import parameters_of
+
+Key = tuple[str, str]
+Loss = Callable[[], torch.Tensor]
+
+
+def divide(model: nn.Module, mesh: DeviceMesh, loss_of_few: Loss) -> "Division":
+    """Divide the layers of a model in place, as far as possible.
+
+    Args:
+        model: on its device, whole.
+        mesh: the ranks that divide it, one dimension.
+        loss_of_few: runs the forward on a few samples and returns the loss.
+    """
+    found = Division(model, mesh)
+    try:
+        while not found.is_tried(loss_of_few):
+            pass
+    except BaseException:
+        found.layers.end()
+        raise
+    found.layers.finish()
+    return found
+
+
+class Division:
+    """What has been found out so far.
+
+    Attributes:
+        layers: those that are divided.
+        reasons: why layers are not divided by columns and rows, by a pattern of their paths.
+    """
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        self.model = model
+        self.layers = DividedLayers(mesh)
+        self.reasons: dict[str, str] = {}
+        self.keys = _keys(model)
+        self._alone: set[Key] = set()
+        self._whole: set[Key] = set()
+        self._open: list[nn.Module] = []
+        self._closed: list[list[nn.Module]] = []
+        self._shared, self._with_others = _sharing(model)
+        self.layers.before = self._decide
+        for module in model.modules():
+            if any(p is not None for p in parameters_of(module).values()):
+                self.layers.listen(module)
+
+    def is_tried(self, loss_of_few: Loss) -> bool:
+        """Return whether forward and backward ran; if not, fewer layers are divided next time."""
+        self._open, self._closed = [], []
+        self.layers.is_exchanging = False
+        try:
+            with _unchanged(self.model), replicating():
+                self._run(loss_of_few)
+        except Exception as error:  # whatever an operator raises that cannot be divided
+            why = str(error).partition("\n")[0].rstrip(".")
+            is_own = isinstance(error, MemlabError) or is_out_of_memory(error)
+            if is_own or not self._demote(why):
+                raise
+            self.layers.undo()
+            return False
+        return True
+
+    def _run(self, loss_of_few: Loss) -> None:
+        with Watch(self.layers):
+            loss = loss_of_few()
+        if self._open:
+            raise NeedsWholeError("its output is used outside of layers that are divided")
+        loss.backward()
+
+    def _decide(self, module: nn.Module, given: Any) -> None:
+        """Give a layer a role, by what arrives at it."""
+        if module in self.layers.roles:
+            return
+        key, shard_of = self.keys[module], divided_dim(given)
+        if not is_layer(module):
+            if shard_of is not None:
+                self.layers.divide(module, Role.INSIDE)
+            return
+        if key in self._whole or module in self._with_others:
+            return
+
+        outputs, inputs = features_of(module)
+        if shard_of is not None and shard_of == given.ndim - 1:
+            self.layers.divide(module, Role.ROWS, inputs)
+            self._closed.append([*self._open, module])
+            self._open = []
+        elif shard_of is None and self._may_be_columns(module, key):
+            self.layers.divide(module, Role.COLUMNS, outputs)
+            self._open.append(module)
+        elif shard_of is None and (dim := self._dim_alone(module)) is not None:
+            self.layers.divide(module, Role.ALONE, dim)
+
+    def _may_be_columns(self, module: Any, key: Key) -> bool:
+        return (
+            key not in self._alone
+            and not isinstance(module, nn.Embedding)
+            and module not in self._shared
+            and self._dim_alone(module) == features_of(module)[0]
+        )
+
+    def _dim_alone(self, module: Any) -> int | None:
+        """Return along which dimension a layer is divided alone; None if no one divides.
+
+        PyTorch compares the index of the padding with rows of this rank, so an embedding that has
+        one is not divided by rows.
+        """
+        outputs, inputs = features_of(module)
+        is_padded = any(getattr(m, "padding_idx", None) is not None
+                        for m in self._shared.get(module, (module,)))  # fmt: skip
+        dims = (inputs,) if is_padded else (outputs, inputs)
+        count = self.layers.mesh.size()
+        return next((dim for dim in dims if module.weight.shape[dim] % count == 0), None)
+
+    def _demote(self, why: str) -> bool:
+        """Divide fewer layers in the next trial; return whether there were any."""
+        roles = self.layers.roles
+        alone = [module for module, role in roles.items() if role is Role.ALONE]
+        if self._open or self._closed:
+            blamed = self._open or self._closed[-1]
+            self._alone |= {self.keys[module] for module in blamed}
+        elif alone:
+            blamed = alone[-1:]
+            self._whole.add(self.keys[blamed[0]])
+        else:
+            return False
+        for module in blamed:
+            block, path = self.keys[module]
+            if block or not alone:  # a head that is divided alone needs no reason
+                self.reasons[f"{block}.{path}".lstrip(".")] = why
+        return True
+
+    def names(self, *roles: Role) -> list[str]:
+        """Return the layers with these roles; those of repeated blocks once, after their class."""
+        found = [self.keys[m] for m in self.model.modules() if self.layers.roles.get(m) in roles]
+        return list(dict.fromkeys(f"{block}.{path}".lstrip(".") for block, path in found))
+
+
+def _keys(model: nn.Module) -> dict[nn.Module, Key]:
+    """Return for each module the class of its repeated block and its path in there."""
+    keys: dict[nn.Module, Key] = {}
+    blocks = find_blocks(model)
+    for path, module in model.named_modules():
+        block = next((b for b in blocks if path.startswith(f"{b}.")), None)
+        inside = "" if block is None else f"{type(blocks[block]).__name__}"
+        keys[module] = (inside, path if block is None else path.removeprefix(f"{block}."))
+    return keys
+
+
+def _sharing(model: nn.Module) -> tuple[dict[nn.Module, list[nn.Module]], set[nn.Module]]:
+    """Return the layers that share a weight, each with all of them.
+
+    Then those of them that share it with other modules, or in another way.
+    """
+    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in parameters_of(module).values():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append(module)
+
+    shared: dict[nn.Module, list[nn.Module]] = {}
+    with_others: set[nn.Module] = set()
+    for together in holders.values():
+        if len(together) > 1:
+            alike = all(map(is_layer, together)) and len({features_of(m) for m in together}) == 1
+            shared.update(dict.fromkeys(together, together))
+            with_others.update(() if alike else together)
+    return shared, with_others
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Take back what a forward and backward leave in buffers and gradients."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

@@ -1,0 +1,93 @@
+"""Tensor parallelism: the ranks of a group compute the same samples, each a part of each layer.
+
+Which layers are divided is found out by `dividing.py`; how is said in `divided_layers.py`. What
+cannot be divided is whole in every rank, which computes it from the same inputs, so its gradients
+are the same in all of them without being sent. With zero2 and zero3 the ranks form rows and
+columns: those of a row divide layers, those of a column divide the batch, and `fully_shard` shards
+over the columns what the row has left of each weight.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from memlab.arguments.units import format_bytes
+from memlab.errors import UnsupportedError
+from memlab.techniques.sharding import divided_attention
+from memlab.techniques.sharding.divided_layers import Role
+from memlab.techniques.sharding.divided_operators import replicating
+from memlab.techniques.sharding.dividing import Division, divide
+from memlab.techniques.sharding.ranks import local
+
+MOST_NAMES = 12  # of layers in a note
+
+
+def apply(
+    model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]
+) -> tuple[str, ...]:
+    """Divide the layers of a model in place and return notes about what is divided.
+
+    Args:
+        model: on its device.
+        mesh: the ranks of this group, one dimension.
+        loss_of_few: runs the forward on a few samples and returns the loss.
+
+    Raises:
+        UnsupportedError: no layer can be divided.
+    """
+    divided_attention.register()
+    before = sum(p.nbytes for p in model.parameters())
+    found = divide(model, mesh, loss_of_few)
+    if not found.layers.roles:
+        raise UnsupportedError(
+            f"no layer of {type(model).__name__} can be divided over {mesh.size()} ranks: only "
+            "linear layers and embeddings are, if one of their sizes divides by "
+            f"{mesh.size()}{_because(found)}; use sharding='zero3', which divides any parameter"
+        )
+    return _notes(found, before)
+
+
+def in_micro_batch(
+    also: Callable[[bool], contextlib.AbstractContextManager[None]],
+) -> Callable[[bool], contextlib.AbstractContextManager[None]]:
+    """Return a function that gives the context of a micro-batch, within another one."""
+
+    @contextlib.contextmanager
+    def context(is_synced: bool) -> Iterator[None]:
+        with also(is_synced), replicating():
+            yield
+
+    return context
+
+
+def _notes(found: Division, before: int) -> tuple[str, ...]:
+    """Say which layers are divided and how, and how much each rank keeps."""
+    count = found.layers.mesh.size()
+    kept = sum(local(p).nbytes for p in found.model.parameters())
+    # a part of what is divided is missing in this rank: all but one of `count`
+    share = (before - kept) / before * count / (count - 1)
+    said = [
+        f"{count} ranks divide layers with {share:.1%} of the parameters' {format_bytes(before)}; "
+        "the rest is whole in each."
+    ]
+    pairs = found.names(Role.COLUMNS, Role.ROWS)
+    if pairs:
+        said.append(f"Divided together, output features and then input features: {_listed(pairs)}.")
+    if alone := found.names(Role.ALONE):
+        said.append(f"Divided alone, so that the output is gathered at once: {_listed(alone)}.")
+    for why in dict.fromkeys(found.reasons.values()):
+        layers = [path for path, reason in found.reasons.items() if reason == why]
+        said.append(f"Not divided together with others: {_listed(layers)} ({why}).")
+    return tuple(said)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _because(found: Division) -> str:
+    return "".join(f"; {path}: {why}" for path, why in list(found.reasons.items())[:1])

@@ -1,0 +1,190 @@
+"""Which layers are found to be divisible: against a model's own plan, and what must not be."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import memlab
+from memlab import StepConfig, Workload
+from memlab.errors import UnsupportedError
+from memlab.step import build_step
+from memlab.techniques.every import check
+from memlab.techniques.sharding.divided_layers import Role
+from memlab.torch_private.ranks import open_group_of_none
+from tests.tensor_parts import Mixing, decoder, mixing, mlp
+
+COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE
+
+
+@contextlib.contextmanager
+def one_of(count):
+    """Be the first of some ranks, without the others."""
+    open_group_of_none(0, count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def divided(workload, count=2):
+    """Return the step of one rank, with the placement of each parameter; None if it is whole."""
+    with one_of(count):
+        config = StepConfig(batch_size=4, sharding="tensor", world_size=count)
+        step = build_step(workload, config, "cpu")
+    return step, {
+        path: parameter.placements[0] if isinstance(parameter, DTensor) else None
+        for path, parameter in step.model.named_parameters()
+    }
+
+
+def test_llama_is_divided_as_its_own_plan_says():
+    workload = memlab.workloads.get(
+        "llama-1b", num_layers=2, hidden_size=64, intermediate_size=96, num_heads=4,
+        num_key_value_heads=2, vocab_size=256, sequence_length=8,
+    )  # fmt: skip
+    model = workload.build_model()
+    plan = {"colwise": Shard(0), "rowwise": Shard(1)}
+    expected = {
+        f"model.{path}.weight".replace("*", str(layer)): plan[kind]
+        for path, kind in model.config.base_model_tp_plan.items()
+        for layer in range(2)
+    }
+    _, found = divided(workload)
+    assert {path: placement for path, placement in found.items() if "_proj" in path} == expected
+    assert found["model.embed_tokens.weight"] == Shard(0)  # its rows, as those of the head
+    assert {placement for path, placement in found.items() if "norm" in path} == {None}
+
+
+def test_norms_of_heads_get_the_gradient_of_all_heads():
+    _, found = divided(decoder())
+    block = {
+        path.removeprefix("blocks.1."): p
+        for path, p in found.items()
+        if path.startswith("blocks.1.")
+    }
+    assert block["attention.query.weight"] == block["attention.query.bias"] == Shard(0)
+    assert block["attention.out.weight"] == Shard(1)
+    assert block["attention.out.bias"] == block["attention.key_norm.weight"] == Replicate()
+    assert block["norm.weight"] is None
+    # an embedding with a padding is divided along its features, and a head that shares it too
+    assert found["words.weight"] == Shard(1)
+    assert "head.weight" not in found
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("norm", "needs the parts of other ranks"),
+        ("softmax", "needs the parts of other ranks"),
+        ("mean", "needs the parts of other ranks"),
+        ("flip", "needs the parts of other ranks"),
+        ("parts", "needs the parts of other ranks"),
+        ("dropout", "draws random numbers"),
+        ("outside", "needs the parts of other ranks"),
+        ("gate", "joins it with a tensor that every rank computes whole"),
+    ],
+)
+def test_layers_with_anything_between_that_mixes_features_are_divided_alone(what, said):
+    step, found = divided(mixing(what))
+    found.pop("scale", None)
+    assert found == {
+        "up.weight": Shard(0), "up.bias": Shard(0), "down.weight": Shard(0), "down.bias": Shard(0),
+    }  # fmt: skip
+    note = next(note for note in step.notes if note.startswith("Not divided together"))
+    assert "up" in note
+    assert said in note
+
+
+def test_what_only_looks_at_features_does_not_keep_layers_apart():
+    _, found = divided(mixing("detour"))
+    assert found["down.weight"] == Shard(1)
+
+
+def test_heads_that_do_not_divide_are_named_with_a_remedy():
+    step, found = divided(decoder(num_heads=3))
+    assert found["blocks.0.up.weight"] == Shard(0)
+    assert found["blocks.0.down.weight"] == Shard(1)
+    assert found["blocks.0.attention.query.weight"] == Shard(0)  # alone: its output is gathered
+    assert found["blocks.0.attention.out.weight"] == Shard(0)
+    note = next(note for note in step.notes if "heads" in note)
+    assert "Block.attention.query, Block.attention.key, Block.attention.value" in note
+    assert "3 heads, which do not divide by 2 ranks; use a number of ranks by which 3" in note
+
+
+def test_sizes_that_do_not_divide_stay_whole():
+    _, found = divided(mlp(), count=3)  # 12 -> 32 -> 6 features
+    assert found == {
+        "0.weight": Shard(1), "0.bias": Replicate(), "2.weight": Shard(0), "2.bias": Shard(0),
+    }  # fmt: skip
+
+
+def test_a_model_without_such_layers_is_refused_with_a_remedy():
+    convolution = Workload(
+        name="convolution",
+        build_model=lambda: nn.Conv1d(2, 2, 3),
+        make_batch=lambda n: torch.randn(n, 2, 8),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+    with pytest.raises(UnsupportedError, match=r"no layer of Conv1d .* use sharding='zero3'"):
+        divided(convolution)
+    with pytest.raises(UnsupportedError, match="no layer of Sequential can be divided over 5"):
+        divided(mlp(), count=5)
+
+
+def test_a_model_that_fails_by_itself_says_its_own_error_and_stays_whole():
+    made = []
+
+    class Failing(Mixing):
+        def __init__(self):
+            super().__init__("")
+            made.append(self)
+
+        def forward(self, x):
+            raise ValueError("only mine")
+
+    failing = Workload(
+        name="failing", build_model=Failing, make_batch=mixing("").make_batch,
+        compute_loss=mixing("").compute_loss,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="only mine"):
+        divided(failing)
+    assert not any(isinstance(p, DTensor) for p in made[0].parameters())
+    assert not made[0].up._forward_hooks
+
+
+def test_the_notes_say_what_share_is_divided():
+    step, _ = divided(mlp())
+    assert "2 ranks divide layers with 99.0% of the parameters' 2.40 KiB" in step.notes[0]
+    assert step.notes[1].endswith("and then input features: 0, 2.")
+
+
+def test_one_rank_alone_divides_nothing():
+    step, found = divided(mlp(), count=1)
+    assert set(found.values()) == {None}
+    assert step.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sharding": "ddp", "tensor_parallel_size": 2}, "use sharding='zero2'"),
+        ({"sharding": "zero1", "tensor_parallel_size": 2}, "or tensor_parallel_size=1"),
+        ({"precision": "fp16-mixed"}, "use precision='bf16-mixed'"),
+        ({"precision": "bf16-stochastic"}, "use precision='bf16-master'"),
+        ({"optimizer_implementation": "foreach"}, "'single-tensor'"),
+        ({"optimizer": "adafactor"}, "use optimizer='adamw'"),
+        ({"loss_chunks": 4}, "use loss_chunks=1"),
+        ({"sync_each_micro_batch": False}, "use sync_each_micro_batch=True"),
+        ({"inplace": True}, "use inplace=False"),
+        ({"compile": True}, "use compile=False"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_remedy(fields, said):
+    config = StepConfig(**{"sharding": "tensor", "world_size": 4, **fields})
+    with pytest.raises(UnsupportedError) as raised:
+        check(config, torch.device("cpu"))
+    assert said in str(raised.value)

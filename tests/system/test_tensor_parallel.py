@@ -1,0 +1,124 @@
+"""Divided layers in real ranks: the bytes of each, and the updates of one process."""
+
+import pytest
+import torch
+
+from benchmarks.ranks import Ranks
+from memlab import Outcome, StepConfig, Workload, predict
+from memlab.verifying.verify import verify_in_process
+from memlab.worker.ranks.measuring import together
+from memlab.worker.ranks.verifying import updates_in
+from tests.models import linear
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, mixing, mlp
+
+TENSOR = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    started = Ranks()
+    yield started
+    started.end()
+
+
+def measured(ranks, workload, **fields):
+    config = StepConfig(**{**TENSOR, **fields})
+    asked = {
+        "workload": workload, "config": config, "device_type": "cpu", "repeats": 1, "warmup": 0,
+        "seed": 0, "memory_limit": None,
+    }  # fmt: skip
+    answers = ranks.of(config.world_size).call("measure", asked, lambda result: True)
+    return together([answer.value for answer in answers])
+
+
+def verified(ranks, workload, **fields):
+    config = StepConfig(**{**TENSOR, **fields})
+    return verify_in_process(
+        workload, config, torch.device("cpu"), seed=0, report=lambda progress: None,
+        run_in_ranks=updates_in(lambda: ranks.of(config.world_size)),
+    )  # fmt: skip
+
+
+def test_each_rank_holds_its_part_byte_for_byte(ranks):
+    half = HIDDEN // 2
+    # the bias of the second layer is added to the sum of all ranks, so it is whole
+    own = 4 * ((half * IN + half) + (OUT * half + OUT))
+    num_tensors, step_bytes = 4, 4
+    result = measured(ranks, mlp())
+    assert result.outcome is Outcome.OK, result.message
+    assert len(result.ranks) == 2
+    for rank in result.ranks:
+        assert rank.timeline.bytes_of("parameters").max() == own
+        assert rank.timeline.bytes_of("gradients").max() == own
+        states = rank.timeline.bytes_of("optimizer_state").max()
+        assert states == 2 * own + num_tensors * step_bytes
+        assert any("99.0% of the parameters" in note for note in rank.notes)
+
+    predicted = predict(mlp(), StepConfig(**TENSOR), "cpu")
+    assert predicted.peak_by_category["parameters"] == own
+    # a real mesh holds 8 bytes for each dimension
+    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 8
+    assert result.loss == pytest.approx(measured(ranks, mlp()).loss)
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields"),
+    [
+        (mlp(), {"max_grad_norm": 0.05}),
+        (decoder(), {"accumulation_steps": 2, "max_grad_norm": 0.05}),
+        (decoder(padding=None), {"checkpointing": "blocks"}),
+        (decoder(dropout=0.2), {"accumulation_steps": 2}),
+        (decoder(num_heads=3), {"precision": "bf16-mixed"}),
+        (mixing("outside"), {"optimizer": "sgd-momentum"}),
+        (mixing("gate"), {}),
+        (mixing("dropout"), {"precision": "bf16-master"}),
+    ],
+    ids=lambda value: getattr(value, "name", None) or "-".join(value) or "plain",
+)
+def test_updates_are_those_of_one_process(ranks, workload, fields):
+    report = verified(ranks, workload, **fields)
+    assert report.ok, report.why
+    assert report.outcome is Outcome.OK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_layers_are_divided_and_sharded_at_once(ranks, sharding):
+    both = {"sharding": sharding, "world_size": 4, "tensor_parallel_size": 2}
+    report = verified(ranks, decoder(), max_grad_norm=0.05, accumulation_steps=2, **both)
+    assert report.ok, report.why
+    result = measured(ranks, decoder(), **both)
+    predicted = predict(decoder(), StepConfig(**{**TENSOR, **both}), "cpu")
+    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 2 * 8
+
+
+class Different(torch.nn.Linear):
+    """Computes something else in rank 1, which DTensor cannot know."""
+
+    def forward(self, x):
+        is_second = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+        return super().forward(x) * (2.0 if is_second else 1.0)
+
+
+def test_a_rank_that_computes_something_else_is_found(ranks):
+    different = Workload(
+        name="different", build_model=lambda: Different(IN, OUT), make_batch=mlp().make_batch,
+        compute_loss=mlp().compute_loss,
+    )  # fmt: skip
+    report = verified(ranks, different)
+    assert not report.ok
+
+
+def test_what_cannot_be_divided_ends_in_every_rank_with_a_remedy(ranks):
+    result = measured(ranks, linear(), world_size=2)
+    assert result.outcome is Outcome.OK, result.message
+    odd = Workload(
+        name="odd",
+        build_model=lambda: torch.nn.Linear(3, 5),
+        make_batch=lambda n: torch.ones(n, 3),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+    )
+    result = measured(ranks, odd)
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "no layer of Linear can be divided over 2 ranks" in result.message
+    assert "sharding='zero3'" in result.message

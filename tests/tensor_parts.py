@@ -1,0 +1,136 @@
+"""Small models whose layers several ranks divide, or cannot."""
+
+import torch
+from torch import nn
+
+from memlab import Workload
+
+IN, HIDDEN, OUT = 12, 32, 6
+WIDTH, HEADS, TOKENS, WORDS = 16, 4, 6, 40
+
+
+def mlp():
+    """Two linear layers; what each of two ranks holds can be counted by hand."""
+    return Workload(
+        name="two-layers",
+        build_model=lambda: nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT)),
+        make_batch=lambda n: (torch.randn(n, IN), torch.randn(n, OUT)),
+        compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+    )
+
+
+class Attention(nn.Module):
+    """Attention whose queries and keys are normalised in each head, by shared weights."""
+
+    def __init__(self, num_heads, dropout):
+        super().__init__()
+        self.size, self.num_heads, self.dropout = WIDTH // HEADS, num_heads, dropout
+        self.query, self.key, self.value = (
+            nn.Linear(WIDTH, num_heads * self.size) for _ in range(3)
+        )
+        self.query_norm, self.key_norm = nn.LayerNorm(self.size), nn.RMSNorm(self.size)
+        self.out = nn.Linear(num_heads * self.size, WIDTH)
+
+    def forward(self, x):
+        query, key, value = (
+            layer(x).view(*x.shape[:2], -1, self.size)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(
+            self.query_norm(query).transpose(1, 2),
+            self.key_norm(key).transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention and a gated perceptron, with dropout where every rank has the whole."""
+
+    def __init__(self, num_heads, dropout):
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(WIDTH), Attention(num_heads, dropout)
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(0.2 if dropout else 0.0)
+        self.gate, self.up = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        y = self.norm(x)
+        return x + self.dropout(self.down(nn.functional.silu(self.gate(y)) * self.up(y)))
+
+
+class Decoder(nn.Module):
+    """Blocks between an embedding with padding and a head that shares its weight."""
+
+    def __init__(self, num_heads=HEADS, dropout=0.0, padding=3):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=padding)
+        self.positions = nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.blocks = nn.ModuleList(Block(num_heads, dropout) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, words):
+        x = self.words(words) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Mixing(nn.Module):
+    """Two layers with something between them, most of which needs all features."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.up, self.down = nn.Linear(IN, HIDDEN), nn.Linear(HIDDEN, OUT)
+        if what == "gate":
+            self.scale = nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, given):
+        x = self.up(given)
+        if self.what == "norm":
+            x = nn.functional.layer_norm(x, (HIDDEN,))
+        elif self.what == "softmax":
+            x = x.softmax(-1)
+        elif self.what == "mean":
+            x = x - x.mean(-1, keepdim=True)
+        elif self.what == "flip":
+            x = x.flip(-1)
+        elif self.what == "parts":
+            one, two = x.chunk(2, -1)
+            x = torch.cat([two, one], -1)
+        elif self.what == "dropout":
+            x = nn.functional.dropout(x, 0.3)
+        elif self.what == "detour":
+            self.seen = x.detach().sum()
+        elif self.what == "gate":
+            x = x * given.mean(-1, keepdim=True) * self.scale
+        elif self.what == "outside":
+            return self.down(x) + x[:, :OUT]
+        return self.down(x)
+
+
+def mixing(what):
+    """The workload of a model whose two layers cannot be divided together."""
+    return Workload(
+        name=f"mixing-{what}",
+        build_model=lambda: Mixing(what),
+        make_batch=lambda n: (torch.randn(n, IN), torch.randn(n, OUT)),
+        compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+    )
+
+
+def decoder(**options):
+    """The workload of a decoder: it repeats its input."""
+    return Workload(
+        name="decoder",
+        build_model=lambda: Decoder(**options),
+        make_batch=lambda n: torch.randint(WORDS, (n, TOKENS)),
+        compute_loss=lambda model, words: nn.functional.cross_entropy(
+            model(words).flatten(0, 1), words.flatten()
+        ),
+    )
