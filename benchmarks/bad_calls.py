@@ -45,6 +45,7 @@ from memlab import (  # fmt: skip
 )
 from memlab._panel import app
 from memlab.arguments import units
+from memlab.graphs.graph_rows import GraphTable
 from memlab.recommending.recommendations import Recommendations
 from memlab.result import Outcome
 from memlab.running import Ended
@@ -214,6 +215,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         matched_fraction=1.0, found_by="", measured=np.array([2]), predicted=np.array([1]),
         phase=np.array([2], np.int8),
     )  # fmt: skip
+    graph = GraphTable(
+        outcome=Outcome.OK, message="", device="t4", config=config, workload_name="x",
+    )  # fmt: skip
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     loading = {"outcome": Outcome.OK, "message": "", "device": "cpu", "config": config,
                "loading": LoadingConfig(), "workload_name": "x"}  # fmt: skip
@@ -226,6 +230,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     return {
         "measure": step, "predict": step, "verify": step, "explain": {"result": result},
         "export_script": step | {"device": "cpu"}, "training_step": step | {"device": "cpu"},
+        "graph_table": step | {"device": "t4"}, "checkpoint_graph": {"workload": workload},
         "ladder": {"workload": workload, "rungs": [], "device": "t4", "batch_size": 2},
         "measure_loading": step | {"dataset": torch.utils.data.TensorDataset(*batch)},
         "panel": {}, "recorded": step | {"device": record.name}, "recordings": {},
@@ -254,6 +259,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.peak_map": {"result": result}, "plots.step_times": named,
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},
+        "plots.step_graph": {"table": graph},
         "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
     from memlab.exporting.export import export_script
-    from memlab.graphs.segments import checkpoint_graph
+    from memlab.graphing.graph_of_step import graph_table
+    from memlab.graphing.segments import checkpoint_graph
     from memlab.importing.opening import from_trainer
     from memlab.recommending.largest import largest_batch
     from memlab.recommending.recommend import recommend
@@ -43,18 +44,19 @@ __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
     "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
     "checkpoint_graph", "compare", "compare_recompute", "explain", "export_script", "forget_costs",
-    "from_trainer", "ladder", "largest_batch", "live_sweep", "measure", "measure_loading",
-    "open_snapshot", "panel", "plots", "predict", "predict_batches", "recommend", "recorded",
-    "recordings", "replay_allocations", "results", "store_records", "stored_results", "sweep",
-    "to_frame", "training_step", "verify", "workloads",
+    "from_trainer", "graph_table", "ladder", "largest_batch", "live_sweep", "measure",
+    "measure_loading", "open_snapshot", "panel", "plots", "predict", "predict_batches", "recommend",
+    "recorded", "recordings", "replay_allocations", "results", "store_records", "stored_results",
+    "sweep", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "build_step": "step", "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
+    "build_step": "step", "checkpoint_graph": "graphing.segments", "compare": "changes.compare",
     "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
     "export_script": "exporting.export", "from_trainer": "importing.opening",
-    "ladder": "comparing.ladder", "largest_batch": "recommending.largest",
-    "live_sweep": "_panel.live_sweep", "open_snapshot": "snapshots.opening", "panel": "_panel",
-    "plots": "plots", "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
+    "graph_table": "graphing.graph_of_step", "ladder": "comparing.ladder",
+    "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
+    "open_snapshot": "snapshots.opening", "panel": "_panel", "plots": "plots",
+    "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
     "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
     "sweep": "sweeping.sweep", "training_step": "training.training_step",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pictures of results (`StepResult`, `Snapshot`, `Recommendations`) as matplotlib figures.
+"""Pictures of results (`StepResult`, `Snapshot`, `GraphTable` and others) as matplotlib figures.
 
 Figures belong to nobody but the caller: no pyplot, no global state, so they can be drawn in any
 thread. Sizes on an axis are bytes in the data and binary units in the tick labels. Colours are
@@ -26,6 +26,7 @@ from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
 from memlab.figures.snapshot_growth import snapshot_growth
 from memlab.figures.snapshot_peak import snapshot_peak
 from memlab.figures.snapshot_timeline import snapshot_timeline
+from memlab.figures.step_graph import step_graph
 from memlab.figures.step_times import step_times
 from memlab.figures.timeline import timeline
 
@@ -45,6 +46,7 @@ __all__ = [
     "snapshot_growth",
     "snapshot_peak",
     "snapshot_timeline",
+    "step_graph",
     "step_times",
     "timeline",
     "to_png",

@@ -1,11 +1,10 @@
-"""The graph of a model or of a sharded step: what each node costs, and a graph with checkpoints.
+"""The graph of a model or of a sharded step, and what each node of it costs: a job of the worker.
 
-In: a workload, whose model torch.fx can trace. Out: a `GraphTable`, whose rows are the nodes of the
-graph with their bytes and seconds; or the same workload with a graph in which segments are
-recomputed in backward.
+In: a workload, a config, a device. Out: a `GraphTable`, whose rows are the nodes with their bytes
+and seconds, which sum to those of the prediction.
 
-- `tracing.py` gets the graph of a model. Start here.
-- `node_costs.py` divides a predicted step among the nodes; `labels.py` says which operator belongs
-  to which node; `graph_rows.py` is the result.
-- `segments.py` inserts checkpoints.
+- `graph_jobs.py` does it. Start here.
+- `tracing.py` gets the graph of a model by torch.fx; `labels.py` says which operator belongs to
+  which node; `node_costs.py` divides a recorded step among the nodes.
+- `graph_rows.py` is the result.
 """

@@ -66,6 +66,12 @@ def _operators(**arguments: Any) -> Any:
     return operators_in_process(**arguments)
 
 
+def _graph(**arguments: Any) -> Any:
+    from memlab.graphs.graph_jobs import graph_in_process  # as above
+
+    return graph_in_process(**arguments)
+
+
 def _measure_ranks(**arguments: Any) -> Any:
     from memlab.worker.ranks.measuring import measure_ranks  # half a second that few steps need
 
@@ -83,6 +89,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "predict": _predict,
     "plan": _plan,
     "operators": _operators,
+    "graph": _graph,
     "verify": verify_in_process,
     "measure_ranks": _measure_ranks,
     "verify_ranks": _verify_ranks,

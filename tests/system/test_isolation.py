@@ -253,7 +253,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     assert facts.blocks == ("0", "1")
     assert facts.num_parameters == 2 * (2 * (32 * 32 + 32) + 64) + 32 * 3 + 3
     assert facts.sample_bytes == 4 * 32 + 8
-    known = {"measure", "predict", "plan", "operators", "verify", "inspect", "loading"}
+    known = {"measure", "predict", "plan", "operators", "graph", "verify", "inspect", "loading"}
     assert set(FUNCTIONS) == known | {"measure_ranks", "verify_ranks"}  # in test_ranks.py
 
 

@@ -1,0 +1,196 @@
+"""The graph of a step, a row each node: `plots.step_graph`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Arc
+
+from memlab.arguments.checks import checked
+from memlab.figures.look import (
+    CATEGORY_COLORS,
+    GRID,
+    INK,
+    LIMIT,
+    POINTS,
+    Canvas,
+    Size,
+    byte_axis,
+    data_axes,
+    inches,
+    name_ticks,
+    new_figure,
+    placeholder,
+    second_axis,
+    shorten,
+    text_width,
+    write,
+)
+from memlab.graphs.graph_rows import GraphRow, GraphTable, NodeKind
+from memlab.result import Outcome
+from memlab.trace import Category
+
+MOST_ROWS = 40
+MOST_SINGLE = 30  # with more, the nodes of a block are one row
+ARCS = 34  # points at the left, for what is read from further above
+SAVED, TIME = CATEGORY_COLORS[Category.ACTIVATIONS], CATEGORY_COLORS[Category.PARAMETERS]
+TALL = 0.72
+
+
+@checked(size=inches)
+def step_graph(table: GraphTable, *, size: Size = (9.0, 7.0)) -> Figure:
+    """Return the nodes of a step from top to bottom, with their bytes and their time.
+
+    A filled bar is what a node saves for backward, a hollow one what it holds when it ends. The bar
+    of a collective is hatched: the bytes of its tensors. Beside it are the seconds of forward
+    (filled) and of backward (hollow). An arc at the left is a value that a node further down reads.
+    Nodes that take neither memory nor time are left out. With more than 30 rows the nodes of each
+    block, such as `layers.3`, are one.
+
+    Args:
+        table: what `memlab.graph_table` returned.
+        size: in inches.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("plain-mlp")
+    >>> table = memlab.graph_table(workload, memlab.StepConfig(batch_size=4), "t4")
+    >>> step_graph(table).get_size_inches()
+    array([9., 7.])
+    """
+    if table.outcome is not Outcome.OK:
+        return placeholder(table.message, size=size)
+
+    rows = _without_empty(table.rows)
+    if len(rows) > MOST_SINGLE:
+        rows = _folded(rows)
+    shown = rows[:MOST_ROWS]
+    figure, width = new_figure(size), size[0] * POINTS
+    names = [shorten(row.name, 0.3 * width) for row in shown]
+    left = max([text_width(name) for name in names], default=0) + ARCS + 10
+    half = (width - left - 22) / 2
+    memory = data_axes(figure, "bytes", margins=(left, 18, half + 22, 38))
+    times = data_axes(figure, "seconds", margins=(left + half + 14, 18, 8, 38))
+    for axes in (memory, times):
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+    name_ticks(memory, "y", range(len(shown)), names)
+    times.set_yticks([])
+    unit = _draw_bytes(memory, shown)
+    _draw_arcs(memory, shown, left - ARCS, half)
+    second = _draw_times(times, shown)
+
+    more = len(rows) - len(shown)
+    title = f"{table.workload_name}, {table.device}: by {table.traced_by}"
+    title += f" ({more} more rows are not drawn)" if more else ""
+    overlay = Canvas(figure)
+    write(overlay, 6, overlay.height - 8, shorten(title, width - 10))
+    payload = ", payload (//)" if any(row.payload_bytes for row in shown) else ""
+    heads = f"saved, held (hollow){payload}, {unit}", f"forward, backward (hollow), {second}"
+    for start, head in zip((left, left + half + 14), heads, strict=True):
+        write(overlay, start, overlay.height - 26, shorten(head, half))
+    return figure
+
+
+def _draw_bytes(axes: Axes, rows: Sequence[GraphRow]) -> str:
+    largest = max([1, *(max(row.kept_bytes, row.payload_bytes) for row in rows)])
+    axes.set_xlim(0, 1.05 * largest)
+    unit = byte_axis(axes, "x", largest)
+    for place, row in enumerate(rows):
+        if row.kind is NodeKind.COLLECTIVE:
+            axes.barh(place, row.payload_bytes, height=TALL, facecolor="none", edgecolor=LIMIT,
+                      hatch="////", linewidth=0.8)  # fmt: skip
+            continue
+        axes.barh(place, row.kept_bytes, height=TALL, facecolor="none", edgecolor=SAVED,
+                  linewidth=0.8)  # fmt: skip
+        axes.barh(place, row.saved_bytes, height=TALL, color=SAVED, linewidth=0)
+    return unit
+
+
+def _draw_times(axes: Axes, rows: Sequence[GraphRow]) -> str:
+    slowest = max([1e-9, *(row.seconds or 0.0 for row in rows)])
+    axes.set_xlim(0, 1.05 * slowest)
+    unit = second_axis(axes, slowest)
+    for place, row in enumerate(rows):
+        if row.forward_seconds is None or row.backward_seconds is None:
+            ranks = f", {row.ranks} ranks" if row.ranks else ""
+            write(axes, 0.0, place, f"not known{ranks}", color=INK, style="italic")
+            continue
+        axes.barh(place, row.forward_seconds, height=TALL, color=TIME, linewidth=0)
+        axes.barh(place, row.backward_seconds, left=row.forward_seconds, height=TALL,
+                  facecolor="none", edgecolor=TIME, linewidth=0.8)  # fmt: skip
+    return unit
+
+
+def _draw_arcs(axes: Axes, rows: Sequence[GraphRow], points: float, width: float) -> None:
+    """Draw an arc from each row to those that it reads, unless that is the row above."""
+    per_point = axes.get_xlim()[1] / max(width, 1.0)
+    right = -(points + 4) * per_point
+    for place, row in enumerate(rows):
+        for read in row.reads:
+            if read >= place - 1 or rows[read].kind is NodeKind.BATCH:
+                continue
+            reach = min(1.0, 0.25 + (place - read) / len(rows)) * (ARCS - 8) * per_point
+            axes.add_patch(
+                Arc((right, (place + read) / 2), 2 * reach, place - read,
+                    theta1=90, theta2=270, color=GRID, linewidth=0.9, clip_on=False)
+            )  # fmt: skip
+
+
+def _without_empty(rows: Sequence[GraphRow]) -> list[GraphRow]:
+    """Return the rows that hold or take something; what read another row reads what that read."""
+    is_kept = [bool(row.kept_bytes or row.payload_bytes or row.seconds) for row in rows]
+    sources: list[set[int]] = []
+    for row in rows:  # rows read those before them
+        found: set[int] = set()
+        for read in row.reads:
+            if read < len(sources):
+                found |= {read} if is_kept[read] else sources[read]
+        sources.append(found)
+    numbers = [number for number, kept in enumerate(is_kept) if kept]
+    return [_renumbered(rows[number], numbers, sources[number]) for number in numbers]
+
+
+def _renumbered(row: GraphRow, numbers: Sequence[int], reads: set[int]) -> GraphRow:
+    return replace(row, reads=tuple(sorted(numbers.index(read) for read in reads)))
+
+
+def _folded(rows: Sequence[GraphRow]) -> list[GraphRow]:
+    """Return the rows with those in a row of one block as one; collectives stay."""
+    groups: list[list[int]] = []
+    for number, row in enumerate(rows):
+        block = _block_of(row)
+        joins = bool(groups) and block and _block_of(rows[groups[-1][0]]) == block
+        if joins:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    group_of = {number: index for index, group in enumerate(groups) for number in group}
+    return [
+        _sum_of([rows[number] for number in group], index, group_of)
+        for index, group in enumerate(groups)
+    ]
+
+
+def _sum_of(rows: Sequence[GraphRow], index: int, group_of: dict[int, int]) -> GraphRow:
+    first = rows[0]
+    reads = {group_of[read] for row in rows for read in row.reads} - {index}
+    if len(rows) == 1:
+        return replace(first, reads=tuple(sorted(reads)))
+    return replace(
+        first,
+        name=f"{_block_of(first)} ({len(rows)} nodes)",
+        reads=tuple(sorted(reads)),
+        kept_bytes=sum(row.kept_bytes for row in rows),
+        saved_bytes=sum(row.saved_bytes for row in rows),
+        forward_seconds=sum(row.forward_seconds or 0.0 for row in rows),
+        backward_seconds=sum(row.backward_seconds or 0.0 for row in rows),
+    )
+
+
+def _block_of(row: GraphRow) -> str:
+    """Return the path of the repeated block that a node is in: up to the first number in it."""
+    if row.kind is NodeKind.COLLECTIVE:
+        return ""
+    parts = row.module.split(".")
+    at = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return "" if at is None else ".".join(parts[: at + 1])
