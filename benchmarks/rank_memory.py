@@ -11,8 +11,11 @@ Judged are the GPT rows without pipeline stages. Their layer is rebuilt here in 
 LayerNorm, attention by the flash kernel, GELU, dropout 0.1, biases everywhere. It is predicted as
 `sharding="zero3"` on cards, with `tensor_parallel_size` where theirs has it. FSDP1 computes in bf16
 on fp32 shards and casts nothing else. So the states are those of bf16-mixed, whose shards are fp32;
-and the activations are those of bf16, since autocast would normalise in fp32. The third layer of
-three less of two is predicted: a single block would not be sharded by itself.
+and the activations are those of bf16, since autocast would normalise in fp32. FSDP1 has a layer in
+one flat tensor; here each parameter is a tensor of its own, to which the caching allocator adds up
+to 1 MiB where it does not split a block. So expandable segments are predicted, which split them
+all. The third layer of three less of two is predicted: a single block would not be sharded by
+itself.
 
 BERT and Llama rows are listed with the bytes of state for each parameter of a layer that they
 imply: what these processes held besides is not documented.
@@ -30,7 +33,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload
@@ -95,10 +98,10 @@ class Layer(nn.Module):
             made(normed).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for made in (self.query, self.key, self.value)
         )  # (n, heads, sequence, head_size) each
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         attended = attended.transpose(1, 2).flatten(2)
-        x = x + F.dropout(self.project(attended), 0.1)
-        return x + F.dropout(self.narrow(F.gelu(self.widen(self.norm_2(x)))), 0.1)
+        x = x + functional.dropout(self.project(attended), 0.1)
+        return x + functional.dropout(self.narrow(functional.gelu(self.widen(self.norm_2(x)))), 0.1)
 
 
 class Gpt(nn.Module):
@@ -167,6 +170,7 @@ def predicted(case: Case, precision: str, num_layers: int) -> StepResult:
         tensor_parallel_size=case.tensor if data_parallel > 1 else 1,
         checkpointing="blocks" if case.checkpointed else "none",
         checkpoint_modules="Layer" if case.checkpointed else "auto",
+        expandable_segments=True,
     )
     made = predict_in_process(
         workload(case, num_layers), config, cards.resolve(CARDS),
@@ -194,7 +198,7 @@ def make_batch(sequence: int, num_samples: int) -> torch.Tensor:
 def compute_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of each token by the one before."""
     logits = model(tokens)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def after(result: StepResult, phase: Phase) -> int:

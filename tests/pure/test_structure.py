@@ -40,11 +40,8 @@ FLOORS = [
         "exporting/",
         "changes/",
         "training/",
-<<<<<<< HEAD
         "callbacks/",
-=======
         "graphing/",
->>>>>>> cfe3e1c (graph_table: the torch.fx graph of a step with the bytes and seconds of each node)
     ],
     ["figures/", "plots"],
     ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],
