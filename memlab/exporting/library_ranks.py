@@ -29,7 +29,7 @@ STRATEGIES: dict[str, tuple[Sharding, ...]] = {
 }
 
 SPLIT = (
-    "rank = dist.get_rank()",
+    'rank = int(os.environ["RANK"])  # a library may not have opened the group yet',
     f"set_seed(SEED + {SEEDS_BETWEEN_RANKS:_} * rank)  # ranks must not drop out the same units",
     "size = BATCH_SIZE // (NUM_RANKS * ACCUMULATION_STEPS)",
     "first = ACCUMULATION_STEPS * rank",

@@ -15,13 +15,19 @@ PER_MACHINE = 8  # devices, as most machines for training have
 IMPORTS = ("import os", "import torch.distributed as dist")
 HOW = "this file is for {NUM_RANKS} ranks: torchrun --nproc-per-node {NUM_RANKS} {__file__}"
 
-OPEN_GROUP = '''
-def open_group():
-    """Join the other ranks, which torchrun has started."""
+CHECK_LAUNCH = '''
+def check_launch():
+    """Stop unless torchrun has started as many ranks as this file is for."""
     if os.environ.get("WORLD_SIZE") != str(NUM_RANKS):
         raise SystemExit(
             f"{how}"
         )
+'''.strip().replace("{how}", HOW)
+
+OPEN_GROUP = '''
+def open_group():
+    """Join the other ranks, which torchrun has started."""
+    check_launch()
     {lines}
 '''.strip()
 
@@ -38,6 +44,7 @@ def make_batches():
         yield batch
 '''.strip().replace("{between}", f"{SEEDS_BETWEEN_RANKS:_}")
 
+SEEDED = "    set_seed(SEED)\n"  # with which each `main` begins
 SETTING = "NUM_RANKS = {}  # each has its part of a batch"
 
 
@@ -49,13 +56,20 @@ def open_group(device: torch.device) -> str:
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
             'dist.init_process_group("nccl")',
         ]
-    return OPEN_GROUP.replace("{how}", HOW).replace("{lines}", "\n    ".join(lines))
+    return OPEN_GROUP.replace("{lines}", "\n    ".join(lines))
 
 
 def of_ranks(loop: Loop, config: StepConfig) -> Loop:
-    """Return a loop with what the scripts of all libraries say about their ranks."""
+    """Return a loop with what the scripts of all libraries say about their ranks.
+
+    A library opens the process group by itself, so its `main` checks how it was launched.
+    """
+    *others, main = loop.functions
+    if "open_group()" not in main:
+        main = main.replace(SEEDED, f"    check_launch()\n{SEEDED}", 1)
     return replace(
         loop,
+        functions=[CHECK_LAUNCH, *others, main],
         imports=[*loop.imports, *IMPORTS],
         settings=(*loop.settings, SETTING.format(config.world_size)),
         launch=launch(config.world_size),

@@ -62,7 +62,7 @@ SHARDED = """,
 PLUGIN = """\
 plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward={},  # whether a block's whole parameters are freed after its forward
+        reshard_after_forward={},  # whether a block is freed after its forward
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,{}
     )

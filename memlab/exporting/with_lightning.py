@@ -85,13 +85,13 @@ CONFIGURE = '''\
         """Divide the model over the ranks; Lightning calls this more than once."""
         if isinstance(self.model, FSDPModule):
             return
-        model, device = self.model, self.trainer.strategy.root_device
+        model = self.model
         {lines}
 
 '''
 SYNC = """\
 is_last = (batch_idx + 1) % ACCUMULATION_STEPS == 0
-        self.model.set_requires_gradient_sync(is_last)  # until then each rank holds whole ones
+        self.model.set_requires_gradient_sync(is_last)  # until then nothing is sent
         """
 DEVICES = """\
 devices=int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -99,6 +99,7 @@ devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy={},"""
 REPLICATED = "DDPStrategy()"
 DIVIDED = "ModelParallelStrategy(data_parallel_size=NUM_RANKS, tensor_parallel_size=1)"
+DEVICE = "device = self.trainer.strategy.root_device"
 MESH = 'self.device_mesh["data_parallel"]'
 
 
@@ -135,7 +136,10 @@ def _divided(config: StepConfig) -> dict[str, str]:
     """Return the parts of the module that divide the model, and say when gradients are averaged."""
     if config.sharding not in FULLY_SHARDED:
         return {"configure": "", "sync": ""}
-    lines = sharded_lines(config, "" if config.sharding is Sharding.HYBRID else MESH).model
+    is_hybrid = config.sharding is Sharding.HYBRID
+    lines = sharded_lines(config, "" if is_hybrid else MESH).model
+    if is_hybrid:
+        lines = (DEVICE, *lines)
     is_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
     return {
         "configure": CONFIGURE.format(lines="\n        ".join(lines)),

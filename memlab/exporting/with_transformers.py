@@ -55,7 +55,7 @@ def main():
         use_cpu={cpu},
         bf16={is_mixed},
         max_steps=NUM_STEPS,
-        per_device_train_batch_size=BATCH_SIZE // ACCUMULATION_STEPS,
+        per_device_train_batch_size=BATCH_SIZE // {divisor},
         gradient_accumulation_steps=ACCUMULATION_STEPS,
         {norm}
         lr_scheduler_type="constant",  # the default lowers the learning rate to zero
@@ -115,6 +115,7 @@ def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Pla
         optimizer="" if is_divided else MADE_BEFORE.format("\n    ".join(parts.optimizer)),
         given="" if is_divided else ", optimizers=(optimizer, None)",
         fsdp=FSDP.format(config.sharding is not Sharding.ZERO2) if is_divided else "",
+        divisor="(NUM_RANKS * ACCUMULATION_STEPS)" if is_sharded else "ACCUMULATION_STEPS",
         report="report(trainer.losses)" if is_sharded else REPORT,
         cpu=device.type == "cpu",
         is_mixed=config.precision is Precision.BF16_MIXED,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,14 @@ def test_batches_that_cannot_be_used_are_errors():
         training_step(pair, StepConfig(batch_size=4), "cpu")((torch.ones(3, 2), torch.ones(4, 2)))
     with pytest.raises(MemlabError, match="torchrun"):
         memlab.training_step(linear(), StepConfig(sharding="ddp", world_size=2), "cpu")
+
+
+def test_ranks_draw_other_numbers_once_the_model_is_built(monkeypatch):
+    found = []
+    built = SimpleNamespace(
+        sharded=object(), set_seed=found.append, model=None, optimizer=None, config=None,
+        device=None,
+    )  # fmt: skip
+    monkeypatch.setattr("memlab.training.training_step.build_step", lambda *_, **__: built)
+    training_step(linear(), StepConfig(batch_size=4), "cpu", seed=7)
+    assert found == [7]  # of a step, to which the part of the rank is added

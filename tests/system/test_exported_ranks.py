@@ -156,11 +156,25 @@ def test_a_library_trains_in_ranks_as_memlab_does(
         pytest.importorskip(library, reason=f"{library} is not installed")
     pairs = pairs_of(settings)
     texts = [export_script(*pair, device, flavor=flavor) for pair in pairs]
-    for (_, config), (losses, _) in zip(
-        pairs, of_files(texts, tmp_path, prepare=prepare), strict=True
-    ):
+    found = []
+    if device == "cpu":  # one as a person starts it: no process group is open before
+        (tmp_path / "first.py").write_text(texts.pop(0))
+        found.append(losses_in(in_ranks(2, tmp_path / "first.py"))[:NUM_STEPS])
+    if texts:
+        found += [losses for losses, _ in of_files(texts, tmp_path, prepare=prepare)]
+    for (_, config), losses in zip(pairs, found, strict=True):
         assert losses == pytest.approx(by_config[str(config)], rel=1e-6), str(config)
         assert len(set(losses)) == NUM_STEPS
+
+
+@pytest.mark.slow
+def test_a_file_for_a_library_says_how_it_is_launched(tmp_path):
+    file = tmp_path / "train.py"
+    config = StepConfig(**RANKS, sharding="ddp")
+    file.write_text(export_script(memlab.workloads.get("plain-mlp"), config, "cpu",
+                                  flavor="accelerate"))  # fmt: skip
+    alone = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=200)
+    assert "this file is for 2 ranks: torchrun --nproc-per-node 2" in alone.stderr
 
 
 @pytest.mark.parametrize(("flavor", "device", "fields", "said"), [
