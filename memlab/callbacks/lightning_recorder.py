@@ -38,7 +38,7 @@ OF_PROCESS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedStep:
+class TrainerStep:
     """What one update of a Trainer cost in this process.
 
     Attributes:
@@ -85,7 +85,7 @@ def _recorder_class() -> Any:
 
         def __init__(self, workload_name: str, config: StepConfig) -> None:
             self.workload_name, self.config = workload_name, config
-            self.steps: list[RecordedStep] = []
+            self.steps: list[TrainerStep] = []
             self.result: StepResult | None = None
             self._seconds, self._begun_at, self._updates = 0.0, 0.0, 0
 
@@ -129,9 +129,9 @@ def _recorder_class() -> Any:
     return StepRecorder
 
 
-def _recorded(seconds: float, device: torch.device) -> RecordedStep:
+def _recorded(seconds: float, device: torch.device) -> TrainerStep:
     is_counted = device.type == "cuda"
-    return RecordedStep(
+    return TrainerStep(
         seconds=seconds,
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if is_counted else None,
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if is_counted else None,
@@ -140,7 +140,7 @@ def _recorded(seconds: float, device: torch.device) -> RecordedStep:
 
 def _result(recorder: Any, device: torch.device, versions: dict[str, str]) -> StepResult:
     """Return what the updates cost. The first is apart: it makes the optimizer's state."""
-    steps: list[RecordedStep] = recorder.steps
+    steps: list[TrainerStep] = recorder.steps
     config: StepConfig = recorder.config
     later = steps[1:] or steps
     median = statistics.median(step.seconds for step in later)
