@@ -114,6 +114,30 @@ class Mixing(nn.Module):
         return self.down(x)
 
 
+class Gated(nn.Module):
+    """Two layers that share their input, which needs a gradient, and one after them."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(IN))
+        self.gate, self.up = nn.Linear(IN, HIDDEN), nn.Linear(IN, HIDDEN)
+        self.down = nn.Linear(HIDDEN, OUT)
+
+    def forward(self, x):
+        x = x * self.scale
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def gated():
+    """The workload of such layers."""
+    return Workload(
+        name="gated",
+        build_model=Gated,
+        make_batch=lambda n: (torch.randn(n, IN), torch.randn(n, OUT)),
+        compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+    )
+
+
 def mixing(what):
     """The workload of a model whose two layers cannot be divided together."""
     return Workload(

@@ -14,7 +14,7 @@ from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.predicting.predict import predict_in_process
 from tests.models import blocks
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, mlp
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, mlp
 
 CPU = Target(kind="cpu", card=None, name="cpu")
 
@@ -133,3 +133,13 @@ def test_many_ranks_that_divide_layers_and_batches_are_as_few():
     assert few.outcome == many.outcome == "ok", many.message
     assert many.peak_by_category["optimizer_state"] < few.peak_by_category["optimizer_state"]
     assert not dist.is_initialized()
+
+
+def test_layers_that_share_their_input_sum_its_gradient_once():
+    config = StepConfig(batch_size=8, sharding="tensor", world_size=2)
+    made = predict_in_process(
+        gated(), config, CPU, seed=0, memory_limit=None, report=lambda progress: None
+    ).result
+    # forward adds the outputs of `down`, backward the gradients of the input
+    sent = [(line.num_calls, line.payload_bytes) for line in made.communication]
+    assert sent == [(2, 8 * OUT * 4 + 8 * IN * 4)]

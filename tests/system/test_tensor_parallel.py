@@ -9,7 +9,7 @@ from memlab.verifying.verify import verify_in_process
 from memlab.worker.ranks.measuring import together
 from memlab.worker.ranks.verifying import updates_in
 from tests.models import linear
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, mixing, mlp
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, mixing, mlp
 
 TENSOR = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
 
@@ -56,6 +56,11 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
 
     predicted = predict(mlp(), StepConfig(**TENSOR), "cpu")
     assert predicted.peak_by_category["parameters"] == own
+    # forward adds the two outputs; the input needs no gradient, so backward sends nothing
+    assert predicted.communication == result.communication
+    assert [(sent.num_calls, sent.payload_bytes) for sent in result.communication] == [
+        (1, 8 * OUT * 4)
+    ]
     # a real mesh holds 8 bytes for each dimension
     assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 8
     assert result.loss == pytest.approx(measured(ranks, mlp()).loss)
@@ -71,6 +76,7 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
         (decoder(num_heads=3), {"precision": "bf16-mixed"}),
         (mixing("outside"), {"optimizer": "sgd-momentum"}),
         (mixing("gate"), {}),
+        (gated(), {}),
         (mixing("dropout"), {"precision": "bf16-master"}),
     ],
     ids=lambda value: getattr(value, "name", None) or "-".join(value) or "plain",

@@ -22,11 +22,13 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from memlab.torch_private.modules import parameters_of
+from memlab.torch_private.tensors import version_of
 
 
 class Role(StrEnum):
@@ -56,6 +58,7 @@ class DividedLayers:
         self._undivided: dict[nn.Module, dict[str, Any]] = {}
         self._made: dict[nn.Parameter, nn.Parameter] = {}  # shared weights stay shared
         self._hooks: dict[nn.Module, list[Any]] = {}
+        self._last: tuple[torch.Tensor, tuple[Any, ...], DTensor] | None = None
 
     def listen(self, module: nn.Module) -> None:
         """Hook a layer that may get a role."""
@@ -79,6 +82,7 @@ class DividedLayers:
         self._undivided.clear()
         self._made.clear()
         self.roles.clear()
+        self._last = None
 
     def end(self) -> None:
         """Undo everything."""
@@ -111,10 +115,26 @@ class DividedLayers:
         given = args[0]
         self.is_exchanging = True
         if not isinstance(given, DTensor):
-            given = DTensor.from_local(given, self.mesh, [Replicate()], run_check=False)
+            given = self._replicated(given, is_shared=role is Role.COLUMNS)
         if role is Role.ROWS:
+            self._last = None  # the layers before have used it; a recompute may end in this one
             given = given.redistribute(placements=[Shard(given.ndim - 1)])
         return (given, *args[1:])
+
+    def _replicated(self, given: torch.Tensor, *, is_shared: bool) -> DTensor:
+        """Return a whole tensor as one that all ranks have.
+
+        If layers share their input, as query, key and value do, they get the same one. Its
+        gradient is then summed over the ranks once, not once for each layer.
+        """
+        state = (version_of(given), given.requires_grad, torch.is_grad_enabled())
+        last = self._last
+        if is_shared and last is not None and last[0] is given and last[1] == state:
+            return last[2]
+        made = DTensor.from_local(given, self.mesh, [Replicate()], run_check=False)
+        if is_shared:
+            self._last = (given, state, made)
+        return made
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return the output of a layer: divided after columns, else whole."""
