@@ -5,6 +5,6 @@ and seconds, which sum to those of the prediction.
 
 - `graph_jobs.py` does it. Start here.
 - `tracing.py` gets the graph of a model by torch.fx; `labels.py` says which operator belongs to
-  which node; `node_costs.py` divides a recorded step among the nodes.
+  which node; `node_costs.py` divides a recorded step among the nodes, and `row_sums.py` adds up.
 - `graph_rows.py` is the result.
 """

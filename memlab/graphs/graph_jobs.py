@@ -14,7 +14,8 @@ from memlab.costs.targets import Kernels
 from memlab.devices.cards import Target
 from memlab.graphs.graph_rows import GraphTable
 from memlab.graphs.labels import Label, NodeFacts, labels_of, with_a_module_for_each_node
-from memlab.graphs.node_costs import rows_of, step_seconds
+from memlab.graphs.node_costs import rows_of
+from memlab.graphs.row_sums import step_seconds
 from memlab.plan import Plan
 from memlab.predicting.predict import MOST_UNKNOWN
 from memlab.predicting.taken import taken
@@ -26,7 +27,11 @@ from memlab.workload import Workload
 
 BY_FX, BY_OPERATORS = "torch.fx.symbolic_trace", "operators"
 OTHER_GRAPH = "the step runs other operators than the graph of torch.fx.symbolic_trace"
-NO_TIME = "The time of collectives is not known here, so the step has none."
+NO_TIME = (
+    "The time of collectives is not known, so the step has none; name a cluster, such as "
+    "device='8x-h100'."
+)
+BESIDE = "Collectives run beside other operators, so the step takes less than all rows together."
 
 
 def graph_in_process(
@@ -110,10 +115,11 @@ def _with_costs(
 
     notes = [f"The nodes are operators, because {why}."] if why else []
     seconds = None
-    if step.config.sharding is not Sharding.NONE:
+    if step.config.sharding is not Sharding.NONE and kernels.overlap is None:
         notes.append(NO_TIME)
     elif kernels.unknown_share <= MOST_UNKNOWN:
         seconds = step_seconds(step.program, kernels, num_parts)
+        notes += [BESIDE] if kernels.overlap is not None else []
     return {
         "message": "",
         "rows": rows,

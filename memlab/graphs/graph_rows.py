@@ -53,7 +53,8 @@ class GraphRow:
         kept_bytes: allocated in the forward of the first micro-batch and held when the node ends:
             its result, unless that is a view, and what it saves.
         saved_bytes: those of them that are held for backward when this forward ends.
-        forward_seconds: in all forwards of the step, of its kernels; None if times are not known.
+        forward_seconds: in all forwards of the step, of its kernels; None if times are not known,
+            as those of collectives without a cluster.
         backward_seconds: in all backwards, with what is recomputed; the update of an optimizer is
             neither and counts here.
         ranks: number of ranks that take part in a collective; 0 for other nodes.

@@ -137,6 +137,8 @@ def test_a_sharded_step_has_its_collectives_with_bytes_and_ranks():
     assert sorted(scatters) == sorted([rest, *[block] * depth])
     # in forward all of them, in backward those that were freed: the last block comes again
     assert sorted(gathers) == sorted([rest, *[block] * 2 * depth])
+    predicted = {each.collective: each.payload_bytes for each in result.communication}
+    assert predicted == {"all-gather": sum(gathers), "reduce-scatter": sum(scatters)}
     assert {row.ranks for row in found} == {ranks}
     assert all(row.seconds is None for row in found)
     plain, _ = both(blocks(), StepConfig(batch_size=2), "cpu")
@@ -150,6 +152,16 @@ def test_ddp_averages_all_gradients_of_every_micro_batch():
     num_bytes = sum(p.nbytes for p in blocks().build_model().parameters())
     total = sum(row.payload_bytes for row in table if row.target == "all-reduce")
     assert total == 2 * num_bytes
+
+
+def test_between_cards_collectives_take_time_beside_others():
+    config = StepConfig(batch_size=32, sharding="zero3", world_size=8)
+    table, result = both(TEXT, config, "8x-h100")
+    found = [row for row in table if row.kind is NodeKind.COLLECTIVE]
+    assert all(row.seconds > 0 for row in found)
+    assert table.step_seconds == pytest.approx(result.step_seconds, rel=1e-9)
+    assert sum(row.seconds for row in table) > table.step_seconds
+    assert any("beside other operators" in note for note in table.notes)
 
 
 def test_what_is_asked_for_is_checked_and_a_failure_is_an_outcome():
