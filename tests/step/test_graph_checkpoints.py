@@ -69,7 +69,7 @@ def nodes_of(model, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [DEEP, TEXT], ids=lambda workload: workload.name)
 def test_it_saves_what_is_predicted_and_verify_agrees(workload):
-    config = StepConfig(batch_size=64 if workload is DEEP else 4)
+    config = StepConfig(batch_size=512 if workload is DEEP else 8)
     graph = checkpoint_graph(workload, 3)
     guesses = [predict(one, config, "cpu") for one in (workload, graph)]
     found = [measure(one, config, "cpu", repeats=1, warmup=0) for one in (workload, graph)]
