@@ -5,19 +5,18 @@ applied. It does not plan, measure or time anything.
 """
 
 import contextlib
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from memlab.arguments.checks import checked
 from memlab.config import StepConfig
 from memlab.devices import cards
+from memlab.devices.generators import set_seed as set_seed
 from memlab.devices.here import as_device
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
@@ -32,6 +31,8 @@ from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.sharding import ranks, sharding
+from memlab.techniques.sharding.deepspeed_engine import Engine
+from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import Sharded
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
@@ -90,6 +91,8 @@ class Step:
     @property
     def host_bytes(self) -> int:
         """The most bytes that offloading held in host memory since the last new batch."""
+        if self.engine is not None and self.device.type != "cpu":
+            return self.engine.host_bytes()
         held = 0 if self.offloader is None else self.offloader.peak_host_bytes
         if self.offloader is not None and self.offloader.weights is not None:
             held += self.offloader.weights.nbytes
@@ -97,12 +100,19 @@ class Step:
             held += offload.state_bytes(self.optimizer)
         return held
 
+    @property
+    def engine(self) -> Engine | None:
+        """What computes gradients and updates, if it is DeepSpeed."""
+        return None if self.sharded is None else self.sharded.engine
+
     def set_seed(self, seed: int) -> None:
         """Set the seed of a step: ranks that compute other samples draw other numbers."""
         set_seed(seed if self.sharded is None else ranks.seed_of(seed, self.sharded.part))
 
     def value_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the values of a parameter, which may be offloaded to host memory."""
+        """Return the values of a parameter, which may be in host memory or in other ranks."""
+        if self.engine is not None:
+            return self.engine.value_of(parameter)
         weights = None if self.offloader is None else self.offloader.weights
         return parameter if weights is None else weights.value_of(parameter)
 
@@ -161,11 +171,13 @@ class Step:
 
     def update(self) -> None:
         """Apply the gradients and free them."""
-        if self.config.max_grad_norm is not None:
+        if self.config.max_grad_norm is not None and self.engine is None:
             self.unscale()
             clipping.apply(self.optimizer, self.config.max_grad_norm)
 
-        if self.scaler is None:
+        if self.engine is not None:
+            self.engine.update()  # it clips, too
+        elif self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
@@ -195,8 +207,12 @@ class Step:
             mark(Phase.BACKWARD, index)
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
+            loss = loss if weight == 1.0 else loss * weight
             with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
-                (loss if weight == 1.0 else loss * weight).backward()
+                if self.engine is None:
+                    loss.backward()
+                else:
+                    self.engine.backward(loss, is_last=index == len(self.micro_batches) - 1)
 
         return value
 
@@ -253,7 +269,8 @@ def build_step(
     mark(Phase.BUILD, 0)
     set_seed(seed)
     # offloaded weights are created in host memory
-    where = torch.device("cpu") if config.offload_parameters else device
+    offloads = config.offload_parameters and not is_deepspeed(config)
+    where = torch.device("cpu") if offloads else device
     built = meta_init.built(workload.build_model, where, config)
     model = built.model
     check_model(model)
@@ -265,7 +282,7 @@ def build_step(
     if config.channels_last:
         layout.apply(model)
 
-    weights = offload.apply(model, config, device) if config.offload_parameters else None
+    weights = offload.apply(model, config, device) if offloads else None
     if built.unfilled is None:
         model.to(device)
     if config.precision is config.precision.FP8_MIXED:
@@ -297,6 +314,8 @@ def build_step(
     sharded = sharding.apply(model, config, device, divided)
     built.fill(device)
     optimizer, scheduler = optimizers.make(model, config, weights)
+    if is_deepspeed(config):
+        sharded = sharding.with_engine(model, optimizer, config, device)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
@@ -371,13 +390,6 @@ def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:
     if device.type == "cpu":  # memory that the workload holds would not be counted
         batch = map_tensors(torch.clone, batch)
     return precision.cast_batch(batch, config.precision)
-
-
-def set_seed(seed: int) -> None:
-    """Seed torch on every device, NumPy and `random`."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 def notes(config: StepConfig, device: torch.device, plan: Plan | None) -> list[str]:

@@ -1,7 +1,10 @@
-"""A model that goes wrong in one of the ranks that train it."""
+"""Models for ranks, one of them wrong in one rank, and ranks that torch's launcher starts."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import torch
@@ -9,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from memlab import Workload
+from tests import ROOT
 
 WIDTH = 64
 
@@ -65,3 +69,62 @@ def faulty(fault=""):
         make_batch=lambda n: (torch.randn(n, WIDTH), torch.randn(n, WIDTH)),
         compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
     )
+
+
+def tokens(n):
+    labels = torch.randint(5, (n, 6))
+    labels[torch.rand(n, 6) < 0.5] = -100
+    labels[:, 0] = 1
+    return torch.randn(n, 6, 8), labels
+
+
+class Odd(nn.Module):
+    """Normalises over the batch and drops out."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2))
+        )
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(x)))
+
+
+ODD = Workload(
+    name="odd",
+    build_model=Odd,
+    make_batch=tokens,
+    compute_loss=lambda model, batch: nn.functional.cross_entropy(
+        model(batch[0]).flatten(0, 1), batch[1].flatten()
+    ),
+    num_loss_terms=lambda batch: int((batch[1] >= 0).sum()),
+)
+
+
+def left_running():
+    """Return the ranks that are still running; those of other tests end by themselves."""
+    for _ in range(50):
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
+        if not found:
+            return []
+        time.sleep(0.2)
+    return found
+
+
+def trained(num_ranks, *arguments):
+    """Return the losses that ranks print; torch's launcher starts them if there are several."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    command = [sys.executable, *(launcher if num_ranks > 1 else []), "-m", "tests.rank_training"]
+    done = subprocess.run(
+        [*command, *map(str, arguments[:-1]), json.dumps(arguments[-1])],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [float.fromhex(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]

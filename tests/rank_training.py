@@ -1,6 +1,7 @@
 """A script that trains a few updates, saves or loads, and prints its losses; run it by torchrun.
 
-FOLDER, "save", "load" or "differ" (in each rank other samples), and the settings as JSON.
+FOLDER, "save", "load", "train" (neither) or "differ" (in each rank other samples), and the settings
+as JSON.
 """
 
 import faulthandler
@@ -46,9 +47,9 @@ def main(folder, what, settings):
         for batch in mine[:SAVED_AFTER]:
             step(batch)
         step.save(folder)
-    else:
+    elif what == "load":
         assert step.load(folder) == SAVED_AFTER
-    losses = [step(batch) for batch in mine[SAVED_AFTER:]]
+    losses = [step(batch) for batch in (mine if what == "train" else mine[SAVED_AFTER:])]
     assert step.num_updates == NUM_BATCHES
     if rank == 0:
         print(json.dumps([loss.hex() for loss in losses]), flush=True)

@@ -1,4 +1,4 @@
-"""Save, compare and restore the random states of torch, NumPy and `random`, and autocast."""
+"""Set, save, compare and restore the random states of torch, NumPy and `random`, and autocast."""
 
 import contextlib
 import ctypes
@@ -11,6 +11,13 @@ import torch
 
 Autocast = tuple[str, torch.dtype, bool, bool]  # arguments of torch.autocast
 MT19937_BYTES = 4 * 624 + 4  # its key and its position, numpy/random/src/mt19937/mt19937.h
+
+
+def set_seed(seed: int) -> None:
+    """Seed torch on every device, NumPy and `random`."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def states_of_random(devices: Iterable[torch.device]) -> dict[torch.device, bytes]:

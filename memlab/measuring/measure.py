@@ -38,6 +38,7 @@ from memlab.step import Step, build_step, notes
 from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.compiling.compilation import forget, is_compiled
 from memlab.techniques.offload import offload
+from memlab.techniques.optimizers.optimizers import states_of
 from memlab.trace import Phase, Trace
 from memlab.workload import Workload
 
@@ -160,7 +161,8 @@ def _memory_pass(
         step.set_seed(seed)
         cuda.reset_peaks(device)
         loss = step(partial(meter.mark, index))
-        meter.know_states(step.model, step.optimizer)
+        kept = states_of(step.model, step.optimizer) if step.engine is None else step.engine.held()
+        meter.know_states(step.model, kept)
         peaks.append(cuda.read_peaks(device))
         return loss
 

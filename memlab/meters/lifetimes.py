@@ -1,7 +1,8 @@
 """From a `Trace` to a `Timeline`: decide what each block is for, by its lifetime.
 
-A block that exists before the first step is a parameter if the model says so, otherwise a buffer. A
-block that is made in the data phase is an input. The category of a block that a step allocates
+A block that exists before the first step is a parameter if the model says so, optimizer state if
+the optimizer keeps it from then on, otherwise a buffer. A block that is made in the data phase is
+an input. The category of a block that a step allocates
 follows from when it is allocated and freed:
 
     allocated in   freed in the same phase   freed later
@@ -121,7 +122,7 @@ def build_peak_bytes(trace: Trace) -> int:
     """Return the most bytes that were allocated while the model was built."""
     is_build = np.array([i.step < 0 and i.phase is Phase.BUILD for i in trace.intervals])
     of_build = is_build[trace.interval]
-    of_build[_first_event_of_steps(trace) :] = False
+    of_build[_events_of_steps(trace)[0] :] = False
     return int(np.cumsum(trace.nbytes)[of_build].max(initial=0))
 
 
@@ -159,13 +160,16 @@ def _blocks(trace: Trace, step: int) -> Blocks:
     optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
     left_behind = (step_of[born] < step) & outlived_its_step & ~optimizer
     first = np.flatnonzero(step_of[trace.interval] == step)[0]
+    _, last = _events_of_steps(trace)
     existed_before = (births < first) & (deaths >= first)
+    is_kept = existed_before & (deaths > last) & np.isin(trace.address[births], list(trace.states))
     is_parameter = existed_before & np.isin(trace.address[births], list(trace.parameters))
 
     born_as = np.array([COLUMN[BORN_AS.get(phase, Category.BUFFERS)] for phase in PHASES])
     columns = born_as[phase_of[born]]
     columns[left_behind & (columns != COLUMN[Category.INPUTS])] = COLUMN[Category.BUFFERS]
     columns[freed & (alike[died] == alike[born])] = COLUMN[Category.TEMPORARIES]
+    columns[is_kept] = COLUMN[Category.OPTIMIZER_STATE]
     columns[is_parameter] = COLUMN[Category.PARAMETERS]
     return Blocks(births=births, deaths=deaths, columns=columns)
 
@@ -187,6 +191,8 @@ def _births_and_deaths(
     return births[in_time], deaths[in_time]
 
 
-def _first_event_of_steps(trace: Trace) -> int:
+def _events_of_steps(trace: Trace) -> tuple[int, int]:
+    """Return the first and the last event of all steps."""
     is_step = np.array([i.step >= 0 for i in trace.intervals])[trace.interval]
-    return int(np.flatnonzero(is_step)[0])
+    first, last = np.flatnonzero(is_step)[[0, -1]]
+    return int(first), int(last)

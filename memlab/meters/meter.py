@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
-from memlab.techniques.optimizers.optimizers import states_of
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import EventType
 from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
@@ -64,9 +63,16 @@ class Meter:
         for path, parameter in model.named_parameters():
             self.parameters.setdefault(_address(parameter), path)
 
-    def know_states(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Remember which storages hold optimizer state; call it once an update has made them."""
-        self.states = {_address(state): path for path, state in states_of(model, optimizer)}
+    def know_states(
+        self, model: torch.nn.Module, states: Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Remember which storages hold optimizer state; call it once an update has made them.
+
+        Args:
+            model: whose parameters they belong to.
+            states: with the path of the parameter of each, as `states_of` yields them.
+        """
+        self.states = {_address(state): path for path, state in states}
         # in the first forward `fully_shard` copies parts that are smaller than those of other ranks
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             self.know(model)

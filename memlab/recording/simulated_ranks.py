@@ -28,6 +28,7 @@ from memlab.errors import UnsupportedError
 from memlab.recording import stand_in
 from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.recording.tracker import Tracker
+from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.torch_private.ranks import (
     drawn_as_on_a_cpu,
     meshes_joined_unseen,
@@ -53,6 +54,14 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
     if config.sharding is Sharding.NONE:
         yield
         return
+
+    if is_deepspeed(config):
+        plain = str(config.sharding).removeprefix("deepspeed-")
+        raise UnsupportedError(
+            f"sharding={str(config.sharding)!r} is run, verified and measured, but not predicted: "
+            "DeepSpeed's engine does not run over fake tensors; use memlab.measure, or predict "
+            f"sharding={plain!r}"
+        )
 
     if not dist.is_available():
         raise UnsupportedError("this build of PyTorch has no torch.distributed")

@@ -106,6 +106,11 @@ def newest(folder: Path) -> Path:
 
 def _weights(step: Step) -> dict[str, torch.Tensor]:
     """Return parameters and persistent buffers by path; tensors that share their memory."""
+    if step.engine is not None:
+        raise UnsupportedError(
+            f"checkpoints with sharding={str(step.config.sharding)!r} are not implemented; use "
+            f"sharding={str(step.config.sharding).removeprefix('deepspeed-')!r}"
+        )
     if step.config.offload_parameters:
         raise UnsupportedError(
             "checkpoints with offload_parameters=True are not implemented yet; use "

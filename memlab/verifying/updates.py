@@ -209,11 +209,18 @@ def _used_gradients(step: Step) -> Tensors:
 def _gradients(step: Step) -> Tensors:
     return _on_the_host(
         {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+            name: _gradient_of(step, p)
             for name, p in step.model.named_parameters()
             if p.requires_grad
         }
     )
+
+
+def _gradient_of(step: Step, parameter: torch.Tensor) -> torch.Tensor:
+    if step.engine is not None:
+        return step.engine.gradient_of(parameter)
+    found = parameter.grad
+    return torch.zeros_like(parameter) if found is None else found.to_dense()
 
 
 def _buffers(step: Step) -> Tensors:
@@ -239,6 +246,11 @@ def _on_the_host(tensors: Tensors) -> Tensors:
 def _go_on_from(step: Step, other: UpdateStart) -> None:
     """Give a step the weights, buffers and optimizer state of another."""
     paths = dict(step.model.named_parameters())
+    if step.engine is not None:
+        _copy_into(dict(step.model.named_buffers()), other.buffers)
+        for name, parameter in paths.items():
+            step.engine.put(parameter, other.weights[name], _states_of_one(other.states, name))
+        return
     _copy_into({name: step.value_of(p) for name, p in paths.items()}, other.weights)
     _copy_into(dict(step.model.named_buffers()), other.buffers)
     states = dict(_states(step, paths))
@@ -250,9 +262,19 @@ def _go_on_from(step: Step, other: UpdateStart) -> None:
 
 def _states(step: Step, paths: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in paths.items():
-        for key, value in state_of(step.optimizer).get(parameter, {}).items():
+        if step.engine is not None:
+            held = step.engine.states_of(parameter)
+        else:
+            held = state_of(step.optimizer).get(parameter, {})
+        for key, value in held.items():
             if isinstance(value, torch.Tensor):
                 yield f"{name}: {key}", value
+
+
+def _states_of_one(states: Tensors, name: str) -> Tensors:
+    """Return the states of one parameter by their own names."""
+    begin = f"{name}: "
+    return {key.removeprefix(begin): t for key, t in states.items() if key.startswith(begin)}
 
 
 def _copy_into(targets: Tensors, sources: Tensors) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from memlab import StepConfig, Workload, measure
 from memlab.meters.meter import Meter, record
+from memlab.techniques.optimizers.optimizers import states_of
 from memlab.trace import Phase
 from tests.models import IN, OUT, linear
 
@@ -170,11 +171,11 @@ def test_tied_weights_are_told_by_their_first_path():
     meter = Meter()
     meter.know(model)
     assert list(meter.parameters.values()) == ["0.weight"]
-    meter.know_states(model, optimizer)
+    meter.know_states(model, states_of(model, optimizer))
     assert meter.states == {}  # before the first update there is none
     model(torch.randn(2, 5)).sum().backward()
     optimizer.step()
-    meter.know_states(model, optimizer)
+    meter.know_states(model, states_of(model, optimizer))
     assert list(meter.states.values()) == ["0.weight"] * 3  # two averages and the step count
 
 
@@ -187,7 +188,7 @@ def test_asking_for_addresses_allocates_nothing():
 
     def run():
         meter.know(model)
-        meter.know_states(model, optimizer)
+        meter.know_states(model, states_of(model, optimizer))
 
     assert len(record(run, meter, CPU).nbytes) == 0
     assert len(meter.states) == 6

@@ -1,28 +1,14 @@
 """Sharded steps in real ranks: what each holds, equal updates, ends that leave nothing behind."""
 
-import subprocess
-import time
-
 import pytest
 import torch
 from torch import nn
 
 from memlab import Outcome, StepConfig, Workload, measure, verify
-from tests.rank_parts import WIDTH, faulty
+from tests.rank_parts import ODD, WIDTH, faulty, left_running
 
 TWO = {"sharding": "zero3", "world_size": 2}
 WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
-
-
-def left_running():
-    """Return the ranks that are still running; those of other tests end by themselves."""
-    for _ in range(50):
-        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-        found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
-        if not found:
-            return []
-        time.sleep(0.2)
-    return found
 
 
 def test_each_rank_of_zero3_holds_its_half():
@@ -102,38 +88,6 @@ def test_more_ranks_than_this_machine_can_run_are_refused():
     assert result.outcome is Outcome.UNSUPPORTED
     assert "world_size=512" in result.message
     assert "memlab.predict" in result.message
-
-
-def tokens(n):
-    labels = torch.randint(5, (n, 6))
-    labels[torch.rand(n, 6) < 0.5] = -100
-    labels[:, 0] = 1
-    return torch.randn(n, 6, 8), labels
-
-
-class Odd(nn.Module):
-    """Normalises over the batch and drops out."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(
-            *(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2))
-        )
-        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(8, 5)
-
-    def forward(self, x):
-        return self.head(self.norm(self.blocks(x)))
-
-
-ODD = Workload(
-    name="odd",
-    build_model=Odd,
-    make_batch=tokens,
-    compute_loss=lambda model, batch: nn.functional.cross_entropy(
-        model(batch[0]).flatten(0, 1), batch[1].flatten()
-    ),
-    num_loss_terms=lambda batch: int((batch[1] >= 0).sum()),
-)
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero3"])

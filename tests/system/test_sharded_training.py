@@ -1,31 +1,10 @@
 """Training in real ranks by `training_step`: checkpoints that another number of ranks loads."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests import ROOT
+from tests.rank_parts import trained
 
 ZERO3 = {"sharding": "zero3", "world_size": 2}
-
-
-def trained(num_ranks, *arguments):
-    """Return the losses that ranks print; torch's launcher starts them if there are several."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    command = [sys.executable, *(launcher if num_ranks > 1 else []), "-m", "tests.rank_training"]
-    done = subprocess.run(
-        [*command, *map(str, arguments[:-1]), json.dumps(arguments[-1])],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [float.fromhex(loss) for loss in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from memlab.techniques.offload.offloading import offload_state, update_one_by_on
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
@@ -231,7 +232,9 @@ def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.opt
         Precision.BF16_MASTER: master_weights.given_master_weights,
         Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
     }.get(config.precision)
-    return kind if given is None else lambda parameters: given(kind(parameters))
+    if given is None or is_deepspeed(config):  # DeepSpeed keeps fp32 copies by itself
+        return kind
+    return lambda parameters: given(kind(parameters))
 
 
 def _offloaded(
@@ -243,7 +246,7 @@ def _offloaded(
 
     def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = make_one(parameters)
-        if config.offload_optimizer:
+        if config.offload_optimizer and not is_deepspeed(config):
             offload_state(optimizer)
         if weights is not None:
             update_one_by_one(optimizer, weights.on_the_device)

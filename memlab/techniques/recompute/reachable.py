@@ -6,9 +6,9 @@ second time. `Reachable` walks from a module to every such place: through attrib
 containers, closures, default arguments, and those names of classes and globals that the reached
 code uses. `state.py` reads the places before and after a forward, and restores those that changed.
 
-Left out: what Python cannot inspect (C extensions, files), and objects of torch, memlab and the
-standard library, except its containers and weak references. A walk takes milliseconds for a block;
-reading the places that it found takes microseconds.
+Left out: what Python cannot inspect (C extensions, files), and objects of torch, DeepSpeed, memlab
+and the standard library, except its containers and weak references. A walk takes milliseconds for
+a block; reading the places that it found takes microseconds.
 """
 
 import collections
@@ -45,7 +45,7 @@ from memlab.techniques.recompute.places import (
 from memlab.torch_private.tensors import HOOKS, hooks_of
 
 MOST_PLACES = 20_000  # a walk stops there; a forward rarely reaches more than a thousand places
-FOREIGN = (sys.stdlib_module_names | {"torch", "memlab", "numpy"}) - {"__main__"}
+FOREIGN = (sys.stdlib_module_names | {"torch", "memlab", "numpy", "deepspeed"}) - {"__main__"}
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 HOLDERS = (
     collections.UserDict,
@@ -162,10 +162,12 @@ class Reachable:
     def _look_into_tensor(self, where: str, tensor: torch.Tensor) -> None:
         self.tensors.append((where, tensor))
         if isinstance(tensor, nn.Parameter):  # forwards add hooks to it, libraries add attributes
-            attributes = {*HOOKS, *vars(tensor)}
+            # DeepSpeed's ("ds_...") say where its parts are now
+            own = {name: item for name, item in vars(tensor).items() if name[:3] != "ds_"}
+            attributes = {*HOOKS, *own}
             self.places.append(NamesPlace(tensor, where, tuple(attributes)))
             self._ahead += [(f"the hooks of {where}", found) for found in hooks_of(tensor) if found]
-            self._ahead += [(f"{where}.{name}", item) for name, item in vars(tensor).items()]
+            self._ahead += [(f"{where}.{name}", item) for name, item in own.items()]
 
     def _look_into_function(self, where: str, function: types.FunctionType) -> None:
         namespace = function.__globals__

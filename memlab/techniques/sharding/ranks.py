@@ -3,13 +3,16 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError, WorkloadError
+
+if TYPE_CHECKING:
+    from memlab.techniques.sharding.deepspeed_engine import Engine
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
 FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
@@ -41,6 +44,8 @@ class Sharded:
         in_micro_batch: returns the context of the forward and backward of a micro-batch, given
             whether the ranks average their gradients after it.
         notes: what a reader must know about how the model is divided.
+        engine: computes gradients and updates in place of autograd and the optimizer; None
+            without DeepSpeed.
     """
 
     run_model: torch.nn.Module
@@ -48,6 +53,7 @@ class Sharded:
     num_parts: int
     in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
     notes: tuple[str, ...] = ()
+    engine: "Engine | None" = None
 
     @property
     def num_made(self) -> int:
@@ -119,7 +125,11 @@ def own_weights(weights: Sequence[float], sharded: Sharded) -> list[float]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return what this rank holds of a tensor: its part of a DTensor, else the tensor itself."""
+    """Return what this rank holds of a tensor: its part of a DTensor, else the tensor itself.
+
+    A parameter of DeepSpeed's stage 3 has its part apart, and is empty itself.
+    """
+    tensor = getattr(tensor, "ds_tensor", tensor)
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
 

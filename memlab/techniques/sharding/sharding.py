@@ -1,6 +1,6 @@
 """The strategies by which several ranks train one model, what each refuses, and how it is applied.
 
-Left out so far: DeepSpeed, offloading of shards, and compiled sharded steps.
+Left out so far: offloading of shards, and compiled sharded steps.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
+from memlab.techniques.sharding import deepspeed_settings
+from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import (
     FULLY_SHARDED,
     REPLICATED,
@@ -61,7 +63,7 @@ def divide(
 def apply(
     model: torch.nn.Module, config: StepConfig, device: torch.device, divided: Divided | None
 ) -> Sharded | None:
-    """Return the model as this rank runs it; None without sharding.
+    """Return the model as this rank runs it; None without sharding, and for DeepSpeed's engine.
 
     Args:
         model: on its device, with all other techniques applied; fully sharded in place.
@@ -72,7 +74,7 @@ def apply(
     Raises:
         UnsupportedError: this process is not one of as many ranks as the config asks for.
     """
-    if config.sharding is Sharding.NONE:
+    if config.sharding is Sharding.NONE or is_deepspeed(config):
         return None
 
     check_group(config)
@@ -100,6 +102,37 @@ def apply(
     )
 
 
+def with_engine(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: StepConfig,
+    device: torch.device,
+) -> Sharded:
+    """Return the model as DeepSpeed's engine runs it; the engine needs the optimizer.
+
+    Args:
+        model: as for `apply`; flattened in place.
+        optimizer: of its trainable parameters; it gets flat ones.
+        config: how to train.
+        device: of this rank.
+
+    Raises:
+        UnsupportedError: this process is not one of as many ranks as the config asks for, or the
+            parameters have a format that DeepSpeed is not told of.
+    """
+    check_group(config)
+    from memlab.techniques.sharding.deepspeed_engine import Engine
+
+    engine = Engine(model, optimizer, config, device)
+    return Sharded(
+        run_model=engine.run_model,
+        part=part_of(config, dist.get_rank()),
+        num_parts=config.data_parallel_size,
+        in_micro_batch=lambda is_synced: contextlib.nullcontext(),  # the engine's backward knows
+        engine=engine,
+    )
+
+
 def most_ranks(device: torch.device) -> int:
     """Return how many ranks can run on the devices of this kind in this machine."""
     if device.type == "cpu":
@@ -114,7 +147,8 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         return
 
     said = f"sharding={str(config.sharding)!r}"
-    if config.sharding not in (*REPLICATED, *FULLY_SHARDED, Sharding.TENSOR):
+    known = (*REPLICATED, *FULLY_SHARDED, Sharding.TENSOR, *deepspeed_settings.STAGES)
+    if config.sharding not in known:
         yield Refusal(
             why=f"{said} is not implemented yet", remedies=({"sharding": Sharding.ZERO3},)
         )
@@ -123,11 +157,14 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     yield from _of_replicas(config, said)
     yield from _of_shards(config, said)
     yield from _of_tensors(config, said)
+    if is_deepspeed(config):
+        yield from deepspeed_settings.refusals(config, said)
 
 
 def _of_both(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what is implemented for one process only."""
-    for field in ("compile", "offload_activations", "offload_parameters", "offload_optimizer"):
+    offloads = () if is_deepspeed(config) else ("offload_parameters", "offload_optimizer")
+    for field in ("compile", "offload_activations", *offloads):
         if getattr(config, field):
             yield Refusal(
                 why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
@@ -243,12 +280,14 @@ def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
 def notes(asked: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
     config = asked.config
-    if config.sharding not in (*REPLICATED, *FULLY_SHARDED) or config.accumulation_steps == 1:
-        return []
+    own = deepspeed_settings.notes(config) if is_deepspeed(config) else []
+    if config.sharding is Sharding.NONE or config.accumulation_steps == 1:
+        return own
     if config.sync_each_micro_batch:
-        return ["The ranks average their gradients after every micro-batch."]
+        return ["The ranks average their gradients after every micro-batch.", *own]
     return [
-        "The ranks average their gradients once an update; until then each holds whole gradients."
+        "The ranks average their gradients once an update; until then each holds whole gradients.",
+        *own,
     ]
 
 
@@ -305,6 +344,24 @@ SHARDING = Technique(
             saves='as `sharding="tensor"`, among the ranks of a group, beside zero2 or zero3',
             costs="as that",
             not_for="ddp and zero1, which know no DTensors",
+        ),
+        Saving(
+            setting='`sharding="deepspeed-zero1"`',
+            saves="optimizer state, with DeepSpeed's engine",
+            costs="each rank also keeps an fp32 copy of its share of the weights",
+            not_for='one device; predictions; `"fp16-mixed"`',
+        ),
+        Saving(
+            setting='`sharding="deepspeed-zero2"`',
+            saves="as deepspeed-zero1, and gradients between micro-batches",
+            costs="gradients are divided after every micro-batch",
+            not_for="as deepspeed-zero1",
+        ),
+        Saving(
+            setting='`sharding="deepspeed-zero3"`',
+            saves="as deepspeed-zero2, and parameters between steps",
+            costs="parameters are gathered in forward; gradients have buffers that stay",
+            not_for="as deepspeed-zero1; models of small parameters, which stay whole",
         ),
     ),
 )

@@ -89,6 +89,8 @@ def serve_rank(folder: str, standard_library: StandardLibrary) -> None:
 def _open_group(job: RankJob) -> None:
     if sys.platform == "linux":  # all ranks are here, and a name of this machine may not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # DeepSpeed would else look for devices, when a person's own module imports it
+    os.environ.setdefault("DS_ACCELERATOR", job.device_type)
     if job.device_type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKENDS[job.device_type])
