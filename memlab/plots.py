@@ -19,6 +19,7 @@ from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, t
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
+from memlab.figures.rank_peaks import rank_peaks
 from memlab.figures.recommendations import recommendations
 from memlab.figures.scaling import scaling
 from memlab.figures.snapshot_comparison import snapshot_comparison
@@ -39,6 +40,7 @@ __all__ = [
     "peak_bar",
     "peak_map",
     "placeholder",
+    "rank_peaks",
     "recommendations",
     "scaling",
     "snapshot_comparison",

@@ -4,7 +4,7 @@
 - `controls.py` are the controls, `texts.py` the lines beside them, `state.py` the settings as plain
   values, `asked.py` all that is on screen. `verdicts.py` judges: fits, gradients, outcome.
   `size_row.py` is the slider of the sample size, which makes another workload: `made_sizes.py`.
-  `rank_lines.py` explains the ranks that share a step.
+  `rank_lines.py` explains the ranks that share a step, `rank_pane.py` shows what each holds.
 - `forecasts.py` predicts while sliders move, and ahead while they rest: `requests.py` asks for it,
   `neighbours.py` says what may come next. `answers.py` keeps the answers, `estimating.py` says what
   they mean for other settings.

@@ -174,9 +174,26 @@ class Asked:
         shown = None
         with contextlib.suppress(WorkloadError):
             shown = self._shown
-        if shown is None or self.device_problem or state.problems(self._view.controls.settings()):
+        if shown is None or self.device_problem or self.wrong:
             return None
         return Question(shown.name, self.config, choices.name_of(self.device))
+
+    @property
+    def num_cards(self) -> int | None:
+        """How many cards the cluster on screen has; None if the device is none, or not allowed."""
+        return None if self.device_problem else choices.num_cards(self.device)
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """The error of each setting on screen that is not allowed, by field."""
+        settings, cards = self._view.controls.settings(), self.num_cards
+        wrong = state.problems(settings)
+        if wrong or cards is None or not state.is_sharded(settings):
+            return wrong
+        ranks = settings["world_size"]
+        if ranks <= cards:
+            return {}
+        return {"world_size": f"world_size={ranks} is more than the {cards} cards of {self.device}"}
 
     @property
     def typed_limit(self) -> int | None:

@@ -7,7 +7,7 @@ import torch
 
 from memlab import workloads
 from memlab.arguments.units import KIB, parse_bytes
-from memlab.devices import cards
+from memlab.devices import cards, cluster_table
 from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings
@@ -51,7 +51,7 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
 
 
 def devices(chosen: str) -> list[tuple[str, str]]:
-    """Return the label and the name of each device: here, cards elsewhere, recorded ones.
+    """Return the label and the name of each device: here, cards and clusters, recorded ones.
 
     Args:
         chosen: a name that is always included.
@@ -63,7 +63,7 @@ def devices(chosen: str) -> list[tuple[str, str]]:
         names = [f"{fastest.type}:{i}" for i in range(count)]
 
     shown = [(f"this machine: {n} ({describe(torch.device(n))})", n) for n in names]
-    elsewhere = [offered_card(name) for name in cards.names()]
+    elsewhere = [offered_card(name) for name in (*cards.names(), *cluster_table.NAMES)]
     shown += [("this machine: cpu", "cpu"), *elsewhere]
     shown += [(f"{record.title}, recorded", record.label) for record in recordings()]
     if chosen not in dict(shown).values():
@@ -92,6 +92,16 @@ def name_of(device: Any) -> str:
         DeviceError: the name is unknown.
     """
     return record_of(device).label if is_recorded(device) else cards.resolve(device).name
+
+
+def num_cards(device: str) -> int | None:
+    """Return how many cards a cluster has; None for what is none.
+
+    Raises:
+        DeviceError: there are no such machines.
+    """
+    found = cards.cluster(device) if cards.find(device) is None else None
+    return found.num_devices if found else None
 
 
 def of_capacity(device: str) -> str:

@@ -118,7 +118,7 @@ class Page:
         # of another size formats and blocks are the same, so that no control moves meanwhile
         alike = known or (given if isinstance(given, WorkloadFacts) else None)
         settings = self._view.controls.settings()
-        wrong = state.problems(settings)
+        wrong = self._asked.wrong
         header_wrong = self._asked.device_problem or self._asked.limit_problem
         is_right = not (wrong or header_wrong or self._asked.size_problem)
         is_ready = is_right and not self._asked.is_being_made
@@ -127,8 +127,9 @@ class Page:
         self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
         lines = texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
         asked = texts.setup_of(settings, wrong, device)
-        is_here = not header_wrong and self._asked.is_here
-        self._view.explain({**lines, RANKS: ranks_line(settings, wrong, asked, is_here=is_here)})
+        is_here, cards = not header_wrong and self._asked.is_here, self._asked.num_cards
+        of_ranks = ranks_line(settings, wrong, asked, is_here=is_here, num_cards=cards)
+        self._view.explain({**lines, RANKS: of_ranks})
         self._explain_size(None if wrong else state.to_config(settings))
         self._view.show_about(self._about(name, facts, header_wrong))
         self.show_ready(is_ready)

@@ -15,6 +15,7 @@ import ipywidgets as widgets
 
 from memlab import plots
 from memlab._panel.comparisons import grid, missing_words
+from memlab._panel.rank_pane import RankPane
 from memlab._panel.readout import (
     MOMENTS,
     PARTS_OF_PEAK,
@@ -134,6 +135,7 @@ class Pictures:
         boxes: for each picture of `SIZES`, its widget.
         part: the buttons that choose the part of the step that the timeline shows.
         details: what holds the peak, as a map and in words; drawn while it is displayed.
+        ranks: what each rank holds; drawn while it is displayed.
         num_drawn: pictures so far.
     """
 
@@ -144,6 +146,7 @@ class Pictures:
         self._explanation.add_class("memlab-explained")
         self.details = widgets.Box([self.boxes["peak_map"], self._explanation])
         self.details.add_class("memlab-details")
+        self.ranks = RankPane()
         self._drawn: dict[str, Any] = {}
         self.num_drawn = 0
         self._name = f"memlab-{id(self)}"
@@ -158,6 +161,8 @@ class Pictures:
             self._wait("timeline", scene.why)
             self._wait_for_peak(WAITING["peak"])
 
+        if scene.at_peak is not None or scene.why:
+            self.ranks.draw(scene.at_peak)
         if scene.runs:
             self._draw_runs(scene)
             self._draw_heat_map(scene)

@@ -23,7 +23,12 @@ REMEDIES: tuple[Mapping[str, object], ...] = (
 
 
 def ranks_line(
-    settings: Settings, wrong: Mapping[str, str], asked: Setup, *, is_here: bool
+    settings: Settings,
+    wrong: Mapping[str, str],
+    asked: Setup,
+    *,
+    is_here: bool,
+    num_cards: int | None = None,
 ) -> Line:
     """Explain who computes and keeps what, or why these ranks are not possible.
 
@@ -32,11 +37,12 @@ def ranks_line(
         wrong: the error of each setting that is not allowed, by field.
         asked: the same settings, with defaults in place of wrong ones.
         is_here: whether the device is in this machine, so that Run starts real ranks.
+        num_cards: of the cluster on screen; None if the device is none.
     """
     if "world_size" in wrong:
-        return Line(wrong["world_size"], remedy=_remedy(settings), kind=BAD)
+        return Line(wrong["world_size"], remedy=_remedy(settings, num_cards), kind=BAD)
     if not is_sharded(settings):
-        return Line(ALONE)
+        return Line(ALONE) if num_cards is None else _unused_line(num_cards)
     if wrong:
         return Line("needs valid settings above first")
     if refused := refusal_line((SHARDING,), asked):
@@ -58,9 +64,18 @@ def ranks_label(settings: Settings) -> str:
     return f"Ranks ({settings['sharding']} x {settings['world_size']})"
 
 
-def _remedy(settings: Settings) -> tuple[str, Mapping[str, object]] | None:
+def _unused_line(num_cards: int) -> Line:
+    """Return that a sharding would use all cards of a cluster, with a button for one."""
+    every: Mapping[str, object] = {"sharding": "zero3", "world_size": num_cards}
+    text = f"one of {num_cards} cards trains by itself; a sharding divides the step over them"
+    return Line(text, remedy=(f"zero3 x {num_cards}", every))
+
+
+def _remedy(settings: Settings, num_cards: int | None) -> tuple[str, Mapping[str, object]] | None:
     """Return the first remedy that lifts the error, with its words."""
-    for remedy in REMEDIES:
+    every = () if num_cards is None else ({"world_size": num_cards},)
+    was_wrong = "world_size" in problems(settings)
+    for remedy in (*REMEDIES, *every) if was_wrong else every:
         if "world_size" not in problems({**settings, **remedy}):
             return ", ".join(setting_words(*change) for change in remedy.items()), remedy
     return None

@@ -215,6 +215,10 @@ CSS = """
 .memlab-panel .memlab-explained th, .memlab-panel .memlab-explained td { text-align: left;
   vertical-align: top; padding: 2px 8px 2px 0; }
 .memlab-panel .memlab-explained td:nth-child(-n + 2) { white-space: nowrap; }
+.memlab-panel .memlab-sent { min-height: 190px; min-width: 0; }
+.memlab-panel .memlab-sent p { margin: 0 0 6px; }
+.memlab-panel .memlab-sent table { font-size: 12px; color: inherit; margin: 0; }
+.memlab-panel .memlab-sent th, .memlab-panel .memlab-sent td { padding: 2px 10px 2px 0; }
 .memlab-panel .memlab-waiting { border: 1px dashed var(--memlab-line); border-radius: 4px;
   box-sizing: border-box; }
 .memlab-panel .memlab-figure p { color: var(--memlab-quiet); margin: 0; padding: 0 12px;

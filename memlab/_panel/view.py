@@ -121,9 +121,14 @@ class View:
             "what holds the peak", "a map of the peak, and what would lower it",
             self.pictures.details,
         )  # fmt: skip
-        details.observe(lambda _: self._tell(), "value")
+        ranks = _toggle(
+            "what each rank holds", "a bar for each rank by category, and what the ranks send",
+            self.pictures.ranks.box,
+        )  # fmt: skip
+        for toggle in (details, ranks):
+            toggle.observe(lambda _: self._tell(), "value")
         self._fit_toggle = _toggle("what fits", "what Fit for me has found", self.fit.box)
-        details_row = _box(widgets.HBox, "more-row", self._fit_toggle, details)
+        details_row = _box(widgets.HBox, "more-row", self._fit_toggle, details, ranks)
         charts = _box(
             widgets.Box, "charts", boxes["step_times"], boxes["memory_against_time"],
             boxes["heat_map"],
@@ -131,8 +136,8 @@ class View:
         return _box(
             widgets.VBox, "live", self._header(), self._failure, _line_row("about", self._about),
             self._code_pane, self._help_pane, _box(widgets.Box, "body", controls, memory),
-            details_row, self.fit.box, self.pictures.details, charts, self.cards.box,
-            self.table.box, self._json,
+            details_row, self.fit.box, self.pictures.details, self.pictures.ranks.box, charts,
+            self.cards.box, self.table.box, self._json,
         )  # fmt: skip
 
     def _header(self) -> Any:

@@ -109,6 +109,17 @@ def test_more_ranks_than_run_here_are_predicted_only():
     assert line_of(now, is_here=False).kind == "open"
 
 
+def test_a_cluster_offers_all_of_its_cards():
+    now = settings()
+    alone = ranks_line(now, {}, texts.setup_of(now, {}, "8x-h100"), is_here=False, num_cards=8)
+    assert alone.remedy == ("zero3 x 8", {"sharding": "zero3", "world_size": 8})
+    wrong = {"world_size": "world_size=16 is more than the 8 cards of 8x-h100"}
+    now = ranks(world_size=16, batch_size=16)
+    asked = texts.setup_of(now, wrong, "8x-h100")
+    line = ranks_line(now, wrong, asked, is_here=False, num_cards=8)
+    assert (line.kind, line.remedy) == ("bad", ("8 ranks", {"world_size": 8}))
+
+
 def test_the_gradient_differs_where_ranks_normalise_apart():
     facts = make_facts(sample_mixing_modules=("layer1.bn1",))
     line = lines_of(ranks(batch_size=8), facts)["accumulation_steps"]

@@ -541,3 +541,41 @@ def test_reserved_bytes_are_compared_with_the_limit():
     assert widths["free"] == 10 * MIB
     shown = texts_of(plots.timeline(result, limit_bytes=60 * MIB))
     assert "limit 60.0 MiB of reserved bytes" in shown
+
+
+def ranks(*optimizer_mib):
+    """Return a result of ranks that differ by their optimizer state."""
+    made = []
+    for number, size in enumerate(optimizer_mib):
+        held = {"parameters": 10 * MIB, "optimizer_state": size * MIB, "activations": 30 * MIB}
+        config = StepConfig(sharding="zero1", world_size=4, batch_size=4)
+        made.append(make_result(config=config, peak_by_category=held, rank_numbers=(number,)))
+    return replace(made[0], ranks=tuple(made), rank_numbers=())
+
+
+def test_a_bar_of_each_distinct_rank_has_its_bytes_by_category():
+    axes = axes_of(plots.rank_peaks(ranks(8, 8, 4, 8)), "rank peaks")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ranks 0-1, 3", "rank 2"]
+    widths = {}
+    for bar in axes.patches:
+        row = round(bar.get_y() + bar.get_height() / 2)
+        widths[row, to_hex(bar.get_facecolor())] = bar.get_width()
+    color = plots.CATEGORY_COLORS[Category.OPTIMIZER_STATE]
+    assert (widths[0, color], widths[1, color]) == (8 * MIB, 4 * MIB)
+    assert sum(width for (row, _), width in widths.items() if row == 1) == 44 * MIB
+    assert "44.0 MiB" in [text.get_text() for text in axes.texts]
+
+
+def test_of_many_distinct_ranks_the_highest_are_drawn_and_one_device_has_none():
+    figure = plots.rank_peaks(ranks(*range(1, 13)))
+    axes = axes_of(figure, "rank peaks")
+    assert len(axes.get_yticklabels()) == 8
+    assert axes.get_yticklabels()[0].get_text() == "rank 4"
+    assert any("8 highest of 12" in text for text in texts_of(figure))
+    assert any("One device" in text for text in texts_of(plots.rank_peaks(make_result())))
+
+
+def test_a_prediction_of_the_heaviest_rank_is_a_bar():
+    alone = replace(ranks(8), ranks=())
+    axes = axes_of(plots.rank_peaks(alone), "rank peaks")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["heaviest rank"]

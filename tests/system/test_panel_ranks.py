@@ -38,6 +38,18 @@ def test_a_prediction_of_ranks_arrives_and_is_compared_with_the_run(panel):
     assert abs(panel._log.runs[-1].prediction_error) < 0.05
 
 
+def test_a_cluster_is_a_device_and_has_room_for_its_ranks(panel):
+    assert "8x-h100" in dict(panel._view.device.options).values()
+    panel.set(device="8x-h100", sharding="zero3", world_size=8, batch_size=16)
+    assert panel._asked.wrong == {}
+    panel.set(world_size=16)
+    assert panel._asked.question is None
+    line = panel._view.controls.sliders["world_size"].explanation
+    assert "more than the 8 cards of 8x-h100" in line.text.value
+    line.button.click()
+    assert panel.config.world_size == 8
+
+
 def test_an_error_of_one_rank_names_it():
     made = memlab.panel(faulty("error"), device="cpu")
     try:

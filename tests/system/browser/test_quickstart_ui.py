@@ -87,7 +87,7 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
     button(panel, "as built").wait_for(state="hidden")  # offered until the model was looked at
     panel.get_by_label("Workload").focus()
     seen = []
-    for _ in range(24):
+    for _ in range(25):
         seen.append(
             page.evaluate(
                 "() => { const e = document.activeElement; return e.getAttribute('role')"
@@ -99,7 +99,7 @@ def test_tab_goes_through_the_controls_in_reading_order(page, panel):
         *("Workload", "On", "Limit", "Fit for me", "code", "?"),
         *("slider", "Memory budget", "slider", "Batch size", "slider", "Accumulation"),
         *PRECISIONS,
-        *("More options (AdamW)", "Run", "check gradients"),
+        *("More options (AdamW)", "Ranks (one device)", "Run", "check gradients"),
     ]
 
 
