@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
     from memlab.explaining.explain import explain
+    from memlab.explaining.graph_of_step import graph_table
     from memlab.exporting.export import export_script
-    from memlab.graphing.graph_of_step import graph_table
-    from memlab.graphing.segments import checkpoint_graph
+    from memlab.graphs.segments import checkpoint_graph
     from memlab.importing.opening import from_trainer
     from memlab.recommending.largest import largest_batch
     from memlab.recommending.recommend import recommend
@@ -50,10 +50,10 @@ __all__ = [
     "sweep", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "build_step": "step", "checkpoint_graph": "graphing.segments", "compare": "changes.compare",
+    "build_step": "step", "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
     "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
     "export_script": "exporting.export", "from_trainer": "importing.opening",
-    "graph_table": "graphing.graph_of_step", "ladder": "comparing.ladder",
+    "graph_table": "explaining.graph_of_step", "ladder": "comparing.ladder",
     "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
     "open_snapshot": "snapshots.opening", "panel": "_panel", "plots": "plots",
     "predict_batches": "comparing.batches", "recommend": "recommending.recommend",

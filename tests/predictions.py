@@ -8,6 +8,7 @@ from tests.models import blocks
 
 FEW_BYTES = 64  # of a model of a kilobyte a scalar is a per mille
 WIDTH = 128
+NARROW, DEPTH = 32, 4  # of the model whose ranks are simulated
 
 
 def error_of(workload: Workload, config: StepConfig) -> float:
@@ -29,3 +30,11 @@ def predicted(config, device="cpu", workload=None):
         workload or wide(), config, resolve(device), seed=0, memory_limit=None,
         report=lambda progress: None,
     ).result  # fmt: skip
+
+
+def simulated(workload=None, **fields):
+    """Return what is predicted of a step on a CPU, of several ranks or of one process."""
+    model = workload or blocks(width=NARROW, depth=DEPTH)
+    found = predicted(StepConfig(**fields), workload=model)
+    assert found.outcome == Outcome.OK, found.message
+    return found

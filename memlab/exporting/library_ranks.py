@@ -11,11 +11,9 @@ import torch
 
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.recompute import nesting, repeated_blocks
-from memlab.techniques.sharding import replicated, shards
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, SEEDS_BETWEEN_RANKS
-from memlab.techniques.sharding.sharding_source import MEAN
-from memlab.techniques.source import ScriptLines, together, whole
+from memlab.techniques.sharding.sharding_source import MEAN, files_of
+from memlab.techniques.source import ScriptLines, together
 
 OF_ACCELERATE = (Sharding.NONE, Sharding.DDP, Sharding.ZERO2, Sharding.ZERO3)
 STRATEGIES: dict[str, tuple[Sharding, ...]] = {
@@ -102,6 +100,4 @@ def _check_averaging(config: StepConfig, flavor: StrEnum) -> None:
 def rank_lines(config: StepConfig) -> ScriptLines:
     """Return the imports and functions that a script of ranks needs besides the library's own."""
     own = ScriptLines(imports=("import torch.distributed as dist",), functions=(MEAN,))
-    if config.sharding in FULLY_SHARDED:
-        return together([whole(nesting, repeated_blocks, shards), own])
-    return together([whole(replicated), own]) if config.sharding is Sharding.ZERO1 else own
+    return own if config.sharding is Sharding.DDP else together([files_of(config), own])

@@ -7,4 +7,5 @@ and seconds, which sum to those of the prediction.
 - `tracing.py` gets the graph of a model by torch.fx; `labels.py` says which operator belongs to
   which node; `node_costs.py` divides a recorded step among the nodes, and `row_sums.py` adds up.
 - `graph_rows.py` is the result.
+- `segments.py` inserts checkpoints into the graph of a model: `memlab.checkpoint_graph`.
 """

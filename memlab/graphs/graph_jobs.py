@@ -7,22 +7,17 @@ from typing import Any
 
 from torch import fx, nn
 
-from memlab.allocator.replay import AllocatorSettings
 from memlab.config import Optimizer, Precision, Sharding, StepConfig
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
-from memlab.costs.targets import Kernels
 from memlab.devices.cards import Target
 from memlab.graphs.graph_rows import GraphTable
 from memlab.graphs.labels import Label, NodeFacts, labels_of, with_a_module_for_each_node
 from memlab.graphs.node_costs import rows_of
 from memlab.graphs.row_sums import step_seconds
 from memlab.plan import Plan
-from memlab.predicting.predict import MOST_UNKNOWN
-from memlab.predicting.taken import taken
-from memlab.recording.assembly import sizes_of
+from memlab.predicting.predict import MOST_UNKNOWN, trace_of_step
 from memlab.result import Outcome
 from memlab.running import Report
-from memlab.trace import Trace
 from memlab.workload import Workload
 
 BY_FX, BY_OPERATORS = "torch.fx.symbolic_trace", "operators"
@@ -104,7 +99,7 @@ def _with_costs(
     """Return the fields of a table: of the nodes of torch.fx, or else of operators."""
     kernels = step.kernels(tf32_matmul=step.config.precision is Precision.TF32)
     num_parts = step.config.accumulation_steps
-    made = step.program, kernels, _trace(step, kernels), num_parts
+    made = step.program, kernels, trace_of_step(step, kernels), num_parts
     rows = rows_of(*made, nodes, labels) if nodes else None
     if nodes and rows is None:
         why = OTHER_GRAPH
@@ -127,13 +122,3 @@ def _with_costs(
         "notes": (*notes, *step.program.recording.notes, *kernels.notes),
         "step_seconds": seconds,
     }
-
-
-def _trace(step: RecordedStep, kernels: Kernels) -> Trace:
-    """Return the trace of the step as a prediction has it: on a card that of the allocator."""
-    program, sizes = step.program, step.config.micro_batch_sizes
-    if step.target.kind == "cpu":
-        own = sizes_of(program.recording, program.layout, kernels.effects)
-        return program.trace(own, sizes)
-    settings = AllocatorSettings(expandable_segments=step.config.expandable_segments)
-    return taken(program, kernels, step.target.card, sizes, settings).own_run.given

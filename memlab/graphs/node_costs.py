@@ -31,9 +31,9 @@ from memlab.graphs.row_sums import (
     GRADIENTS,
     OF_LOSS,
     OPTIMIZER,
-    Divided,
     Key,
     RowParts,
+    StepRows,
     add_bytes,
     add_copies,
     add_seconds,
@@ -65,7 +65,7 @@ def rows_of(
 
     Returns None if the step does not run the operators of these nodes.
     """
-    divided = Divided()
+    divided = StepRows()
     for number, node in enumerate(nodes):
         divided.rows[_key_of(node)] = RowParts(
             target=node.target, module=node.module, reads=node.reads
@@ -93,7 +93,7 @@ def _key_of(node: NodeFacts) -> Key:
 
 
 def _divide_forward(
-    divided: Divided,
+    divided: StepRows,
     recording: Recording,
     numbers: list[int],
     found: dict[int, int],
@@ -118,7 +118,7 @@ def _divide_forward(
         divided.of_operator[index] = key
 
 
-def _divide_rest(divided: Divided, recording: Recording) -> None:
+def _divide_rest(divided: StepRows, recording: Recording) -> None:
     """Give each kernel of a backward, of an update and of a batch its row."""
     again = _forward_by_place(divided, recording)
     seen = Counter[tuple[object, ...]]()
@@ -148,7 +148,7 @@ def _divide_rest(divided: Divided, recording: Recording) -> None:
 
 
 def _forward_by_place(
-    divided: Divided, recording: Recording
+    divided: StepRows, recording: Recording
 ) -> dict[tuple[object, ...], list[Key]]:
     """Return the rows of the first forward's kernels, by what a recompute of them has in common."""
     found: dict[tuple[object, ...], list[Key]] = {}
@@ -173,7 +173,7 @@ def _place(recording: Recording, operator: Operator) -> tuple[object, ...]:
 
 
 def _collective(
-    divided: Divided, recording: Recording, operator: Operator, phase: str, count: Counter[str]
+    divided: StepRows, recording: Recording, operator: Operator, phase: str, count: Counter[str]
 ) -> Key:
     """Return the row of a collective: the same one in every micro-batch."""
     call = call_of(operator)
@@ -185,7 +185,7 @@ def _collective(
     return key
 
 
-def _other(divided: Divided, recording: Recording, operator: Operator, phase: str) -> Key:
+def _other(divided: StepRows, recording: Recording, operator: Operator, phase: str) -> Key:
     """Return the row of what a technique adds in a module."""
     module = _path(recording, operator)
     key = (NodeKind.OTHER, f"added to {phase} of {module or 'the model'}")
@@ -196,7 +196,7 @@ def _other(divided: Divided, recording: Recording, operator: Operator, phase: st
 
 
 def _row(
-    divided: Divided, key: Key, recording: Recording, operator: Operator, *, target: str
+    divided: StepRows, key: Key, recording: Recording, operator: Operator, *, target: str
 ) -> RowParts:
     module = _path(recording, operator)
     return divided.rows.setdefault(key, RowParts(target=target, module=module))
@@ -207,7 +207,7 @@ def _path(recording: Recording, operator: Operator) -> str:
     return "" if path == recording.root else path
 
 
-def _give_views(divided: Divided, recording: Recording) -> None:
+def _give_views(divided: StepRows, recording: Recording) -> None:
     """Give an operator that only looks at memory in another way the row of the kernel after it."""
     after: dict[int, Key] = {}  # by interval
     for index in range(len(recording.operators) - 1, -1, -1):

@@ -42,7 +42,7 @@ class RowParts:
 
 
 @dataclass(slots=True)
-class Divided:
+class StepRows:
     """A step that is divided among rows.
 
     Attributes:
@@ -60,7 +60,7 @@ def call_of(operator: Operator) -> Call | None:
     return call_of_collective(operator.signature, len(operator.ranks))
 
 
-def add_copies(divided: Divided, program: Program, kernels: Kernels, num_parts: int) -> None:
+def add_copies(divided: StepRows, program: Program, kernels: Kernels, num_parts: int) -> None:
     """Add by how much copies beside the kernels take longer than these."""
     whole = step_seconds(program, kernels, num_parts)
     if whole is not None:
@@ -69,7 +69,7 @@ def add_copies(divided: Divided, program: Program, kernels: Kernels, num_parts: 
             divided.rows[COPIES] = RowParts(target="copies", backward=max(rest, 0.0))
 
 
-def add_bytes(divided: Divided, program: Program, trace: Trace, num_parts: int) -> None:
+def add_bytes(divided: StepRows, program: Program, trace: Trace, num_parts: int) -> None:
     """Add what the first forward of the last step allocates and holds."""
     slices = program.operator_slices()
     parts = program.parts(num_parts)
@@ -93,7 +93,7 @@ def add_bytes(divided: Divided, program: Program, trace: Trace, num_parts: int) 
             row.saved += nbytes
 
 
-def _last_of(divided: Divided, index: int) -> int:
+def _last_of(divided: StepRows, index: int) -> int:
     """Return the last operator of the call of the node that runs this one."""
     key = divided.of_operator.get(index)
     while key is not None and divided.of_operator.get(index + 1) == key:
@@ -101,7 +101,7 @@ def _last_of(divided: Divided, index: int) -> int:
     return index
 
 
-def add_seconds(divided: Divided, program: Program, kernels: Kernels, num_parts: int) -> None:
+def add_seconds(divided: StepRows, program: Program, kernels: Kernels, num_parts: int) -> None:
     """Add the times of kernels, and the bytes of collectives, in all micro-batches of the step."""
     recording, seconds = program.recording, kernels.seconds
     times = Counter(part.recorded for part in program.parts(num_parts))
@@ -127,7 +127,7 @@ def step_seconds(program: Program, kernels: Kernels, num_parts: int) -> float | 
     return sum(float(seconds[p.recorded]) for p in parts if p.interval.step == LAST_STEP)
 
 
-def _in_order(divided: Divided, num_nodes: int) -> list[Key]:
+def _in_order(divided: StepRows, num_nodes: int) -> list[Key]:
     """Return the rows in the order in which they first run; a node without kernels stays put."""
     first: dict[Key, int] = {}
     for index in sorted(divided.of_operator):
@@ -142,7 +142,7 @@ def _in_order(divided: Divided, num_nodes: int) -> list[Key]:
     return sorted(divided.rows, key=place.__getitem__)  # stable
 
 
-def _reads(divided: Divided, recording: Recording) -> dict[Key, set[Key]]:
+def _reads(divided: StepRows, recording: Recording) -> dict[Key, set[Key]]:
     """Return which rows a row reads the results of, by the blocks of the first forward."""
     found: dict[Key, set[Key]] = {}
     for index in forward_of(recording, 0):
@@ -155,7 +155,7 @@ def _reads(divided: Divided, recording: Recording) -> dict[Key, set[Key]]:
 
 
 def finished(
-    divided: Divided, recording: Recording, num_nodes: int, kernels: Kernels
+    divided: StepRows, recording: Recording, num_nodes: int, kernels: Kernels
 ) -> tuple[GraphRow, ...]:
     """Return the rows in the order in which they first run."""
     keys, order = list(divided.rows), _in_order(divided, num_nodes)

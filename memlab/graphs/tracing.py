@@ -7,11 +7,11 @@ where Python depends on values or shapes.
 
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from memlab.arguments.quoting import printable
 from memlab.errors import UnsupportedError
+from memlab.torch_private.operators import OpOverload
 
 MOST_SAID = 200  # characters of an error of a trace
 
@@ -64,6 +64,6 @@ def name_of(node: fx.Node) -> str:
     """Return what a node calls, in words: the path of a module, or the name of a function."""
     if isinstance(node.target, str):
         return node.target
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))

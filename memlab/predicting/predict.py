@@ -37,6 +37,7 @@ from memlab.running import Report
 from memlab.step import notes
 from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.offload import offload
+from memlab.trace import Trace
 from memlab.workload import Workload
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
@@ -216,6 +217,16 @@ def _taken(program: Program, kernels: Kernels, config: StepConfig, target: Targe
         return None
     settings = AllocatorSettings(expandable_segments=config.expandable_segments)
     return taken(program, kernels, target.card, config.micro_batch_sizes, settings)
+
+
+def trace_of_step(step: RecordedStep, kernels: Kernels) -> Trace:
+    """Return the trace that is predicted for a recorded step: on a card that of the allocator."""
+    sizes = step.config.micro_batch_sizes
+    held = _taken(step.program, kernels, step.config, step.target)
+    if held is not None:
+        return held.own_run.given
+    own = sizes_of(step.program.recording, step.program.layout, kernels.effects)
+    return step.program.trace(own, sizes)
 
 
 def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecast:

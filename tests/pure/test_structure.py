@@ -41,7 +41,6 @@ FLOORS = [
         "changes/",
         "training/",
         "callbacks/",
-        "graphing/",
     ],
     ["figures/", "plots"],
     ["comparing/", "sweeping/", "_panel/", "doctor/", "importing/"],

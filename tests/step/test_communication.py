@@ -7,26 +7,14 @@ from benchmarks.ranks import Ranks
 from memlab import StepConfig, StepResult
 from memlab.arguments.collectives import Communication
 from memlab.arguments.units import format_bytes
-from memlab.devices.cards import Target
-from memlab.predicting.predict import predict_in_process
 from memlab.worker.ranks.measuring import together
 from tests.models import blocks
+from tests.predictions import DEPTH, NARROW, simulated
 
-WIDTH, DEPTH = 32, 4
-BLOCK = 4 * 2 * (WIDTH * WIDTH + WIDTH)  # bytes of two linear layers with biases
-HEAD = 4 * (WIDTH * 3 + 3)
+BLOCK = 4 * 2 * (NARROW * NARROW + NARROW)  # bytes of two linear layers with biases
+HEAD = 4 * (NARROW * 3 + 3)
 MODEL = DEPTH * BLOCK + HEAD
 ONCE = {"accumulation_steps": 2, "sync_each_micro_batch": False}
-
-
-def simulated(workload=None, **fields) -> StepResult:
-    made = predict_in_process(
-        workload or blocks(width=WIDTH, depth=DEPTH), StepConfig(**fields),
-        Target(kind="cpu", card=None, name="cpu"), seed=0, memory_limit=None,
-        report=lambda progress: None,
-    )  # fmt: skip
-    assert made.result.outcome == "ok", made.result.message
-    return made.result
 
 
 def predicted(**fields) -> dict[tuple[str, int], Communication]:
@@ -48,7 +36,7 @@ def test_fully_sharded_blocks_are_gathered_twice_and_reduced_once_in_each_micro_
     batches = fields.get("accumulation_steps", 1)
     syncs = 1 if "sync_each_micro_batch" in fields else batches
     # the head belongs to the model as a whole, which keeps it from forward to backward
-    head = padded(3, WIDTH, ranks) + padded(3, 1, ranks)
+    head = padded(3, NARROW, ranks) + padded(3, 1, ranks)
     assert reduced.num_calls == syncs * (DEPTH + 1)
     assert reduced.payload_bytes == syncs * (DEPTH * BLOCK + head)
     assert gathered.num_calls == batches * (2 * DEPTH + 1)
@@ -74,7 +62,7 @@ def test_ranks_with_a_share_of_the_state_also_send_their_parameters():
 
 def test_groups_gather_within_and_average_between():
     found = predicted(sharding="hybrid", world_size=64, shard_group_size=4)
-    head = padded(3, WIDTH, 4) + padded(3, 1, 4)
+    head = padded(3, NARROW, 4) + padded(3, 1, 4)
     assert found["all-gather", 4].payload_bytes == 2 * DEPTH * BLOCK + head
     assert found["reduce-scatter", 4].payload_bytes == DEPTH * BLOCK + head
     assert found["all-reduce", 16].payload_bytes == (DEPTH * BLOCK + head) // 4

@@ -11,7 +11,7 @@ from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.recording import distinct_ranks
 from memlab.techniques.sharding.ranks import MOST_SIMULATED_PARTS
 from tests.models import blocks
-from tests.step.test_communication import simulated
+from tests.predictions import simulated
 
 ADAM = 2  # numbers for each weight
 

@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from memlab import MemlabError, StepConfig, Workload, measure, predict, verify, workloads
 from memlab.errors import UnsupportedError
-from memlab.graphing.segments import checkpoint_graph, with_checkpoints
+from memlab.graphs.segments import checkpoint_graph, with_checkpoints
 from memlab.graphs.tracing import traced
 from memlab.step import build_step, set_seed
 from tests.models import blocks

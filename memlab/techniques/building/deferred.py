@@ -215,6 +215,12 @@ def tensor_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor
         return tensor.set_(whole.untyped_storage(), place.offset, place.shape, place.stride)
 
 
+def of_kind(kind: type, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Return a parameter of a class of its own that shares the memory of a tensor."""
+    made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor, requires_grad)
+    return made
+
+
 def view_at(place: TensorPlace, real: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return what `tensor_at` returns, for use at once: of the same format as a view.
 
@@ -290,7 +296,7 @@ def fill(model: nn.Module, notes: Notes, device: torch.device) -> None:
     for key, fake in fakes.items():
         made[key], kind = tensor_at(places[key], real), attributes[key].pop("_kind", nn.Parameter)
         if isinstance(fake, nn.Parameter):
-            made[key] = torch.Tensor._make_subclass(kind, made[key], fake.requires_grad)
+            made[key] = of_kind(kind, made[key], fake.requires_grad)
     for holder in holders:
         for name, value in list(holder.items()):
             if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):

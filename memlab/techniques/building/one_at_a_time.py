@@ -25,6 +25,7 @@ import torch
 from memlab.devices.generators import set_random, states_of_random
 from memlab.techniques.building.deferred import RANDOM, Notes, TensorPlace, run
 from memlab.torch_private import pytree
+from memlab.torch_private.operators import OpOverload, schema_of
 
 Use = Callable[[int, torch.Tensor], None]
 """Called with the number of a storage and a tensor in it, once nothing changes it any more."""
@@ -131,12 +132,11 @@ def _can_be_divided(notes: Notes) -> bool:
 
 def _only_writes(operator: Any) -> bool:
     func, args, kwargs, _ = operator
-    schema = getattr(func, "_schema", None)
-    if schema is None or func.overloadpacket.__name__.endswith(SHAPES_ONLY):
+    if not isinstance(func, OpOverload) or func.overloadpacket.__name__.endswith(SHAPES_ONLY):
         return True  # a function of torch.nn.init fills its first tensor
     written = [
         value
-        for argument, value in zip(schema.arguments, args, strict=False)
+        for argument, value in zip(schema_of(func).arguments, args, strict=False)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return len(_places((args, kwargs))) == len(_places(written))

@@ -20,6 +20,7 @@ from memlab.techniques.building.deferred import (
     Notes,
     TensorPlace,
     check_none_is_left,
+    of_kind,
     tensor_at,
     view_at,
 )
@@ -27,6 +28,7 @@ from memlab.techniques.building.one_at_a_time import replay_one_at_a_time
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private import pytree
 from memlab.torch_private.fakes import FakeTensor
+from memlab.torch_private.modules import buffers_of, parameters_of
 
 Held = tuple[dict[str, Any], str, Any]
 """A dict, a key, and the value that was there, with the number of each tensor in its place."""
@@ -101,7 +103,7 @@ class Unfilled:
         found: list[Held] = []
         for module, holder, name, value in _holders(self.model):
             leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, FakeTensor)]
-            if holder is module._parameters:
+            if holder is parameters_of(module):
                 continue
             if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
                 _check_renews(module, name)
@@ -117,7 +119,7 @@ class Unfilled:
             meta = torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="meta")
             if isinstance(fake, nn.Parameter):
                 kind = self._attributes[self._numbers[id(fake)]].pop("_kind", nn.Parameter)
-                meta = torch.Tensor._make_subclass(kind, meta, fake.requires_grad)
+                meta = of_kind(kind, meta, fake.requires_grad)
             made[id(fake)] = meta
         for _, holder, name, value in _holders(self.model):
             holder[name] = pytree.tree_map_only(FakeTensor, lambda f: made[id(f)], value)
@@ -128,9 +130,9 @@ def _holders(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], str, Any
     return [
         (module, holder, name, value)
         for module in model.modules()
-        for holder in (vars(module), module._parameters, module._buffers)
+        for holder in (vars(module), parameters_of(module), buffers_of(module))
         for name, value in holder.items()
-        if value is not module._parameters and value is not module._buffers
+        if value is not parameters_of(module) and value is not buffers_of(module)
         if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
     ]
 

@@ -54,7 +54,6 @@ def source(asked: Setup) -> ScriptLines:
 
     _check(config)
     is_replicated = config.sharding in REPLICATED
-    files = (replicated,) if is_replicated else (nesting, repeated_blocks, shards)
     lines = replicated_lines() if is_replicated else sharded_lines(config)
     is_averaged_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
     own = ScriptLines(
@@ -67,7 +66,14 @@ def source(asked: Setup) -> ScriptLines:
         else (),
         after=("model = model.module",) if is_replicated else (),
     )
-    return together([whole(*files), lines, own])
+    return together([files_of(config), lines, own])
+
+
+def files_of(config: StepConfig) -> ScriptLines:
+    """Return the files of memlab that a script of several ranks contains whole."""
+    if config.sharding in REPLICATED:
+        return whole(replicated)
+    return whole(nesting, repeated_blocks, shards)
 
 
 def _check(config: StepConfig) -> None:
