@@ -240,7 +240,8 @@ def _sentence(ranked: Recommendations) -> str:
     """Return how many settings fit, or why none does."""
     if not len(ranked):
         return ranked.message[:1].upper() + ranked.message[1:]
-    return f"{_number(len(ranked))} by prediction, the fastest first."
+    first = "fastest" if ranked[0].result.step_seconds is not None else "one that sends least"
+    return f"{_number(len(ranked))} by prediction, the {first} first."
 
 
 def _number(fitting: int) -> str:
@@ -269,4 +270,7 @@ def _price(result: StepResult, fastest: StepResult) -> str:
         said.append(f"{format_seconds(seconds)} a step")
         if least and seconds / least - 1 >= SAME:
             said.append(f"{format_percent(seconds / least - 1)} slower than the fastest")
+    elif result.communication:
+        sent = sum(each.sent_bytes for each in result.communication)
+        said.append(f"a rank sends {format_bytes(sent)} a step")
     return ", ".join(said)

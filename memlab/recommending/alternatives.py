@@ -45,9 +45,33 @@ class Alternative:
         return float("inf") if seconds is None else seconds
 
     @property
+    def cost(self) -> float:
+        """What the search compares; infinite if it is not known. See `cost_of`."""
+        cost = cost_of(self.result)
+        return float("inf") if cost is None else cost
+
+    @property
     def rank(self) -> tuple[float, int, int]:
-        """The least is the best: the fastest, then the simplest, then the smallest."""
-        return self.seconds, len(self.settings), counted(self.result).nbytes
+        """The least is the best: the least cost, then the simplest, then the smallest."""
+        return self.cost, len(self.settings), counted(self.result).nbytes
+
+
+def cost_of(result: StepResult) -> float | None:
+    """Return the time of a step, or else the bytes that a rank sends; None if neither is known.
+
+    A search compares one of them: where no time of communication is known, no step has a time.
+    """
+    if result.step_seconds is not None:
+        return result.step_seconds
+    sent = sent_bytes(result)
+    return None if sent is None else float(sent)
+
+
+def sent_bytes(result: StepResult) -> int | None:
+    """Return what a rank sends in a step; None without ranks, or where it is not known."""
+    if not result.communication:
+        return None
+    return sum(each.sent_bytes for each in result.communication)
 
 
 def counted(result: StepResult) -> CountedPeak:
@@ -111,7 +135,9 @@ def alternatives_of(
     """
     config = predicted.result.config
     own = config.accumulation_steps
-    for steps in sorted(space.accumulation_steps, key=lambda steps: (steps != own, steps)):
+    # of several ranks another number of micro-batches is a step of its own
+    counts = space.accumulation_steps if own in space.accumulation_steps else (own,)
+    for steps in sorted(counts, key=lambda steps: (steps != own, steps)):
         wanted = replace(config, accumulation_steps=steps)
         divided = _divided(predicted, wanted)
         is_single = divided is None and wanted.micro_batch_size == 1

@@ -17,7 +17,7 @@ from memlab.api import predict_with_forecast
 from memlab.config import StepConfig
 from memlab.devices.cards import Target
 from memlab.predicting.predict import Prediction
-from memlab.recommending.alternatives import Alternative
+from memlab.recommending.alternatives import Alternative, cost_of
 from memlab.result import Outcome
 from memlab.running import Ended
 from memlab.sending.same_step import circumstances_here
@@ -67,10 +67,10 @@ class Known:
                 self.predictions[config] = found
         return found
 
-    def seconds_of(self, alternative: Alternative) -> float | None:
-        """Return the time of an alternative as it was predicted exactly; None if it was not."""
+    def cost_of(self, alternative: Alternative) -> float | None:
+        """Return the cost of an alternative as it was predicted exactly; None if it was not."""
         known = self.predictions.get(alternative.result.config)
-        return None if known is None else known.result.step_seconds
+        return None if known is None else cost_of(known.result)
 
     def estimated(self, key: Any, make: Callable[[], list[Alternative]]) -> list[Alternative]:
         """Return the estimates with this key, made now if there are none."""

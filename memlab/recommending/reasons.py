@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
-from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.alternatives import Alternative, counted, sent_bytes
 from memlab.recommending.search import Found, key_of
 from memlab.recommending.space import Settings
 from memlab.result import StepResult, format_percent
@@ -24,6 +24,7 @@ def reasons_of(
     }
     return (
         *_of_settings(alternative.settings, known),
+        *_of_ranks(alternative.result),
         reason_of_limit(alternative.result, limit_bytes, headroom),
     )
 
@@ -32,11 +33,13 @@ def _of_settings(
     settings: tuple[Settings, ...], known: Mapping[tuple[str, ...], StepResult]
 ) -> Iterator[str]:
     """Yield what each setting changes, beside the step with those before it."""
+    before, names = known.get(()), list[str]()
     if not settings:
-        yield "nothing has to be changed"
+        config = known[()].config
+        ranks = f" but sharding={str(config.sharding)!r} over {config.world_size} ranks"
+        yield f"nothing has to be changed{ranks * (config.world_size > 1)}"
         return
 
-    before, names = known.get(()), list[str]()
     for at, one in enumerate(settings, start=1):
         after = known.get(key_of(settings[:at]))
         names.append(in_words(one))
@@ -53,7 +56,20 @@ def _difference(before: StepResult, after: StepResult) -> str:
     told = [_change(memory, "memory")]
     if before.step_seconds and after.step_seconds:
         told.append(_change(after.step_seconds / before.step_seconds - 1.0, "time"))
-    return f"takes {' and '.join(told)}"
+    sent = sent_bytes(before), sent_bytes(after)
+    if sent[0] and sent[1]:
+        told.append(_change(sent[1] / sent[0] - 1.0, "communication"))
+    *others, last = told
+    return f"takes {', '.join(others)}{' and ' * bool(others)}{last}"
+
+
+def _of_ranks(result: StepResult) -> Iterator[str]:
+    """Yield what several ranks send, and by what their strategies were compared."""
+    sent = sent_bytes(result)
+    if sent is None:
+        return
+    by = "time" if result.step_seconds else "that, since the time of communication is not known"
+    yield f"a rank sends {format_bytes(sent)} a step; strategies are compared by {by}"
 
 
 def _change(share: float, what: str) -> str:

@@ -14,9 +14,9 @@ import torch
 from memlab.api import inspect_workload
 from memlab.arguments.checks import checked, count, number, seconds, size
 from memlab.arguments.units import format_bytes
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.devices.card_table import TABLE
-from memlab.devices.here import available_memory_bytes
+from memlab.devices.here import available_memory_bytes, resolve_device
 from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
@@ -24,6 +24,7 @@ from memlab.recommending.confirming import confirmed, why_dropped
 from memlab.recommending.goal import MOST_STEPS, Goal, Steps
 from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
+from memlab.recommending.ranks import more_cards_in_words, on_more_cards, with_ranks
 from memlab.recommending.reasons import reasons_of
 from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
 from memlab.recommending.search import PATIENCE, Found, search
@@ -31,6 +32,7 @@ from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
 from memlab.running import Ended
+from memlab.techniques.sharding.sharding import most_ranks
 from memlab.trace import Category
 from memlab.worker.isolation import OnProgress, prewarm, runner
 from memlab.workload import Workload
@@ -59,6 +61,7 @@ def recommend(
     headroom: float = 0.0,
     top: int = 5,
     confirm: int = 3,
+    world_size: int | None = None,
     seed: int = 0,
     timeout_seconds: float = 600,
     on_progress: OnProgress | None = None,
@@ -71,12 +74,16 @@ def recommend(
     recommended unless a run has shown that it fits. The batch size stays as it is, and the
     optimizer too unless `allow` names it.
 
+    Of several ranks their strategies are searched too, and each must fit the limit. Where no time
+    of communication is known, what fits is ordered by the bytes that a rank sends. For a card on
+    which nothing fits, the message says on how many of them something does.
+
     Args:
         workload: what is trained.
         memory_limit: bytes, or text such as "24GiB": allocated on a CPU, reserved on CUDA. None is
             what PyTorch can reserve on the card, or the memory of this machine.
         batch_size: samples per optimizer update; None is that of `config`.
-        device: as for `predict`.
+        device: as for `predict`; of a cluster all cards are used.
         config: what is already chosen: a field that is not at its default stays as it is.
         allow: names of the fields that may be changed, such as ["memory_budget", "optimizer"]. None
             is every field that leaves the training as it is but for rounding.
@@ -88,6 +95,8 @@ def recommend(
             best of each number format that may be the fastest, last what is the fastest after
             these runs. On a CPU one of them may be too close to say, but more likely to fit. The
             two fastest are run once more if their times overlap.
+        world_size: number of ranks; None is that of `config`, or all cards of a cluster. Without a
+            sharding in `config` their strategy is searched.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
         on_progress: as for `measure`; the text says which step of the search is predicted.
@@ -106,19 +115,23 @@ def recommend(
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)
     limit_bytes = limit_of(memory_limit, device)
+    base, any_strategy = with_ranks(base, world_size, target_for(device, base))
     target = target_for(device, base)
+    has_times = base.sharding is Sharding.NONE or target.cluster is not None
     prewarm()  # the worker for predictions starts while this inspects
     facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
     steps = Steps(on_progress)
     told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
     goal = Goal(
         workload=workload,
-        space=space_of(base, allow, facts, exact=exact),
+        space=space_of(
+            base, allow, facts, exact=exact, any_strategy=any_strategy, has_times=has_times
+        ),
         device=device,
         target=target,
         limit_bytes=int(limit_bytes * (1.0 - headroom)),
         most=top,
-        each_format=confirm > 0 and is_here(device),
+        each_format=confirm > 0 and _can_run(base, device),
         seed=seed,
         options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
         run=runner(True, timeout_seconds, steps, cancel),
@@ -156,13 +169,18 @@ def _answer(
     rest = [one for one in predicted if one.config not in done]
     fitting = (*measured.kept, *sorted(rest, key=measured.seconds))[: goal.most]
     close = {one.result.config for one in found.close}
+    more = None if fitting or too_close or not found.tried else on_more_cards(goal)
+    message = _message(goal, found, fitting, too_close, limit_bytes)
+    if more is not None:
+        message = f"{message}; {more_cards_in_words(more, limit_bytes)}"
     why = [why_dropped(one, was_close=one.config in close) for one in measured.dropped]
     return Recommendations(
         fitting=fitting,
-        message=_message(goal, found, fitting, too_close, limit_bytes),
+        message=message,
         limit_bytes=limit_bytes,
         too_close=tuple(too_close),
         dropped=tuple(one.result for one in measured.dropped),
+        on_more_cards=more,
         other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
         tried=tuple(one.result for one in found.tried if one.exact),
         estimated=tuple(one.result for one in found.latest() if not one.exact),
@@ -171,13 +189,18 @@ def _answer(
     )
 
 
+def _can_run(config: StepConfig, device: str | torch.device | None) -> bool:
+    """Return whether this machine has the devices for all ranks."""
+    return is_here(device) and config.world_size <= most_ranks(resolve_device(device))
+
+
 def _is_harmless(goal: Goal) -> bool:
     """Return whether a run that takes a little more than the limit does no harm.
 
     On a CPU the limit is only compared with what a step took; the machine must have the memory.
     """
-    available = available_memory_bytes() or 0
-    return goal.target.kind == "cpu" and goal.limit_bytes < available / 2
+    available, ranks = available_memory_bytes() or 0, goal.space.base.world_size
+    return goal.target.kind == "cpu" and ranks * goal.limit_bytes < available / 2
 
 
 def _message(

@@ -96,6 +96,8 @@ class Recommendations(Sequence[Recommendation]):
         too_close: settings so near to the limit that a prediction cannot say whether they fit.
         dropped: settings that were measured, and did not fit or failed; the notes say how.
         other_limits: what other limits would mean.
+        on_more_cards: the step predicted on so many of these cards that it fits, where it fits on
+            none of them alone; None if that is not known.
         tried: every step that was predicted.
         estimated: other accumulation steps and budgets of these steps, by arithmetic alone.
         num_measured: how many runs were made; a setting may be run twice.
@@ -108,6 +110,7 @@ class Recommendations(Sequence[Recommendation]):
     too_close: tuple[Recommendation, ...] = ()
     dropped: tuple[StepResult, ...] = ()
     other_limits: tuple[AtLimit, ...] = ()
+    on_more_cards: StepResult | None = None
     tried: tuple[StepResult, ...] = ()
     estimated: tuple[StepResult, ...] = ()
     num_measured: int = 0
@@ -145,6 +148,8 @@ class Recommendations(Sequence[Recommendation]):
                 }
                 for one in self.other_limits
             ],
+            "on_more_cards": self.on_more_cards
+            and replace(self.on_more_cards, timeline=None).to_dict(),
             "num_measured": self.num_measured,
             "notes": list(self.notes),
         }

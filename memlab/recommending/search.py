@@ -6,9 +6,10 @@ predicted once; its other accumulation steps and budgets are estimated by arithm
 that only saves memory makes no step faster, so it is not added to a step that fits. One that by
 itself saves none is not tried beside other settings either.
 
-Steps and estimates wait in one queue, those with the least time that they can have first. So the
-search is over once the next of them is slower than what has been found. Steps that wait are left
-out once several in a row have brought no estimate that is faster and fits.
+Steps are compared by their cost: their time or, where the time of communication is not known, the
+bytes that a rank sends. Steps and estimates wait in one queue, those with the least cost that they
+can have first. So the search is over once the next of them costs more than what has been found.
+Steps that wait are left out once several in a row have brought no estimate that is faster and fits.
 
 Only an exact prediction decides whether a setting fits. Left out: compiled steps, which cannot be
 predicted, and channels last.
@@ -28,6 +29,7 @@ from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import (
     Alternative,
     alternatives_of,
+    cost_of,
     counted,
     likely_fits,
     may_be_faster,
@@ -74,9 +76,9 @@ class Found:
         }
         return list(by_config.values())
 
-    def worst_seconds(self, most: int) -> float:
-        """Return the time that a further setting has to beat; infinite while some are missing."""
-        return self.fitting[most - 1].seconds if len(self.fitting) >= most else float("inf")
+    def worst_cost(self, most: int) -> float:
+        """Return the cost that a further setting has to beat; infinite while some are missing."""
+        return self.fitting[most - 1].cost if len(self.fitting) >= most else float("inf")
 
 
 @dataclass(order=True, slots=True)
@@ -84,7 +86,7 @@ class _Waiting:
     """A step to record, or an estimate of a recorded one to predict exactly.
 
     Attributes:
-        bound_seconds: the least time that it can have, as far as is known.
+        bound: the least cost that it can have, as far as is known.
         number: decides between equal bounds.
         settings: of the step.
         parent: the result of the step with one setting less.
@@ -92,7 +94,7 @@ class _Waiting:
         alternative: the estimate.
     """
 
-    bound_seconds: float
+    bound: float
     number: int
     settings: tuple[Settings, ...] = field(compare=False)
     parent: StepResult | None = field(compare=False, default=None)
@@ -114,7 +116,7 @@ class _BestFirst:
     """One search: what was found, what waits, and how long nothing faster has come.
 
     Attributes:
-        least_seconds: of the estimates that fit.
+        least_cost: of the estimates that fit.
         in_vain: steps recorded since that was last improved.
         bias: the least factor by which exact predictions were above their estimates, by the
             settings of the step; those of single samples apart, which are estimated less well.
@@ -127,7 +129,7 @@ class _BestFirst:
         self.numbers = itertools.count()
         self.waiting = [_Waiting(0.0, next(self.numbers), ())]
         self.recorded = self.in_vain = 0
-        self.least_seconds = float("inf")
+        self.least_cost = float("inf")
         self.bias: dict[tuple[tuple[str, ...], bool], float] = {}
         self.best_of: dict[tuple[str, ...], Alternative] = {}
 
@@ -139,24 +141,26 @@ class _BestFirst:
                 continue
             if one.alternative is not None:
                 self._confirm(one, one.alternative)
+            elif self._is_needless(one):
+                continue
             elif self._is_enough(one) or self._is_idle_saver(one):
                 self.found.is_whole = False
             else:
                 self._record(one)
 
         self.goal.steps.number = 0
-        found, worst = self.found, self.found.worst_seconds(self.goal.most)
+        found, worst = self.found, self.found.worst_cost(self.goal.most)
         close = [
             one
             for one in found.close
-            if one.seconds <= worst or self._may_be_of_a_faster_format(one.result)
+            if one.cost <= worst or self._may_be_of_a_faster_format(one.result)
         ]
         found.close = sorted(close, key=lambda one: one.rank)
         return found
 
     def _is_too_slow(self, one: _Waiting) -> bool:
         """Return whether enough was found that is faster than a step or an estimate can be."""
-        if one.bound_seconds <= self.found.worst_seconds(self.goal.most):
+        if one.bound <= self.found.worst_cost(self.goal.most):
             return False
         alternative = one.alternative
         return alternative is None or not self._may_be_of_a_faster_format(alternative.result)
@@ -170,13 +174,17 @@ class _BestFirst:
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""
-        is_in_vain = one.bound_seconds > 0.0 and self.in_vain >= PATIENCE
-        is_in_vain = is_in_vain and self.least_seconds < float("inf")
+        is_in_vain = one.bound > 0.0 and self.in_vain >= PATIENCE
+        is_in_vain = is_in_vain and self.least_cost < float("inf")
         return self.recorded >= MOST_STEPS or is_in_vain
+
+    def _is_needless(self, one: _Waiting) -> bool:
+        """Return whether a step saves memory for a time that is not known, and something fits."""
+        return not self.goal.space.has_times and one.bound > 0.0 and bool(self.found.fitting)
 
     def _is_idle_saver(self, one: _Waiting) -> bool:
         """Return whether a step adds what only saves memory, and saves none by itself."""
-        return one.bound_seconds > 0.0 and _name_of_last(one.settings) in self.found.idle
+        return one.bound > 0.0 and _name_of_last(one.settings) in self.found.idle
 
     def _record(self, one: _Waiting) -> None:
         """Predict a step; what it says of others waits from now on."""
@@ -193,22 +201,22 @@ class _BestFirst:
         self.found.tried += alternatives
         self._confirm_known(one.settings, predicted, alternatives)
         for alternative in alternatives:
-            seconds = alternative.seconds
-            is_known = goal.known.seconds_of(alternative) is not None
+            cost = alternative.cost
+            is_known = goal.known.cost_of(alternative) is not None
             if not is_known and self._may_fit(one.settings, predicted, alternative):
-                self._wait(seconds, one.settings, None, predicted, alternative)
-            if seconds < self.least_seconds and likely_fits(alternative, goal.limit_bytes):
-                self.least_seconds, self.in_vain = seconds, 0
+                self._wait(cost, one.settings, None, predicted, alternative)
+            if cost < self.least_cost and likely_fits(alternative, goal.limit_bytes):
+                self.least_cost, self.in_vain = cost, 0
 
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
-        bound = (predicted.result.step_seconds or 0.0) / SAME_TIME
+        bound = (cost_of(predicted.result) or 0.0) / SAME_TIME
         for settings in goal.space.with_one_more(one.settings, savers=not fits):
             if not _is_refused(goal, settings, self.found):
                 least = 0.0 if goal.space.is_faster(settings[-1]) else bound
                 self._wait(least, settings, predicted.result)
 
-    def _wait(self, bound_seconds: float, settings: tuple[Settings, ...], *rest: Any) -> None:
-        heapq.heappush(self.waiting, _Waiting(bound_seconds, next(self.numbers), settings, *rest))
+    def _wait(self, bound: float, settings: tuple[Settings, ...], *rest: Any) -> None:
+        heapq.heappush(self.waiting, _Waiting(bound, next(self.numbers), settings, *rest))
 
     def _confirm_known(
         self,
@@ -220,10 +228,10 @@ class _BestFirst:
 
         This costs no prediction, and may save those of estimates that wait.
         """
-        seconds_of = self.goal.known.seconds_of
-        known = [(s, one) for one in alternatives if (s := seconds_of(one)) is not None]
-        for seconds, one in sorted(known, key=lambda pair: pair[0]):
-            waiting = _Waiting(seconds, next(self.numbers), settings, None, start, one)
+        cost_of = self.goal.known.cost_of
+        known = [(cost, one) for one in alternatives if (cost := cost_of(one)) is not None]
+        for cost, one in sorted(known, key=lambda pair: pair[0]):
+            waiting = _Waiting(cost, next(self.numbers), settings, None, start, one)
             if self._is_too_slow(waiting) or key_of(settings) in self.best_of:
                 return
             self._confirm(waiting, one)
@@ -253,7 +261,7 @@ class _BestFirst:
         goal, found, key = self.goal, self.found, key_of(one.settings)
         assert one.start is not None
         best = self.best_of.get(key)
-        is_slower = best is not None and best.seconds <= SAME_TIME * one.bound_seconds
+        is_slower = best is not None and best.cost <= SAME_TIME * one.bound
         if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
         result = _exact(goal, one.start, alternative)
@@ -305,9 +313,9 @@ def _name_of_last(settings: tuple[Settings, ...]) -> str:
 
 
 def _is_idle(result: StepResult, parent: StepResult) -> bool:
-    """Return whether one more setting saves neither memory nor time."""
-    times = result.step_seconds, parent.step_seconds
-    if times[0] and times[1] and times[0] < times[1] / SAME_TIME:
+    """Return whether one more setting saves neither memory nor what steps are compared by."""
+    costs = cost_of(result), cost_of(parent)
+    if costs[0] and costs[1] and costs[0] < costs[1] / SAME_TIME:
         return False
     pairs = (
         (result.peak_allocated_bytes, parent.peak_allocated_bytes),

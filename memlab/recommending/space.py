@@ -5,11 +5,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from memlab.arguments.quoting import shown
-from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.config import BudgetEngine, Checkpointing, Sharding, StepConfig
 from memlab.errors import ConfigError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps, Technique
+
+STRATEGY = {"sharding", "shard_group_size"}
+NO_TIMES = (
+    "The time of communication is not known here. So what fits is ordered by what a rank sends, "
+    "settings that only make a step faster were not tried, and settings that save memory for time "
+    "only if no strategy fits by itself. For times name a cluster, such as device='8x-h100'."
+)
 
 Settings = Mapping[str, Any]
 """Fields of `StepConfig` that are changed together."""
@@ -17,6 +24,9 @@ Settings = Mapping[str, Any]
 ACCUMULATION, BUDGET = "accumulation_steps", "memory_budget"
 BUDGETS = tuple(round(0.05 * step, 2) for step in range(20))
 """Memory budgets below 1, from 0 to 0.95."""
+
+BUDGETS_OF_RANKS = (0.5, 0.2, 0.0)
+MOST_STEPS_OF_RANKS = 4  # numbers of micro-batches of which each is predicted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +39,7 @@ class Space:
         savers: alternatives that save memory and cost time; of each group one, or none.
         accumulation_steps: that are tried, the base's own first.
         budgets: that are tried besides the base's own.
+        has_times: whether predictions have a time.
         notes: what is left alone, in sentences.
     """
 
@@ -37,6 +48,7 @@ class Space:
     savers: tuple[tuple[Settings, ...], ...]
     accumulation_steps: tuple[int, ...]
     budgets: tuple[float, ...]
+    has_times: bool = True
     notes: tuple[str, ...] = ()
 
     def with_one_more(
@@ -78,11 +90,18 @@ def can_be_planned(config: StepConfig) -> bool:
 
 
 def space_of(
-    base: StepConfig, allow: Collection[str] | None, facts: WorkloadFacts, *, exact: bool
+    base: StepConfig,
+    allow: Collection[str] | None,
+    facts: WorkloadFacts,
+    *,
+    exact: bool,
+    any_strategy: bool = False,
+    has_times: bool = True,
 ) -> Space:
     """Return what may be changed.
 
-    A field that the base sets to another value than its default stays as it is.
+    A field that the base sets to another value than its default stays as it is. Of several ranks no
+    prediction tells of other micro-batches or budgets, so these are alternatives like all others.
 
     Args:
         base: the settings that a person has chosen.
@@ -91,6 +110,9 @@ def space_of(
         facts: of the workload.
         exact: whether only settings are tried that change no bit of the gradient, and micro-batches
             that change nothing but rounding.
+        any_strategy: whether the ranks of the base may also train by another strategy.
+        has_times: whether predictions for its device have a time; without one nothing is tried that
+            only makes a step faster.
 
     Raises:
         ConfigError: `allow` names a field that is not tried.
@@ -107,6 +129,9 @@ def space_of(
     default = StepConfig()
     changed = {f.name for f in fields(base) if getattr(base, f.name) != getattr(default, f.name)}
     free = known - changed if allow is None else set(allow) - changed
+    free -= STRATEGY
+    if any_strategy and (allow is None or "sharding" in allow):
+        free |= STRATEGY
     kept = {Keeps.BITS} if exact else {Keeps.BITS, Keeps.ROUNDED}
 
     def group(technique: Technique) -> tuple[Settings, ...]:
@@ -114,17 +139,45 @@ def space_of(
             return ()
         if exact and technique.keeps is not Keeps.BITS:
             return ()
-        return tuple(one for one in technique.searches if set(one) <= free)
+        found = (one for one in technique.searches if set(one) <= free)
+        return tuple(one for one in found if not any_strategy or _go_together(base, one))
 
-    groups = [(technique.may_be_faster, group(technique)) for technique in EVERY]
+    groups = [(technique, group(technique)) for technique in EVERY]
+    faster = [(one, found) for one, found in groups if one.may_be_faster and found]
+    if not has_times:
+        faster = [(one, found) for one, found in faster if "sharding" in one.fields]
     steps, notes = _accumulation_steps(base, ACCUMULATION in free, allow, facts, exact=exact)
-    return Space(
+    space = Space(
         base=base,
-        faster=tuple(found for is_faster, found in groups if is_faster and found),
-        savers=tuple(found for is_faster, found in groups if not is_faster and found),
+        faster=tuple(found for _, found in faster),
+        savers=tuple(found for one, found in groups if not one.may_be_faster and found),
         accumulation_steps=steps,
         budgets=BUDGETS if BUDGET in free and can_be_planned(base) else (),
-        notes=notes,
+        has_times=has_times,
+        notes=notes if has_times else (*notes, NO_TIMES),
+    )
+    return space if base.sharding is Sharding.NONE else _of_ranks(space)
+
+
+def _go_together(base: StepConfig, settings: Settings) -> bool:
+    """Return whether the ranks divide into groups of this size, and more than one."""
+    group: int = settings.get("shard_group_size", 1)
+    return base.world_size % group == 0 and base.world_size != group
+
+
+def _of_ranks(space: Space) -> Space:
+    """Return the space with a few micro-batches and budgets as alternatives that save memory."""
+    most = space.base.rank_batch_size
+    steps = [steps for steps in space.accumulation_steps if steps > 1]
+    few = [n for n in steps if n & (n - 1) == 0 or n == most][:MOST_STEPS_OF_RANKS]
+    divided = tuple({ACCUMULATION: n} for n in few if space.base.accumulation_steps == 1)
+    planned = tuple({BUDGET: budget} for budget in BUDGETS_OF_RANKS if space.budgets)
+    more = tuple(group for group in (divided, planned) if group)
+    return replace(
+        space,
+        savers=(*more, *space.savers),
+        accumulation_steps=(space.base.accumulation_steps,),
+        budgets=(),
     )
 
 
@@ -157,5 +210,6 @@ def _accumulation_steps(
     notes = () if not draws else (
         f"{draws[0]} draws random numbers, so micro-batches draw others than the whole batch does.",
     )  # fmt: skip
-    divisors = (n for n in range(1, base.batch_size + 1) if base.batch_size % n == 0)
+    samples = base.rank_batch_size
+    divisors = (n for n in range(1, samples + 1) if samples % n == 0)
     return tuple(divisors), notes

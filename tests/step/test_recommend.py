@@ -150,10 +150,9 @@ def test_every_technique_that_saves_memory_is_searched_or_named_as_left_out():
     searched = {name for t in EVERY for one in t.searches for name in one}
     left_out = {t.fields[0] for t in EVERY if t.savings and not searched & set(t.fields)}
     # arithmetic has the first two; compiled steps have no prediction; the others save no memory
-    # of a running step, or change the update; sharding is for several devices
+    # of a running step, or change the update
     assert left_out - {"batch_size", "accumulation_steps", "memory_budget"} <= {
         "budget_engine", "channels_last", "compile", "init_on_meta", "max_grad_norm",
-        "sharding",
     }  # fmt: skip
 
 
@@ -270,6 +269,7 @@ def test_a_data_set_may_have_no_more_samples(monkeypatch):
     assert largest_batch(linear(), device=CARD, batch_limit=4096) == 100
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_ranks_divides_and_the_next_one_does_not_fit():
     config = StepConfig(batch_size=12, accumulation_steps=3, sharding="zero3", world_size=2)
     limit = 4 * MIB

@@ -27,6 +27,7 @@ from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
 ONE_KIND = (OptimizerImplementation.FOREACH, OptimizerImplementation.FUSED)
+CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
 
 
@@ -305,6 +306,13 @@ SHARDING = Technique(
     notes=notes,
     controls=CONTROLS,
     says=says,
+    searches=(
+        {"sharding": Sharding.ZERO2},
+        {"sharding": Sharding.ZERO3},
+        {"sharding": Sharding.ZERO1},
+        {"sharding": Sharding.HYBRID, "shard_group_size": CARDS_OF_A_MACHINE},
+    ),
+    may_be_faster=True,
     changes_plans=False,
     savings=(
         Saving(

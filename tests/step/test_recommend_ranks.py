@@ -1,0 +1,156 @@
+"""`recommend` with several ranks, against predictions of every strategy, one by one."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import memlab
+from memlab import MemlabError, StepConfig, recommend
+from memlab.devices import cards
+from memlab.recommending.alternatives import sent_bytes
+from memlab.recommending.ranks import with_ranks
+from memlab.recommending.space import space_of
+from memlab.techniques.sharding.sharding import most_ranks
+from tests.models import blocks, linear
+from tests.panel_parts import make_facts
+
+STRATEGIES = {"ddp", "zero1", "zero2", "zero3"}
+BATCH = 2048
+TWO = StepConfig(batch_size=BATCH, sharding="ddp", world_size=2)
+
+
+def wide():
+    return blocks(width=128)
+
+
+def on_two(limit, **options):
+    # what one search has predicted the next one knows
+    return recommend(wide(), limit, device="cpu", **{"confirm": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def every():
+    """Return the prediction of each strategy, by its name."""
+    ranked = on_two("1GiB", batch_size=BATCH, world_size=2)
+    return {str(one.config.sharding): one.result for one in ranked}
+
+
+@pytest.fixture(scope="module")
+def limit(every):
+    """Return what all strategies but ddp fit."""
+    peaks = sorted(1.02 * result.peak_allocated_bytes for result in every.values())
+    assert every["ddp"].peak_allocated_bytes > peaks[-2]
+    return int(peaks[-2])
+
+
+def test_of_what_fits_the_strategy_that_sends_least_comes_first(every, limit):
+    assert set(every) == STRATEGIES
+    alone = memlab.predict(wide(), dataclasses.replace(TWO, sharding="zero3"), "cpu")
+    assert alone.peak_allocated_bytes == every["zero3"].peak_allocated_bytes
+    assert alone.communication == every["zero3"].communication
+
+    ranked = on_two(limit, batch_size=BATCH, world_size=2)
+    found = [str(one.config.sharding) for one in ranked]
+    assert found == sorted(STRATEGIES - {"ddp"}, key=lambda name: sent_bytes(every[name]))
+    assert all(one.config.world_size == 2 for one in ranked)
+    assert any("strategies are compared by that" in reason for reason in ranked[0].reasons)
+    assert any("only if no strategy fits by itself" in note for note in ranked.notes)
+
+
+@pytest.mark.slow
+def test_ranks_of_this_machine_are_measured(limit):
+    ranked = on_two(limit, batch_size=BATCH, world_size=2, confirm=1)
+    assert ranked.num_measured == 1
+    assert len(ranked[0].result.ranks) == 2
+    assert ranked[0].result.step_seconds > 0
+
+
+def test_a_strategy_that_does_not_fit_by_itself_gets_smaller_micro_batches(every):
+    config = dataclasses.replace(TWO, sharding="zero3")
+    limit = int(every["zero3"].peak_allocated_bytes * 0.9)
+    ranked = on_two(limit, config=config, allow=["accumulation_steps"])
+    assert ranked[0].config == dataclasses.replace(config, accumulation_steps=2)
+    assert ranked[0].result.fit == "fits"
+    assert {one.config.sharding for one in ranked.tried} == {"zero3"}
+
+
+def test_a_chosen_strategy_stays(limit):
+    config = dataclasses.replace(TWO, sharding="zero3")
+    ranked = on_two(limit, config=config)
+    assert [one.config for one in ranked.tried] == [config]
+    assert "sharding='zero3' over 2 ranks" in ranked[0].reasons[0]
+
+
+def test_ranks_are_those_of_the_config_the_argument_or_the_cluster():
+    cluster, card = cards.resolve("8x-h100"), cards.resolve("h100")
+    plain = StepConfig(batch_size=BATCH)
+    assert with_ranks(plain, None, card) == (plain, False)
+    of_cluster, is_searched = with_ranks(plain, None, cluster)
+    assert (of_cluster.sharding, of_cluster.world_size, is_searched) == ("ddp", 8, True)
+    assert with_ranks(plain, 2, cluster)[0].world_size == 2
+    assert with_ranks(plain, 1, cluster) == (plain, False)
+    assert with_ranks(TWO, 4, card) == (dataclasses.replace(TWO, world_size=4), False)
+    with pytest.raises(MemlabError, match="batch_size=2048 does not divide"):
+        with_ranks(plain, 3, card)
+
+
+def test_what_is_searched_of_ranks():
+    def space(base=TWO, **options):
+        options = {"exact": False, "any_strategy": True, **options}
+        return space_of(base, options.pop("allow", None), make_facts(), **options)
+
+    def settings(found):
+        return [one for group in (*found.faster, *found.savers) for one in group]
+
+    timed, untimed = space(), space(has_times=False)
+    assert {"precision": "bf16-mixed"} in settings(timed)
+    assert {"precision": "bf16-mixed"} not in settings(untimed)
+    assert {"sharding": "zero3"} in settings(untimed)
+    divided = [one for one in settings(timed) if "accumulation_steps" in one]
+    assert divided == [{"accumulation_steps": steps} for steps in (2, 4, 8, 16)]
+    few = dataclasses.replace(TWO, batch_size=6)  # of which a rank has three samples
+    assert {"accumulation_steps": 3} in settings(space(few))
+    assert {"accumulation_steps": 2} not in settings(space(few))
+    assert timed.accumulation_steps == (1,)
+    assert timed.budgets == ()
+
+    many = dataclasses.replace(TWO, world_size=16)
+    hybrid = {"sharding": "hybrid", "shard_group_size": 8}
+    assert hybrid in settings(space(many))
+    assert hybrid not in settings(timed)
+    alone = space(StepConfig(), any_strategy=False)
+    assert not any("sharding" in one for one in settings(alone))
+    assert not any("sharding" in one for one in settings(space(any_strategy=False)))
+    assert not any("sharding" in one for one in settings(space(allow=["memory_budget"])))
+
+
+def test_more_ranks_than_devices_are_not_measured():
+    ranks, limit = 2 * most_ranks(torch.device("cpu")), "1GiB"
+    config = StepConfig(batch_size=ranks, sharding="zero3", world_size=ranks)
+    ranked = recommend(linear(), limit, device="cpu", config=config, confirm=1)
+    assert ranked[0].config == config
+    assert ranked.num_measured == 0
+
+
+def test_nothing_fits_one_card_and_the_message_says_how_many_are_enough():
+    config = StepConfig(batch_size=64, optimizer_implementation="fused")
+    workload = blocks(width=2048)
+    ranked = recommend(
+        workload, "500MiB", device="rtx-4090", config=config, allow=["optimizer_implementation"]
+    )
+    assert len(ranked) == 0
+    found = ranked.on_more_cards
+    assert found.fit == "fits"
+    assert found.device == f"{found.config.world_size}x-rtx-4090"
+    assert f"(device={found.device!r}) it fits" in ranked.message
+    assert f"sharding={str(found.config.sharding)!r}" in ranked.message
+
+
+def test_on_a_cluster_strategies_are_compared_by_their_time():
+    ranked = recommend(wide(), "1GiB", BATCH, "2x-rtx-4090", allow=["sharding"])
+    assert {str(one.config.sharding) for one in ranked} == STRATEGIES
+    assert all(one.config.world_size == 2 for one in ranked)
+    seconds = [one.result.step_seconds for one in ranked]
+    assert seconds == sorted(seconds)
+    assert any(reason.endswith("compared by time") for reason in ranked[0].reasons)
