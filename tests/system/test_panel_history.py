@@ -10,7 +10,7 @@ import pytest
 
 import memlab
 from memlab import StepConfig, workloads
-from memlab._panel import cells, line_writer
+from memlab._panel import cells, line_writer, state
 from memlab._panel.history import FILE_NAME, History
 from memlab._panel.runs import Run
 from memlab.records import recorded
@@ -58,6 +58,14 @@ def close(panel):
     """Close a panel once it has kept what is on its screen."""
     assert panel._page._draw.wait(PATIENCE_SECONDS)
     panel.close()
+
+
+def test_ranks_come_back(shown):
+    ranks = StepConfig(batch_size=8, sharding="hybrid", world_size=4, shard_group_size=2)
+    before = shown()
+    before.set(device="cpu", **{name: getattr(ranks, name) for name in state.FIELDS})
+    close(before)
+    assert shown().config == ranks
 
 
 def test_settings_and_runs_come_back_into_the_panel_of_the_same_cell(shown):
