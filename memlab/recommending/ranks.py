@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from memlab.arguments.units import format_seconds
 from memlab.config import Sharding, StepConfig
-from memlab.devices.cards import Target
 from memlab.errors import ConfigError, DeviceError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.goal import Goal
@@ -18,7 +17,7 @@ SMALLEST = Sharding.ZERO3  # holds the least, so it decides whether a number of 
 FASTER = (Sharding.DDP, Sharding.ZERO2)  # communicate less; the least first
 
 
-def with_ranks(base: StepConfig, world_size: int | None, target: Target) -> tuple[StepConfig, bool]:
+def with_ranks(base: StepConfig, world_size: int | None, num_cards: int) -> tuple[StepConfig, bool]:
     """Return settings for as many ranks, and whether their strategy is to be searched.
 
     A strategy that was chosen stays. Where it is searched the settings are those of ddp, in which
@@ -26,17 +25,15 @@ def with_ranks(base: StepConfig, world_size: int | None, target: Target) -> tupl
 
     Args:
         base: what is already chosen.
-        world_size: number of ranks; None is that of `base`, or all cards of a cluster.
-        target: a device or a cluster.
+        world_size: number of ranks; None is that of `base`, or all cards.
+        num_cards: of a cluster; 1 of a device by itself.
 
     Raises:
         ConfigError: the ranks cannot divide the batch.
     """
     if base.sharding is not Sharding.NONE:
         return (base if world_size is None else replace(base, world_size=world_size)), False
-    cluster, ranks = target.cluster, world_size
-    if ranks is None:
-        ranks = cluster.num_devices if cluster else 1
+    ranks = num_cards if world_size is None else world_size
     if ranks == 1:
         return base, False
     return replace(base, sharding=Sharding.DDP, world_size=ranks), True

@@ -115,9 +115,10 @@ def recommend(
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)
     limit_bytes = limit_of(memory_limit, device)
-    base, any_strategy = with_ranks(base, world_size, target_for(device, base))
+    cluster = target_for(device, base).cluster
+    base, any_strategy = with_ranks(base, world_size, cluster.num_devices if cluster else 1)
     target = target_for(device, base)
-    has_times = base.sharding is Sharding.NONE or target.cluster is not None
+    has_times = base.sharding is Sharding.NONE or cluster is not None
     prewarm()  # the worker for predictions starts while this inspects
     facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
     steps = Steps(on_progress)

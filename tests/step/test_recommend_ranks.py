@@ -7,7 +7,6 @@ import torch
 
 import memlab
 from memlab import MemlabError, StepConfig, recommend
-from memlab.devices import cards
 from memlab.recommending.alternatives import sent_bytes
 from memlab.recommending.ranks import with_ranks
 from memlab.recommending.space import space_of
@@ -66,6 +65,7 @@ def test_ranks_of_this_machine_are_measured(limit):
     assert ranked[0].result.step_seconds > 0
 
 
+@pytest.mark.slow
 def test_a_strategy_that_does_not_fit_by_itself_gets_smaller_micro_batches(every):
     config = dataclasses.replace(TWO, sharding="zero3")
     limit = int(every["zero3"].peak_allocated_bytes * 0.9)
@@ -83,7 +83,7 @@ def test_a_chosen_strategy_stays(limit):
 
 
 def test_ranks_are_those_of_the_config_the_argument_or_the_cluster():
-    cluster, card = cards.resolve("8x-h100"), cards.resolve("h100")
+    cluster, card = 8, 1
     plain = StepConfig(batch_size=BATCH)
     assert with_ranks(plain, None, card) == (plain, False)
     of_cluster, is_searched = with_ranks(plain, None, cluster)
@@ -147,6 +147,7 @@ def test_nothing_fits_one_card_and_the_message_says_how_many_are_enough():
     assert f"sharding={str(found.config.sharding)!r}" in ranked.message
 
 
+@pytest.mark.slow
 def test_on_a_cluster_strategies_are_compared_by_their_time():
     ranked = recommend(wide(), "1GiB", BATCH, "2x-rtx-4090", allow=["sharding"])
     assert {str(one.config.sharding) for one in ranked} == STRATEGIES
