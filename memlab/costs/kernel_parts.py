@@ -75,10 +75,11 @@ def parts_of(
         return _convolution_backward(args)
     if name in PRODUCTS:
         return (_product(args, outputs, num_bytes, flops),)
+    if "attention" in name and flops:
+        way = "_backward" if "backward" in name else ""
+        return (KernelPart(f"attention{way}", flops, num_bytes),)
     if flops:
-        return (
-            KernelPart("attention" if "attention" in name else "other_product", flops, num_bytes),
-        )
+        return (KernelPart("other_product", flops, num_bytes),)
     return (KernelPart(*_streamed(name, args, outputs, num_bytes)),)
 
 

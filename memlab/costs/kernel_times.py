@@ -12,6 +12,9 @@ not on the card. `python -m benchmarks.fit_times` fits them, with few parameters
 measured and writes `kernel_times.json`, which also says how far off steps of models and cards were
 that the fit had not seen. Where a kind of kernel has no data the factor is one of the priors there.
 
+On data-centre cards the factor of compute is no less than what the fastest products and attention
+kernels took when others timed them on the tensor cores of such a card (`devices/reached.py`).
+
 An example: 128 x 128 outputs make 2 tiles of 128 x 64, and a card with 40 multiprocessors uses 2 of
 them, so such a product takes 20 times as long as its flops at the peak.
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -116,7 +119,7 @@ def group_of(part: KernelPart, dtype: torch.dtype | None) -> str:
     is_half = dtype is not None and dtype.itemsize == 2
     if part.group in ("stream", "product"):
         return f"{part.group}_{'half' if is_half else 'fp32'}"
-    return part.group
+    return "attention" if part.group == "attention_backward" else part.group
 
 
 def is_measured(group: str, dtype: torch.dtype | None) -> bool:
@@ -144,7 +147,35 @@ def seconds_of(
     """Return the seconds of a part on a card whose peak for its number format is given."""
     found = table()
     ideal = ideal_of(part, card, peak, found.reach, found.joules_per_flop)
-    return float(combined(ideal, found.groups[group_of(part, dtype)]))
+    factors = found.groups[group_of(part, dtype)]
+    least = least_factor(part, card, peak)
+    return float(combined(ideal, replace(factors, compute=max(factors.compute, least))))
+
+
+def least_factor(part: KernelPart, card: Card, peak: float | None) -> float:
+    """Return the factor of compute with which a part takes no less than the fastest of its kind.
+
+    0 where none was timed on such a card, and on its CUDA cores, which are known by their peak.
+    """
+    is_on_tensor_cores = peak is not None and peak > (card.fp32_flops_per_second or 0.0)
+    if card.reached is None or not is_on_tensor_cores:
+        return 0.0
+    if part.group == "attention":
+        return 1 / card.reached.attention_share
+    if part.group == "attention_backward":
+        return 1 / card.reached.attention_backward_share
+    if part.product is not None:
+        return least_of_products(card)
+    return 1 / card.reached.product_share
+
+
+@functools.cache
+def least_of_products(card: Card) -> float:
+    """Return the same for products in whole tiles: with it the timed one takes what it took."""
+    assert card.reached is not None
+    rows, columns, inner = card.reached.product_shape
+    flops = whole_tiles((1, rows, columns, inner), card.reached.num_multiprocessors)
+    return 2 * rows * columns * inner / flops / card.reached.product_share
 
 
 def combined(ideal: Ideal, factors: Factors) -> Any:

@@ -26,6 +26,25 @@ FP64_SHARE_OF_OTHERS = 1 / 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """What the fastest kernels on a card's tensor cores reached when others timed them.
+
+    Attributes:
+        product_share: of the dense peak in bf16, by the fastest of many matrix products.
+        product_shape: rows, columns and inner size of that product.
+        num_multiprocessors: of the card that it was timed on.
+        attention_share: of the dense peak, by the forward of PyTorch's flash attention.
+        attention_backward_share: the same of its backward.
+    """
+
+    product_share: float
+    product_shape: tuple[int, int, int]
+    num_multiprocessors: int
+    attention_share: float
+    attention_backward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """What is known about a card. None means not known, or for a number format not supported.
 
@@ -45,6 +64,7 @@ class Card:
         board_watts: the most that the board may take; cards with little of it for their peak run
             below their boost clock when they work.
         ecc_in_memory: whether error correction is on and takes a share of memory and bandwidth.
+        reached: the most that was timed on tensor cores of this kind; None where it is not known.
     """
 
     name: str
@@ -60,6 +80,7 @@ class Card:
     host_bytes_per_second: float = 31.5e9
     board_watts: float | None = None
     ecc_in_memory: bool = False
+    reached: Reached | None = None
 
     @property
     def has_bf16(self) -> bool:

@@ -42,10 +42,13 @@ is a figure of its 8 GB laptop form, "7.75 GiB". Where no post was found, it is 
   RTX 5070 laptop: nvidia-smi's 8151 MiB less 470 MiB, as for RTX 5070 (472) and RTX 5080 (463)
   RTX 3080 laptop of 8 GB: of the RTX 3070 laptop, the same chip and size
 The RTX 5090 laptop is posted as "23.4 GiB", the P4 by deviceQuery alone.
+
+`reached.py` has what kernels came to on data-centre cards.
 """
 
 from memlab.arguments.units import MIB
 from memlab.devices.card import Card
+from memlab.devices.reached import with_reached
 
 Peaks = tuple[float, float | None, float | None, float | None]  # fp32, tf32, bf16, fp16
 
@@ -184,5 +187,5 @@ _LAPTOP = (
           _of_ratio(13.1e12), (8, 6), 30, _P4, 115),  # L
 )
 # fmt: on
-TABLE = (*_DATA_CENTRE, *_WORKSTATION, *_CONSUMER, *_LAPTOP)
+TABLE = (*map(with_reached, _DATA_CENTRE), *_WORKSTATION, *_CONSUMER, *_LAPTOP)
 """Every card, in the order in which people are shown them."""

@@ -14,7 +14,7 @@ from memlab.devices import cards
 from memlab.operators.signatures import TensorSpec, signature_of
 
 aten = torch.ops.aten
-FP16 = torch.float16
+FP16, BF16 = torch.float16, torch.bfloat16
 
 
 def meta(*shape, dtype=torch.float32, channels_last=False):
@@ -58,6 +58,76 @@ PRODUCTS = [
 def test_products_take_about_as_long_as_they_took(card, rows, columns, inner, milliseconds):
     product = call(aten.mm.default, meta(rows, inner), meta(inner, columns))
     assert 1e3 * seconds(product, card) == pytest.approx(milliseconds, rel=0.25)
+
+
+# the fastest products in bf16 that stas00/ml-engineering found: card, rows, columns, inner size,
+# TFLOP/s (memlab/devices/reached.py)
+FASTEST = [
+    ("a100-80", 1024, 10240, 5120, 271.2),
+    ("a100-pcie-80", 2048, 5120, 6144, 252.9),
+    ("h100", 2048, 2048, 13312, 794.5),
+    ("h200", 2048, 2048, 13312, 794.5),
+    ("b200", 1792, 16128, 3072, 1745.0),
+]
+
+
+@pytest.mark.parametrize(("card", "rows", "columns", "inner", "teraflops"), FASTEST)
+def test_the_fastest_product_takes_what_it_took(card, rows, columns, inner, teraflops):
+    left, right = (meta(*shape, dtype=BF16) for shape in ((rows, inner), (inner, columns)))
+    flops = 2 * rows * columns * inner
+    found = flops / seconds(call(aten.mm.default, left, right), card) / 1e12
+    assert found == pytest.approx(teraflops, rel=2e-3)
+
+
+@given(
+    name=st.sampled_from(["a100-40", "h100", "h100-pcie", "l40s", "t4", "v100-32"]),
+    rows=st.integers(1, 20_000),
+    columns=st.integers(1, 20_000),
+    inner=st.integers(1, 20_000),
+)
+def test_no_product_is_faster_than_any_that_was_timed_on_a_data_centre_card(
+    name, rows, columns, inner
+):
+    card = cards.card(name)
+    product = call(aten.mm.default, meta(rows, inner, dtype=FP16), meta(inner, columns, dtype=FP16))
+    reached = 2 * rows * columns * inner / seconds(product, name) / card.fp16_flops_per_second
+    # whole tiles waste a little of the product that was timed; another may waste less
+    assert reached < 1.06 * card.reached.product_share
+
+
+def test_tensor_cores_alone_have_such_a_share():
+    card = cards.card("h100")
+    bare = dataclasses.replace(card, reached=None)
+
+    def times(dtype, peak):
+        (part,) = parts(call(aten.mm.default, *(meta(8192, 8192, dtype=dtype),) * 2))
+        return [kernel_times.seconds_of(part, dtype, each, peak) for each in (card, bare)]
+
+    on_cuda_cores = times(torch.float32, card.fp32_flops_per_second)
+    assert on_cuda_cores[0] == on_cuda_cores[1]
+    in_tf32 = times(torch.float32, card.tf32_flops_per_second)
+    in_half = times(FP16, card.fp16_flops_per_second)
+    assert in_tf32[0] > in_tf32[1]
+    assert in_half[0] > in_half[1]
+    assert cards.card("rtx-3090").reached is cards.card("p100").reached is None
+
+
+@pytest.mark.parametrize(
+    ("card", "forward", "backward"), [("a100-80", 0.70, 0.63), ("h100", 0.35, 0.34)]
+)
+def test_flash_attention_reaches_what_its_authors_say(card, forward, backward):
+    q = meta(2, 32, 8192, 128, dtype=BF16)
+    rows = meta(2, 32, 8192)
+    seeds = torch.empty((), dtype=torch.int64, device="meta")
+    flash = aten._scaled_dot_product_flash_attention
+    outputs = (TensorSpec(BF16, tuple(q.shape), q.stride()),)
+    ahead = KernelCall(signature_of(flash.default, (q, q, q, 0.0, True), {}), outputs)
+    given = (q, q, q, q, q, rows, None, None, 8192, 8192, 0.0, True, seeds, seeds)
+    back = signature_of(aten._scaled_dot_product_flash_attention_backward.default, given, {})
+    for recorded, share in ((ahead, forward), (KernelCall(back, 3 * outputs), backward)):
+        flops = roofline.work_of(recorded.signature, recorded.outputs).flops
+        peak = cards.card(card).bf16_flops_per_second
+        assert flops / seconds(recorded, card) / peak == pytest.approx(share, rel=1e-3)
 
 
 @pytest.mark.parametrize(
