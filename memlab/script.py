@@ -10,10 +10,12 @@ from memlab.arguments.checks import checked
 from memlab.arguments.quoting import in_docstring
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import as_device
+from memlab.errors import UnsupportedError
 from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
 from memlab.techniques.sharding import sharding_source
+from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.source import ScriptLines, merged, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
@@ -47,6 +49,11 @@ def script(
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
     """
+    if is_deepspeed(config):
+        raise UnsupportedError(
+            f"sharding={str(config.sharding)!r} has no script in plain PyTorch; use "
+            "memlab.export_script with flavor='deepspeed'"
+        )
     imports, functions = parts(config, device, plan, workload)
     first = "\n".join([_docstring(config), "", *imports])
     return "\n\n\n".join([first, *functions]) + "\n"

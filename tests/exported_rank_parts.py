@@ -38,7 +38,9 @@ for number, path in enumerate(paths):
     if train := names.get("train"):
         def keeping(*args):
             model, losses = train(*args)
-            local = lambda p: p.to_local() if hasattr(p, "to_local") else p
+            # a parameter of DeepSpeed has its part apart
+            part = lambda p: getattr(p, "ds_tensor", p)
+            local = lambda p: p.to_local() if hasattr(p, "to_local") else part(p)
             kept.update((name, local(p).detach()) for name, p in model.named_parameters())
             return model, losses
         names["train"] = keeping

@@ -13,6 +13,7 @@ from memlab.errors import UnsupportedError
 from memlab.exporting import (
     whole_file,
     with_accelerate,
+    with_deepspeed,
     with_lightning,
     with_pytorch,
     with_transformers,
@@ -25,6 +26,7 @@ from memlab.running import Ended
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
+from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES, is_deepspeed
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 
@@ -39,6 +41,7 @@ class Flavor(StrEnum):
     LIGHTNING = "lightning"
     TRANSFORMERS = "transformers"
     ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
 
 
 LIBRARIES = {
@@ -46,6 +49,8 @@ LIBRARIES = {
     Flavor.TRANSFORMERS: with_transformers.loop,
     Flavor.ACCELERATE: with_accelerate.loop,
 }
+OWN_STEPS = {Flavor.PYTORCH: with_pytorch.loop, Flavor.DEEPSPEED: with_deepspeed.loop}
+"""The loops of memlab's own step, which know every setting that the step has."""
 
 
 @checked()
@@ -71,7 +76,9 @@ def export_script(
         flavor: "pytorch" is a loop in plain PyTorch, whose losses are those of memlab's own step
             bit by bit. "lightning", "transformers" (its Trainer) and "accelerate" use the loop of
             that library, with the defaults set aside that would change training. They know fewer
-            settings, and refuse the others by name.
+            settings, and refuse the others by name. "deepspeed" is the loop of "pytorch" around
+            DeepSpeed's engine, for sharding="deepspeed-zero1", "-zero2" and "-zero3", which no
+            other flavor knows.
 
     Raises:
         UnsupportedError: the config cannot be expressed, or the source of a function of the
@@ -89,11 +96,25 @@ def export_script(
     kind = target_for(device, config).kind
     where = torch.device(kind)
     _check_split(workload, config)
+    _check_engine(config, flavor)
     if flavor in LIBRARIES:
         check(workload, config, where, flavor)
     plan = plan_of(workload, config, device)
-    loop = LIBRARIES.get(flavor, with_pytorch.loop)(workload, config, where, plan)
+    loop = (LIBRARIES | OWN_STEPS)[flavor](workload, config, where, plan)
     return whole_file.written(workload, config, kind, loop)
+
+
+def _check_engine(config: StepConfig, flavor: Flavor) -> None:
+    """Refuse DeepSpeed's strategies in other files than DeepSpeed's, and others there."""
+    said = f"sharding={str(config.sharding)!r} is not expressed by flavor={str(flavor)!r}"
+    if is_deepspeed(config) and flavor is not Flavor.DEEPSPEED:
+        torchs = str(OF_TORCH[STAGES[config.sharding]])
+        raise UnsupportedError(f"{said}; use flavor='deepspeed', or sharding={torchs!r}")
+    if flavor is Flavor.DEEPSPEED and not is_deepspeed(config):
+        raise UnsupportedError(
+            f"{said}, which is for DeepSpeed's engine; use sharding='deepspeed-zero1', "
+            "'deepspeed-zero2' or 'deepspeed-zero3', or flavor='pytorch'"
+        )
 
 
 def _check_split(workload: Workload, config: StepConfig) -> None:

@@ -1,8 +1,8 @@
 """What the scripts for libraries do with several ranks: which strategies each library knows.
 
 The library carries a strategy out; the part of a rank, its seed and the mean of the losses are
-lines of the script. Left out: DeepSpeed, tensor parallelism, and `ZeroRedundancyOptimizer` where a
-library reads the whole optimizer state at the beginning.
+lines of the script. Left out: DeepSpeed, which has a flavor of its own, tensor parallelism, and
+`ZeroRedundancyOptimizer` where a library reads the whole optimizer state at the beginning.
 """
 
 from enum import StrEnum

@@ -34,6 +34,10 @@ COMMUNICATION = (
     "disable_allgather", "sparse_gradients", "seq_parallel_communication_data_type",
     "fp32_allreduce",
 )  # fmt: skip
+UNSAID_CLIPPING = (
+    "it is not given, and DeepSpeed then clips at 1 from 0.19.3 on; with an older one use "
+    "max_grad_norm=None"
+)
 UNTESTED = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 WITHOUT: dict[str, str] = {
     "zero_optimization": SHARDING,
@@ -201,7 +205,12 @@ def _read_optimizer(reading: SourceReading) -> None:
 
 
 def _read_clipping(reading: SourceReading) -> None:
-    bound = reading.values.get("gradient_clipping")
+    if "gradient_clipping" not in reading.values:
+        reading.add("gradient_clipping", None)
+        reading.take("gradient_clipping", UNSAID_CLIPPING, max_grad_norm=1.0)
+        return
+
+    bound = reading.values["gradient_clipping"]
     if bound == "auto":
         reading.leave("gradient_clipping", AUTO)
     elif not bound:

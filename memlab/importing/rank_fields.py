@@ -170,7 +170,8 @@ def _of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> Foun
     found = {"0": "ddp"} | {str(n): f"deepspeed-zero{n}" for n in (1, 2, 3)}
     sharding = found.get(str(stage))
     why = "" if sharding else f"memlab has no stage {shown(stage)} of ZeRO"
-    return FoundSharding(sharding=sharding, why=why, names=names, averages_late=False)
+    is_late = str(stage) in ("0", "1")  # stages 2 and 3 divide gradients in each backward
+    return FoundSharding(sharding=sharding, why=why, names=names, averages_late=is_late)
 
 
 def _is_on(device: Any) -> bool:

@@ -26,6 +26,7 @@ from memlab.exporting.own_source import NoSource, class_source
 from memlab.exporting.values import expression
 from tests.models import blocks
 
+FLAVORS = [f for f in Flavor if f != "deepspeed" or importlib.util.find_spec("deepspeed")]
 OFFSET = 3
 LAYER, LONG = nn.Linear(1, 1), torch.ones(2000)
 
@@ -296,9 +297,10 @@ def with_text(name, text):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.text(min_size=1), st.text(), st.sampled_from(list(Flavor)))
+@given(st.text(min_size=1), st.text(), st.sampled_from(FLAVORS))
 def test_hostile_names_and_texts_stay_texts(name, text, flavor):
-    config = StepConfig(optimizer="sgd")
+    own = {"sharding": "deepspeed-zero2", "world_size": 2} if flavor == "deepspeed" else {}
+    config = StepConfig(optimizer="sgd", **own)
     found = export_script(with_text(name, text), config, "cpu", flavor=flavor)
     plain = export_script(with_text("plain", "plain"), config, "cpu", flavor=flavor)
     assert shape(found) == shape(plain)
@@ -310,7 +312,7 @@ def test_hostile_names_and_texts_stay_texts(name, text, flavor):
 )
 def test_these_hostile_texts_stay_texts(text):
     test = test_hostile_names_and_texts_stay_texts.hypothesis.inner_test
-    for flavor in Flavor:
+    for flavor in FLAVORS:
         test(text, text, flavor)
 
 
@@ -348,6 +350,13 @@ def test_micro_batches_of_a_list_of_samples_are_refused(flavor):
     assert "def train" in export_script(workload, StepConfig(), "cpu")
     with pytest.raises(UnsupportedError, match=r"list of samples; give .* a split_batch"):
         export_script(workload, StepConfig(accumulation_steps=2), "cpu", flavor=flavor)
+
+
+def test_a_step_of_deepspeed_is_no_script_in_plain_pytorch():
+    pytest.importorskip("deepspeed", reason="needs memlab[deepspeed]")
+    config = StepConfig(sharding="deepspeed-zero2", world_size=2)
+    with pytest.raises(UnsupportedError, match=r"no script in plain .* flavor='deepspeed'"):
+        memlab.script.script(config, "cpu")
 
 
 def test_an_unknown_flavor_is_refused_with_those_that_there_are():

@@ -175,6 +175,15 @@ def test_deepspeed_batches_are_those_of_one_process():
     assert accumulated.config.batch_size == 128
 
 
+def test_deepspeed_clips_if_its_file_does_not_say_otherwise():
+    constants = pytest.importorskip("deepspeed.runtime.constants", reason="needs memlab[deepspeed]")
+    unsaid = deepspeed(train_batch_size=8)
+    assert unsaid.config.max_grad_norm == constants.GRADIENT_CLIPPING_DEFAULT == 1.0
+    assert "from 0.19.3 on" in field(unsaid, "gradient_clipping").why
+    assert deepspeed(gradient_clipping=0.0).config.max_grad_norm is None
+    assert deepspeed(gradient_clipping=0.5).config.max_grad_norm == 0.5
+
+
 def test_deepspeed_optimizers():
     kinds = {
         "Adam": ("adamw", "fused"), "AdamW": ("adamw", "fused"), "OneBitAdam": ("adamw", "default"),
@@ -376,6 +385,8 @@ def of_ranks(source, world_size=2):
 def test_stages_of_deepspeed_are_imported_for_a_number_of_ranks(stage, sharding):
     source = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 4,
               "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}}  # fmt: skip
+    found = memlab.from_trainer(source, world_size=2).config
+    assert found.sync_each_micro_batch is (stage > 1)
     assert of_ranks(source) == ((sharding, 2, 16), {})
     assert of_ranks({**source, "train_batch_size": 16}) == ((sharding, 2, 16), {})
     without = memlab.from_trainer(source)

@@ -27,10 +27,17 @@ SETTINGS = [
     {"sharding": "zero3", "precision": "bf16-mixed", "accumulation_steps": 4},
     {"sharding": "hybrid", "shard_group_size": 1},
 ]
+OF_DEEPSPEED = [
+    {"sharding": "deepspeed-zero1", "max_grad_norm": 0.0123456789, **LATE},
+    {"sharding": "deepspeed-zero2", "accumulation_steps": 2, "optimizer": "sgd-momentum"},
+    {"sharding": "deepspeed-zero2", "precision": "bf16-master"},
+    {"sharding": "deepspeed-zero3", "checkpointing": "blocks", "max_grad_norm": 0.0123456789},
+    {"sharding": "deepspeed-zero3", "precision": "bf16-mixed", "accumulation_steps": 2},
+]
 
 
-def assert_same(pairs, folder):
-    files = of_files([export_script(*pair, "cpu") for pair in pairs], folder)
+def assert_same(pairs, folder, flavor="pytorch"):
+    files = of_files([export_script(*pair, "cpu", flavor=flavor) for pair in pairs], folder)
     for pair, file, step in zip(pairs, files, of_steps(pairs, folder), strict=True):
         assert file[0] == step[0], (pair[0].name, str(pair[1]))
         assert len(set(file[0])) == NUM_STEPS
@@ -50,6 +57,24 @@ def test_a_file_of_ranks_has_the_losses_and_weights_of_the_step_bit_by_bit(tmp_p
     pairs.append((counted(), StepConfig(**RANKS, sharding="zero3")))
     pairs.append((counted(), StepConfig(**RANKS, sharding="ddp", accumulation_steps=2)))
     assert_same(pairs, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_file_for_deepspeed_has_the_losses_and_weights_of_the_step_bit_by_bit(tmp_path):
+    pytest.importorskip("deepspeed", reason="needs memlab[deepspeed]")
+    # weights above 100,000 values, which stage 3 divides
+    wide = memlab.workloads.get("plain-mlp", hidden_size=512, dropout=0.1)
+    pairs = [(wide, StepConfig(**RANKS, **fields)) for fields in OF_DEEPSPEED]
+    pairs.append((counted(), StepConfig(**RANKS, sharding="deepspeed-zero2", accumulation_steps=2)))
+    assert_same(pairs, tmp_path, flavor="deepspeed")
+
+    # as a person starts it: it opens the process group, and closes it
+    file = tmp_path / "train.py"
+    file.write_text(export_script(wide, StepConfig(**RANKS, **OF_DEEPSPEED[3]), "cpu",
+                                  flavor="deepspeed"))  # fmt: skip
+    losses = losses_in(in_ranks(2, file))
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
 
 
 def counted():
@@ -183,6 +208,12 @@ def test_a_file_for_a_library_says_how_it_is_launched(tmp_path):
     ("accelerate", "cuda", {"sharding": "hybrid", "shard_group_size": 1}, "'hybrid' is not"),
     ("lightning", "cpu", {"sharding": "ddp", "accumulation_steps": 2}, "averages gradients once"),
     ("transformers", "cuda", {"sharding": "zero3", "precision": "bf16-mixed"}, "in bf16"),
+    ("deepspeed", "cpu", {"sharding": "zero3"}, "engine; use sharding='deepspeed-zero1'"),
+    ("deepspeed", "cuda", {"sharding": "deepspeed-zero3", "offload_parameters": True},
+     "offload_parameters=True is not implemented yet; use offload_parameters=False"),
+    ("deepspeed", "cpu", {"sharding": "deepspeed-zero3", "loss_chunks": 2}, "use loss_chunks=1"),
+    *[(flavor, "cpu", {"sharding": "deepspeed-zero2"}, "flavor='deepspeed', or sharding='zero2'")
+      for flavor in ("pytorch", "lightning", "transformers", "accelerate")],
 ])  # fmt: skip
 def test_what_a_library_cannot_do_in_ranks_is_refused_by_name(flavor, device, fields, said):
     config = StepConfig(**RANKS, **fields)

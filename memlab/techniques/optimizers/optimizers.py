@@ -144,7 +144,7 @@ def source(asked: Setup) -> ScriptLines:
     made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
 
-    if config.precision is Precision.BF16_MASTER:
+    if config.precision is Precision.BF16_MASTER and not is_deepspeed(config):
         made = f"given_master_weights({made})"
         parts.append(whole(master_weights))
     if config.precision is Precision.BF16_STOCHASTIC:

@@ -11,8 +11,6 @@ loss scaler.
 """
 
 import functools
-import logging
-import os
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from memlab.config import Precision, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.techniques.sharding.deepspeed_settings import STAGES, deepspeed_settings
+from memlab.techniques.sharding.deepspeed_start import started_engine
 from memlab.techniques.sharding.ranks import local
 
 MASTER = "master"  # as `master_weights.py` names fp32 copies in the state
@@ -50,15 +48,15 @@ class Engine:
         config: StepConfig,
         device: torch.device,
     ) -> None:
-        check_formats(model, config)
-        deepspeed = _imported(device)
+        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        settings = deepspeed_settings(config, count)
+        self.run_model = started_engine(model, optimizer, settings, device)
+        import deepspeed  # late: it was imported for this kind of device
+
         self._stage, self._optimizer = STAGES[config.sharding], optimizer
         self._has_masters = config.precision is Precision.BF16_MASTER
         self._gathered = deepspeed.zero.GatheredParameters
         self._utils = deepspeed.utils
-        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        settings = deepspeed_settings(config, count)
-        self.run_model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         weakref.finalize(self, _end, self.run_model).atexit = False
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
@@ -176,19 +174,6 @@ class Engine:
                     yield name, state
 
 
-def check_formats(model: nn.Module, config: StepConfig) -> None:
-    """Raise UnsupportedError for trained parameters whose format DeepSpeed is not told of."""
-    told = torch.bfloat16 if config.precision is Precision.BF16_MASTER else torch.float32
-    for path, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype is not told:
-            name = str(parameter.dtype).removeprefix("torch.")
-            raise UnsupportedError(
-                f"sharding={str(config.sharding)!r}: {path} is {name}, and with precision="
-                f"{str(config.precision)!r} DeepSpeed trains {str(told).removeprefix('torch.')} "
-                "parameters; use precision='fp32' or 'bf16-master'"
-            )
-
-
 def _end(engine: Any) -> None:
     """Let go of the model and all tensors, which Python would not collect by itself.
 
@@ -205,24 +190,3 @@ def _end(engine: Any) -> None:
         for cell in getattr(method, "__closure__", None) or ():
             if isinstance(cell.cell_contents, functools._lru_cache_wrapper):
                 cell.cell_contents.cache_clear()
-
-
-def _imported(device: torch.device) -> Any:
-    """Return DeepSpeed, which then prints nothing but errors and compiles nothing.
-
-    Raises:
-        UnsupportedError: it was imported before, for another kind of device.
-    """
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the first import
-    import deepspeed  # two seconds, and an optional package
-
-    kind = deepspeed.get_accelerator().device_name()
-    if kind != device.type:
-        raise UnsupportedError(
-            f"deepspeed was imported for {kind!r}, and this step runs on {device.type!r}; set the "
-            f"environment variable DS_ACCELERATOR={device.type} before it is imported"
-        )
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # a collective over shared memory, which it would compile and announce; Gloo does the same
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed

@@ -64,7 +64,7 @@ def deepspeed_settings(config: StepConfig, num_parameters: int | None = None) ->
         # optimizers of torch.optim, on the CPU too: DeepSpeed's own are compiled when they are used
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # without it, DeepSpeed 0.19 clips at 1
+        # without it, DeepSpeed clips at 1 from 0.19.3 on
         "gradient_clipping": config.max_grad_norm or 0.0,
     }
     return settings | PRECISIONS[config.precision]

@@ -9,7 +9,13 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind
 from memlab.techniques.precision import AUTOCAST_DTYPE
 from memlab.techniques.recompute import nesting, repeated_blocks
-from memlab.techniques.sharding import replicated, shards
+from memlab.techniques.sharding import deepspeed_start, replicated, shards
+from memlab.techniques.sharding.deepspeed_settings import (
+    STAGES,
+    USUAL_BUCKET,
+    deepspeed_settings,
+    is_deepspeed,
+)
 from memlab.techniques.sharding.fully_sharded import mesh_of
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
 from memlab.techniques.source import ScriptLines, together, whole
@@ -53,6 +59,8 @@ def source(asked: Setup) -> ScriptLines:
         return ScriptLines()
 
     _check(config)
+    if is_deepspeed(config):
+        return deepspeed_lines(config, asked.workload)
     is_replicated = config.sharding in REPLICATED
     lines = replicated_lines() if is_replicated else sharded_lines(config)
     is_averaged_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
@@ -79,7 +87,7 @@ def files_of(config: StepConfig) -> ScriptLines:
 def _check(config: StepConfig) -> None:
     """Refuse by name what these lines do not do."""
     said = f"sharding={str(config.sharding)!r}"
-    if config.sharding not in (*REPLICATED, *FULLY_SHARDED):
+    if config.sharding not in (*REPLICATED, *FULLY_SHARDED, *STAGES):
         raise UnsupportedError(f"a script for {said} is not implemented yet; use sharding='zero3'")
     if config.tensor_parallel_size > 1:
         raise UnsupportedError(
@@ -122,6 +130,39 @@ def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
             f"shard_blocks(model, mesh, frees={frees}{formats})",
         ),
     )
+
+
+def deepspeed_lines(config: StepConfig, workload: Workload | None) -> ScriptLines:
+    """Return the lines that give the model to DeepSpeed, which computes gradients and updates."""
+    settings = [
+        f"    {k!r}: {v!r},".replace("'", '"') for k, v in deepspeed_settings(config).items()
+    ]
+    loss = "loss * weight" if has_weight(config, workload) else "loss"
+    last = f"model.set_gradient_accumulation_boundary(index == {config.accumulation_steps - 1})"
+    return together([
+        whole(deepspeed_start),
+        ScriptLines(
+            imports=("import torch.distributed as dist",),
+            functions=(MEAN,),
+            before=WHO,
+            optimizer=(
+                "settings = {",
+                *settings,
+                "}",
+                "# it is allocated whole, and need not be larger than the model",
+                f"bucket_size = min(sum(p.numel() for p in parameters), {USUAL_BUCKET:_})",
+                'settings["zero_optimization"]["reduce_bucket_size"] = bucket_size',
+                "model = started_engine(model, optimizer, settings, device)",
+            ),
+            backward=(
+                *[last] * (config.accumulation_steps > 1),
+                "# the weights of micro-batches are in their losses already",
+                f"model.backward({loss}, scale_wrt_gas=False)",
+            ),
+            update=("model.step()",),
+            after=("model = model.module",),
+        ),
+    ])  # fmt: skip
 
 
 def part_lines(config: StepConfig, workload: Workload | None) -> list[str]:
