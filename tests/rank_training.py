@@ -43,11 +43,11 @@ def main(folder, what, settings):
         mine = [tuple(t + rank for t in batch) for batch in mine]
 
     step = training_step(faulty(), config, "cpu")
-    if what != "load":
+    if what not in ("load", "train"):
         for batch in mine[:SAVED_AFTER]:
             step(batch)
         step.save(folder)
-    elif what == "load":
+    if what == "load":
         assert step.load(folder) == SAVED_AFTER
     losses = [step(batch) for batch in (mine if what == "train" else mine[SAVED_AFTER:])]
     assert step.num_updates == NUM_BATCHES
