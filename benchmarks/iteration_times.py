@@ -1,0 +1,334 @@
+"""How far off are predicted times of a Megatron GPT step on two to eight real A100?
+
+`benchmarks/data/iteration_ms_a100.csv` has the milliseconds of one update that vTrain's authors
+measured. Rows without pipeline stages are judged; the others are listed as needing them. Goal: 15 %
+median. Nothing is fitted here, so leaving a shape out would change nothing.
+
+What was run, by vTrain's files (`src/model`, `config/validation/single`) after Megatron-DeepSpeed:
+fp16, each layer checkpointed, no flash attention, dropout 0.1, 50257 tokens, embedding and head
+tied, FusedAdam and FusedLayerNorm of apex, fused kernels for scale, mask and softmax, for bias and
+GELU, and for bias, dropout and addition. The layer here is in plain PyTorch, and a fused kernel is
+the nearest there is: a softmax without a mask, a product with its bias, dropout and an addition.
+The file does not say which A100: those of 80 GB are taken, which most machines of eight have.
+
+    data parallel     sharding="ddp", gradients averaged once an update
+    tensor parallel   sharding="tensor"
+    both              sharding="zero2", tensor_parallel_size: its gathers and reductions send what
+                      Megatron's all-reduce does, but each rank updates its own part only
+
+What differs: Megatron has fp32 copies of weights, gradients and states of the optimizer, here they
+are fp16; DDP averages gradients while backward goes on, Megatron after it. With tensor parallelism
+memlab has no dropout of attention scores, since that would keep it from dividing attention, and no
+fused optimizer, since torch.optim has none for DTensors.
+
+A step's time is linear in its layers, so each setting is recorded with 2 and with 4 of them, and
+with at most 4 micro-batches: `tests/matrix/test_iteration_times.py` holds that against a whole one.
+
+    python -m benchmarks.iteration_times --out iteration_times.json
+"""
+
+import csv
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks import report
+from memlab import StepConfig, Workload
+from memlab.devices import cards
+from memlab.predicting.forecast import Forecast
+from memlab.predicting.predict import predict_in_process
+
+ROWS = Path(__file__).parent / "data" / "iteration_ms_a100.csv"
+GOAL = 0.15
+CARD = "a100-80"
+LAYERS = (2, 4)  # that are recorded
+FEW = 4  # micro-batches, which say how long more of them take
+VOCABULARY = 50_257
+DROPOUT = 0.1
+QUICK = 40  # every so manieth row
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model but for its number of layers, and how ranks train it.
+
+    Attributes:
+        hidden: size of a token.
+        heads: of the attention.
+        sequence: tokens of a sample.
+        micro_batch: samples of a rank at a time.
+        accumulation: micro-batches of an update.
+        tensor: ranks that divide each layer.
+        data: groups of such ranks that divide the batch.
+    """
+
+    hidden: int
+    heads: int
+    sequence: int
+    micro_batch: int
+    accumulation: int
+    tensor: int
+    data: int
+
+
+class Layer(nn.Module):
+    """A layer of Megatron's GPT; tensors are (sequence, n, hidden)."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(case.hidden), nn.LayerNorm(case.hidden)
+        self.attention = Attention(case)
+        self.widen = nn.Linear(case.hidden, 4 * case.hidden)
+        self.narrow = nn.Linear(4 * case.hidden, case.hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of tokens."""
+        x = x + functional.dropout(self.attention(self.norm_1(x)), DROPOUT)
+        wide = functional.gelu(self.widen(self.norm_2(x)), approximate="tanh")
+        return x + functional.dropout(self.narrow(wide), DROPOUT)
+
+
+class Attention(nn.Module):
+    """Attention whose scores are in memory, and which computes all of them."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.heads, self.is_divided = case.heads, case.tensor > 1
+        width = case.hidden
+        if self.is_divided:
+            self.query, self.key, self.value = (nn.Linear(width, width) for _ in "qkv")
+        else:
+            self.all_three = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what each token takes from the others; tensors are (sequence, n, hidden)."""
+        query, key, value = (each.permute(1, 2, 0, 3) for each in self.parts(x))
+        scores = torch.softmax(
+            query @ key.transpose(2, 3), dim=-1
+        )  # (n, heads, sequence, sequence)
+        if not self.is_divided:
+            scores = functional.dropout(scores, DROPOUT)
+        mixed = (scores @ value).permute(2, 0, 1, 3)
+        made: torch.Tensor = self.project(mixed.flatten(2))
+        return made
+
+    def parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return query, key and value, (sequence, n, heads, size) each."""
+        if self.is_divided:
+            made = [part(x) for part in (self.query, self.key, self.value)]
+            return [part.unflatten(-1, (self.heads, -1)) for part in made]
+        return self.all_three(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
+
+
+class Gpt(nn.Module):
+    """The whole model: tokens in, logits out."""
+
+    def __init__(self, case: Case, num_layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, case.hidden)
+        self.places = nn.Embedding(case.sequence, case.hidden)
+        self.layers = nn.ModuleList(Layer(case) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(case.hidden)
+        self.head = nn.Linear(case.hidden, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits, (n, sequence, vocabulary), of tokens (n, sequence)."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = functional.dropout(self.tokens(tokens) + self.places(places), DROPOUT)
+        x = x.transpose(0, 1).contiguous()
+        for layer in self.layers:
+            x = layer(x)
+        logits: torch.Tensor = self.head(self.norm(x.transpose(0, 1).contiguous()))
+        return logits
+
+
+def workload(case: Case, num_layers: int) -> Workload:
+    """Return next-token prediction by such a model."""
+    return Workload(
+        name=f"gpt of {case.hidden}, {num_layers} layers",
+        build_model=partial(Gpt, case, num_layers),
+        make_batch=partial(make_batch, case.sequence),
+        compute_loss=compute_loss,
+    )
+
+
+def make_batch(sequence: int, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and the tokens that follow them."""
+    tokens = torch.zeros(num_samples, sequence, dtype=torch.int64)
+    return tokens, tokens
+
+
+def compute_loss(model: Any, batch: Any) -> torch.Tensor:
+    """Return the cross entropy, computed in fp32."""
+    logits = model(batch[0])
+    return functional.cross_entropy(logits.flatten(0, 1).float(), batch[1].flatten())
+
+
+def read(path: Path = ROWS) -> list[Row]:
+    """Return every row that was measured."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def is_judged(row: Row) -> bool:
+    """Return whether a row was measured without pipeline stages."""
+    return row["pipeline parallelism"] == "1"
+
+
+def case_of(row: Row) -> Case:
+    """Return the setting of a row."""
+    micro_batch, data = int(row["micro batch"]), int(row["data parallelism"])
+    return Case(
+        hidden=int(row["hidden size"]),
+        heads=int(row["attention heads"]),
+        sequence=int(row["sequence length"]),
+        micro_batch=micro_batch,
+        accumulation=int(row["global batch"]) // (data * micro_batch),
+        tensor=int(row["tensor parallelism"]),
+        data=data,
+    )
+
+
+def config_of(case: Case) -> StepConfig:
+    """Return how the ranks trained."""
+    given: dict[str, Any] = {
+        "batch_size": case.micro_batch * case.data * case.accumulation,
+        "accumulation_steps": case.accumulation,
+        "precision": "fp16",
+        "optimizer": "adamw",
+        "checkpointing": "blocks",
+        "checkpoint_modules": "Layer",
+        "world_size": case.data * case.tensor,
+    }
+    if case.data > 1:
+        given["sync_each_micro_batch"] = False
+    if case.tensor == 1:
+        return StepConfig(sharding="ddp", optimizer_implementation="fused", **given)
+    if case.data == 1:
+        return StepConfig(sharding="tensor", **given)
+    return StepConfig(sharding="zero2", tensor_parallel_size=case.tensor, **given)
+
+
+@cache
+def recorded(case: Case, num_layers: int) -> tuple[Forecast, float]:
+    """Return what gives the time of a step, and the relative half-width of that time."""
+    made = predict_in_process(
+        workload(case, num_layers), config_of(case),
+        cards.resolve(f"{case.data * case.tensor}x-{CARD}"),
+        seed=0, memory_limit=None, report=lambda _: None,
+    )  # fmt: skip
+    assert made.forecast is not None, made.result.message
+    assert made.result.uncertainty is not None
+    return made.forecast, made.result.uncertainty["step_seconds"]
+
+
+def predicted(case: Case, num_layers: int) -> tuple[float, float]:
+    """Return the predicted seconds of a step from smaller ones, and their relative half-width."""
+    smaller = dataclasses.replace(case, accumulation=min(case.accumulation, FEW))
+    sizes = (case.micro_batch,) * case.accumulation
+    few, more = LAYERS
+    low, high = (recorded(smaller, count)[0].step_seconds(sizes) for count in LAYERS)
+    assert low is not None
+    assert high is not None
+    seconds = low + (num_layers - few) * (high - low) / (more - few)
+    return seconds, recorded(smaller, more)[1]
+
+
+def line_of(row: Row) -> dict[str, Any]:
+    """Return a line; errors are relative to what was measured, signed."""
+    case, measured = case_of(row), float(row["iteration time (ms)"])
+    seconds, half_width = predicted(case, int(row["# layers"]))
+    return {
+        "hidden": case.hidden,
+        "layers": int(row["# layers"]),
+        "micro-batch": case.micro_batch,
+        "accumulation": case.accumulation,
+        "tensor": case.tensor,
+        "data": case.data,
+        "measured ms": measured,
+        "predicted ms": 1e3 * seconds,
+        "error %": 1e5 * seconds / measured - 100,
+        "stated %": 100 * half_width,
+    }
+
+
+def summary(lines: Sequence[dict[str, Any]], of: str) -> list[dict[str, Any]]:
+    """Return the errors by what a column has, and how many lie within what is stated."""
+    return [
+        {of: value, **_errors([line for line in lines if line[of] == value])}
+        for value in sorted({line[of] for line in lines})
+    ]
+
+
+def _errors(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    signed = [line["error %"] for line in lines]
+    inside = [
+        abs(line["measured ms"] / line["predicted ms"] - 1) <= line["stated %"] / 100
+        for line in lines
+    ]
+    return {
+        "rows": len(lines),
+        "median %": statistics.median(map(abs, signed)),
+        "p90 %": float(np.quantile(np.abs(signed), 0.9)),
+        "bias %": statistics.median(signed),
+        "within stated %": 100 * statistics.fmean(inside),
+    }
+
+
+def by_both(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the errors by tensor parallelism and micro-batch, with the time of one layer.
+
+    That is a step's time over layers and micro-batches. Where smaller kernels take no less, the
+    host takes the time.
+    """
+    found = []
+    for tensor, micro_batch in sorted({(line["tensor"], line["micro-batch"]) for line in lines}):
+        own = [x for x in lines if (x["tensor"], x["micro-batch"]) == (tensor, micro_batch)]
+        each = {
+            f"{kind} ms a layer": statistics.median(
+                line[f"{kind} ms"] / line["layers"] / line["accumulation"] for line in own
+            )
+            for kind in ("measured", "predicted")
+        }
+        found.append({"tensor": tensor, "micro-batch": micro_batch, **each, **_errors(own)})
+    return found
+
+
+def not_judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows that need pipeline stages, counted by their number."""
+    stages = [int(row["pipeline parallelism"]) for row in rows if not is_judged(row)]
+    return [{"pipeline stages": n, "rows": stages.count(n)} for n in sorted(set(stages))]
+
+
+def main() -> None:
+    """Predict the rows without pipeline stages, and count the others."""
+    given, before = report.options(__file__, __doc__ or ""), report.environment()
+    rows = read()
+    judged = [row for row in rows if is_judged(row)][:: QUICK if given.quick else 1]
+    lines = [line_of(row) for row in judged]
+    report.show("a step of a GPT under Megatron, predicted without a card", lines)
+    found = {of: summary(lines, of) for of in ("tensor", "micro-batch", "hidden", "data")}
+    found["tensor and micro-batch"] = by_both(lines)
+    for of, table in found.items():
+        report.show(f"absolute error by {of}", table)
+    whole = _errors(lines)
+    report.show("all", [whole])
+    print(f"goal {GOAL:.0%} median: {report.verdict(whole['median %'] <= 100 * GOAL)}")
+    report.show("not judged: what they need is not predicted", not_judged(rows))
+    report.write(given, before, {"rows": lines, "summary": found, "all": whole})
+
+
+if __name__ == "__main__":
+    main()
