@@ -65,6 +65,22 @@ def ignored_labels() -> Workload:
     )
 
 
+def half_used() -> Workload:
+    """A linear layer that holds another one, `idle`, which its forward does not use."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(8, 8)
+        model.idle = nn.Linear(8, 8)
+        return model
+
+    return Workload(
+        name="half-used",
+        build_model=build,
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+
+
 def run_gradients(workload: Workload, config, seed: int = 0):
     """Return the gradients that a step leaves, by parameter name."""
     from memlab.step import build_step, set_seed

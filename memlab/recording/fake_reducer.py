@@ -13,7 +13,8 @@ The idea. Gradients are averaged in buckets, which stay allocated from step to s
                            of 1 MiB for the first and 25 MiB for the others
 
 The old buckets are freed before new ones are made. In a micro-batch whose gradients are not
-averaged none of it happens. Left out: unused and sparse parameters, and buckets as gradients.
+averaged none of it happens. A parameter without a gradient leaves its bucket open, and the next
+forward raises an error, there as here. Left out: sparse parameters, and buckets as gradients.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memlab.arguments.quoting import shown
+from memlab.errors import UnsupportedError
 from memlab.recording.faking import is_dense
 from memlab.torch_private.ranks import buckets_of, call_after_backward
 
@@ -58,10 +61,11 @@ class FakeReducer:
         first_bucket_bytes: int,
         *others: Any,
     ) -> None:
-        self._parameters, self._group = list(parameters), group
+        self._parameters, self._group, self._names = list(parameters), group, names
         self._limits = (first_bucket_bytes, bucket_bytes)
         self._ready: list[int] = []  # in the order of the gradients of the first backward
         self._is_rebuilt = self._expects = False
+        self._without: set[int] = set()  # parameters whose gradients an open backward waits for
         self._make_buckets(bucket_indices)
         this = weakref.ref(self)
         self._hooks = [
@@ -80,9 +84,15 @@ class FakeReducer:
         self._expects = True
         self._pending = [len(bucket) for bucket in self._buckets]
         self._next = 0
+        self._without = set(range(len(self._parameters)))
 
     def _rebuild_buckets(self) -> bool:
-        """Make buckets in the order in which gradients were ready, once."""
+        """Make buckets in the order in which gradients were ready, once.
+
+        Raises:
+            UnsupportedError: the backward before gave no gradient to a parameter.
+        """
+        self._check_finished()
         if self._is_rebuilt or not self._ready:
             return False
         parameters = [self._parameters[index] for index in self._ready]
@@ -90,6 +100,19 @@ class FakeReducer:
         self._is_rebuilt = True
         self._make_buckets(buckets)
         return True
+
+    def _check_finished(self) -> None:
+        """Raise UnsupportedError where DistributedDataParallel raises a RuntimeError."""
+        if not 0 < len(self._without) < len(self._parameters):
+            return
+
+        unused = [shown(self._names[index]) for index in sorted(self._without)]
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise UnsupportedError(
+            f"the loss does not use the parameters {', '.join(unused[:3])}{more}, and "
+            "DistributedDataParallel raises an error if a parameter gets no gradient; set their "
+            "requires_grad to False in build_model, or use sharding='zero3'"
+        )
 
     def _make_buckets(self, buckets: list[list[int]]) -> None:
         self._buckets = buckets
@@ -118,6 +141,7 @@ class FakeReducer:
         assert gradient is not None
         with torch.no_grad():
             torch.mul(gradient, 1.0 / self._group.size(), out=self._views[index])
+        self._without.discard(index)
         self._pending[self._bucket_of[index]] -= 1
         while self._next < len(self._buckets) and not self._pending[self._next]:
             dist.all_reduce(self._flat[self._next], group=self._group, async_op=True)

@@ -13,7 +13,7 @@ from memlab import StepConfig, StepResult
 from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.predicting.predict import predict_in_process
-from tests.models import blocks
+from tests.models import blocks, half_used
 from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, mlp
 
 CPU = Target(kind="cpu", card=None, name="cpu")
@@ -55,6 +55,17 @@ def test_many_ranks_are_as_one(sharding):
     assert many.step_seconds is None
     assert any("communication" in note for note in many.notes)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero3"])
+def test_a_parameter_that_the_loss_does_not_use(sharding):
+    config = StepConfig(batch_size=4, sharding=sharding, world_size=2)
+    made = predict_in_process(half_used(), config, CPU, seed=0, memory_limit=None, report=print)
+    if sharding == "zero3":
+        assert made.result.outcome == "ok"
+    else:  # in real ranks the second forward raises a RuntimeError
+        assert made.result.outcome == "unsupported"
+        assert "does not use the parameters 'idle.weight', 'idle.bias'" in made.result.message
 
 
 def test_each_rank_holds_its_part_of_the_optimizer_state():
