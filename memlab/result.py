@@ -176,7 +176,7 @@ class StepResult:
 
     @property
     def sent_bytes(self) -> int | None:
-        """Bytes that this rank sends to others in a step; None without sharding."""
+        """Bytes that this rank sends to others in a step; None if it calls no collective."""
         sent = [each.sent_bytes for each in self.communication]
         return sum(sent) if sent else None
 

@@ -90,10 +90,9 @@ def _check_groups(config: Any) -> None:
     """Raise ConfigError if the ranks do not divide into equal groups."""
     ranks, sharding, tensor = config.world_size, config.sharding, config.tensor_parallel_size
     if tensor > 1 and sharding not in WITH_TENSOR_PARALLEL:
-        allowed = ", ".join(repr(str(s)) for s in WITH_TENSOR_PARALLEL)
         raise ConfigError(
-            f"tensor_parallel_size={tensor} with sharding={str(sharding)!r}; it goes together with "
-            f"{allowed}, and sharding='tensor' divides each layer over all ranks by itself"
+            f"tensor_parallel_size={tensor} with sharding={str(sharding)!r}; use sharding='zero2' "
+            "or 'zero3', or sharding='tensor', which divides each layer over all ranks by itself"
         )
     if ranks % tensor:
         raise ConfigError(

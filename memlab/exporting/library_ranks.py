@@ -12,7 +12,7 @@ import torch
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, SEEDS_BETWEEN_RANKS
-from memlab.techniques.sharding.sharding_source import MEAN, files_of
+from memlab.techniques.sharding.sharding_source import MEAN, check_written, files_of
 from memlab.techniques.source import ScriptLines, together
 
 OF_ACCELERATE = (Sharding.NONE, Sharding.DDP, Sharding.ZERO2, Sharding.ZERO3)
@@ -65,6 +65,7 @@ def check_ranks(config: StepConfig, device: torch.device, flavor: StrEnum) -> No
     if config.sharding is Sharding.NONE:
         return
 
+    check_written(config)
     said = f"sharding={str(config.sharding)!r}"
     other = f"use flavor='pytorch', or sharding='ddp' with flavor={str(flavor)!r}"
     if config.sharding not in STRATEGIES[flavor]:

@@ -58,7 +58,7 @@ def source(asked: Setup) -> ScriptLines:
     if config.sharding is Sharding.NONE:
         return ScriptLines()
 
-    _check(config)
+    check_written(config)
     if is_deepspeed(config):
         return deepspeed_lines(config, asked.workload)
     is_replicated = config.sharding in REPLICATED
@@ -84,8 +84,8 @@ def files_of(config: StepConfig) -> ScriptLines:
     return whole(nesting, repeated_blocks, shards)
 
 
-def _check(config: StepConfig) -> None:
-    """Refuse by name what these lines do not do."""
+def check_written(config: StepConfig) -> None:
+    """Raise UnsupportedError for what no script has lines for: a strategy, a setting beside it."""
     said = f"sharding={str(config.sharding)!r}"
     if config.sharding not in (*REPLICATED, *FULLY_SHARDED, *STAGES):
         raise UnsupportedError(f"a script for {said} is not implemented yet; use sharding='zero3'")
