@@ -193,7 +193,7 @@ def _memory_pass(
             f"The threads of collectives freed {format_bytes(unseen)} that the meter did not see: "
             "the peak may be too high by as much."
         )
-    built = peak_notes(config, build_peak_bytes(trace))
+    built = peak_notes(config, build_peak_bytes(trace)) if len(trace.nbytes) else []
     facts["notes"] = (*said, *built, *offload.notes(config, host_bytes[0]))
     if memory_limit is None or device.type == "cuda":  # there the allocator was held to the limit
         return facts, unseen
