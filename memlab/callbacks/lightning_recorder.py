@@ -67,6 +67,10 @@ def step_recorder(workload_name: str, config: StepConfig) -> Any:
 
     Raises:
         UnsupportedError: Lightning is not installed.
+
+    >>> recorder = step_recorder("my model", StepConfig(batch_size=8))
+    >>> recorder.steps  # before any training
+    []
     """
     return _recorder_class()(workload_name, config)
 

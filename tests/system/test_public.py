@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import memlab
+from memlab.callbacks import step_recorder
+from memlab.training.estimator import StepClassifier
 from tests import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,6 +32,12 @@ def public_names() -> Iterator[tuple[str, object]]:
 
 
 PUBLIC = dict(public_names())
+OF_EXTRAS = {
+    "callbacks.step_recorder": step_recorder,
+    "training.estimator.StepClassifier": StepClassifier,
+}
+"""Public too, but not by `import *`, since they need libraries of an extra."""
+
 OF_PLOTS = [name for name in PUBLIC if name.startswith("plots.")]
 """One example stands for all, in the docstring of the module."""
 
@@ -62,6 +70,8 @@ def private_names(source: str) -> list[str]:
 def is_public(name: str) -> bool:
     """Return whether a dotted name is public, or an attribute of a thing that is."""
     first, _, rest = name.partition(".")
+    if name in OF_EXTRAS:
+        return True
     if first not in PUBLIC:
         return False
     inside_module = isinstance(PUBLIC[first], types.ModuleType) and rest
@@ -126,6 +136,11 @@ def test_the_check_sees_a_private_name_in_every_form():
 def test_a_public_name_has_an_example(name):
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(PUBLIC[name]) or "")
     assert examples, f"memlab.{name} shows no example in its docstring"
+
+
+@pytest.mark.parametrize("name", OF_EXTRAS)
+def test_a_public_name_of_an_extra_has_an_example(name):
+    assert doctest.DocTestParser().get_examples(inspect.getdoc(OF_EXTRAS[name]) or "")
 
 
 def test_what_is_public_is_seen_by_completion():
