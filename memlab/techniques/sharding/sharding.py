@@ -201,7 +201,7 @@ def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
 
 def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what does not work with parameters of which a rank holds a part."""
-    if config.sharding in REPLICATED:
+    if config.sharding in REPLICATED or is_deepspeed(config):
         return
     adamw = {"optimizer": Optimizer.ADAMW}
     if config.optimizer is Optimizer.ADAMW_8BIT:
