@@ -128,6 +128,22 @@ class Gated(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class LookedUp(nn.Module):
+    """An embedding whose output is saved: by a normalisation, beside which it is added."""
+
+    def __init__(self, is_tied):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=not is_tied)
+        if is_tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, words):
+        x = self.words(words)
+        return self.head(x + self.down(self.up(self.norm(x)).relu()))
+
+
 def gated():
     """The workload of such layers."""
     return Workload(
@@ -150,9 +166,18 @@ def mixing(what):
 
 def decoder(**options):
     """The workload of a decoder: it repeats its input."""
+    return _repeating("decoder", lambda: Decoder(**options))
+
+
+def looked_up(*, is_tied=False):
+    """The workload of a model whose embedding's output stays until backward."""
+    return _repeating("tied" if is_tied else "looked-up", lambda: LookedUp(is_tied))
+
+
+def _repeating(name, build_model):
     return Workload(
-        name="decoder",
-        build_model=lambda: Decoder(**options),
+        name=name,
+        build_model=build_model,
         make_batch=lambda n: torch.randint(WORDS, (n, TOKENS)),
         compute_loss=lambda model, words: nn.functional.cross_entropy(
             model(words).flatten(0, 1), words.flatten()

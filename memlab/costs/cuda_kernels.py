@@ -175,11 +175,6 @@ def _flat(operator: Operator, position: int) -> Effect | None:
     return Effect(workspace_bytes=sum(spec.nbytes for spec in specs))
 
 
-def _waited_for(_: Operator, __: Card | None) -> Effect:
-    """Count nothing: what is waited for is returned itself, which fake tensors do not show."""
-    return Effect(output_bytes=(0,))
-
-
 def _arguments(operator: Operator) -> list[TensorSpec]:
     assert operator.signature is not None
     _, args, kwargs = operator.signature
@@ -215,5 +210,4 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "bitsandbytes::gemm_4bit": _four_bit_product,
     "c10d::allgather_": _gathered_list,
     "c10d::reduce_scatter_": _scattered_list,
-    "_c10d_functional::wait_tensor": _waited_for,
 }

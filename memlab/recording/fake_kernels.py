@@ -79,9 +79,20 @@ def _log_sigmoid_forward(x: torch.Tensor) -> Any:
     return torch.empty_like(x), x.new_empty(0)
 
 
+def _waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a collective works on: waiting for it makes no other one.
+
+    PyTorch's fake kernel returns a new tensor.
+    Source: `wait_tensor` in torch/csrc/distributed/c10d/Functional.cpp.
+    """
+    return tensor
+
+
 OWN: dict[Any, Callable[..., Any]] = {aten.log_sigmoid_forward.default: _log_sigmoid_forward}
 if hasattr(aten, "_grouped_mm"):
     OWN[aten._grouped_mm.default] = _grouped_mm
+if torch.distributed.is_available():
+    OWN[torch.ops._c10d_functional.wait_tensor.default] = _waited_for
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.predicting.predict import predict_in_process
 from tests.models import blocks, half_used
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, mlp
+from tests.tensor_parts import HIDDEN, IN, OUT, TOKENS, WIDTH, decoder, gated, looked_up, mlp
 
 CPU = Target(kind="cpu", card=None, name="cpu")
 
@@ -34,7 +34,7 @@ def test_a_prediction_has_the_bytes_of_real_ranks():
         ranks.end()
     assert len(rows) == 6
     for row in rows:
-        # real meshes hold 8 bytes for each dimension; and a thread may free something unseen
+        # real meshes hold 4 bytes for each rank; and a thread may free something unseen
         assert abs(row["measured"] - row["predicted"]) < MOST_UNSEEN_BYTES, row
         assert row.get("gradient error", 0.0) < 1e-5
 
@@ -66,6 +66,13 @@ def test_a_parameter_that_the_loss_does_not_use(sharding):
     else:  # in real ranks the second forward raises a RuntimeError
         assert made.result.outcome == "unsupported"
         assert "does not use the parameters 'idle.weight', 'idle.bias'" in made.result.message
+
+
+def test_what_a_collective_returns_is_held_as_long_as_it_is_used():
+    config = StepConfig(batch_size=8, sharding="tensor", world_size=2, optimizer="sgd")
+    made = predict_in_process(looked_up(), config, CPU, seed=0, memory_limit=None, report=print)
+    sums = [each for each in made.result.peak_holdings if "all_reduce" in each.operator]
+    assert sum(each.nbytes for each in sums) == 8 * TOKENS * WIDTH * 4  # of the embedding
 
 
 def test_each_rank_holds_its_part_of_the_optimizer_state():

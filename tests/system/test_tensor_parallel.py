@@ -9,9 +9,10 @@ from memlab.verifying.verify import verify_in_process
 from memlab.worker.ranks.measuring import together
 from memlab.worker.ranks.verifying import updates_in
 from tests.models import linear
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, mixing, mlp
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, looked_up, mixing, mlp
 
 TENSOR = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
+OF_A_MESH = 4  # bytes for each rank, whose numbers a real mesh holds
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,7 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
     assert [(sent.num_calls, sent.payload_bytes) for sent in result.communication] == [
         (1, 8 * OUT * 4)
     ]
-    # a real mesh holds 8 bytes for each dimension
-    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 8
+    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 2 * OF_A_MESH
     assert result.loss == pytest.approx(measured(ranks, mlp()).loss)
 
 
@@ -95,7 +95,25 @@ def test_layers_are_divided_and_sharded_at_once(ranks, sharding):
     assert report.ok, report.why
     result = measured(ranks, decoder(), **both)
     predicted = predict(decoder(), StepConfig(**{**TENSOR, **both}), "cpu")
-    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 2 * 8
+    assert predicted.peak_allocated_bytes == result.peak_allocated_bytes - 4 * OF_A_MESH
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields"),
+    [
+        (looked_up(), {}),
+        (looked_up(is_tied=True), {"precision": "bf16-mixed"}),
+        (decoder(padding=None), {}),
+        (looked_up(), {"world_size": 4}),
+    ],
+    ids=lambda value: getattr(value, "name", None) or "-".join(map(str, value.values())) or "plain",
+)
+def test_peaks_with_embeddings_are_those_of_real_ranks(ranks, workload, fields):
+    config = StepConfig(**{**TENSOR, **fields})
+    result, predicted = measured(ranks, workload, **fields), predict(workload, config, "cpu")
+    assert result.outcome is Outcome.OK, result.message
+    found = [rank.peak_allocated_bytes - config.world_size * OF_A_MESH for rank in result.ranks]
+    assert set(found) == {predicted.peak_allocated_bytes}
 
 
 class Different(torch.nn.Linear):
