@@ -18,7 +18,7 @@ For `if (mask.sum() > 3): ...` over `mask = torch.ones(4)`:
     aten::_local_scalar_dense           the step asks for a value, and gets True
 
 An operator that was run before, with the same signature, is not run again where no values matter:
-`repeats.py` makes its outputs.
+`repeats.py` makes its outputs. `views.py` makes those of views.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from memlab.recording.repeats import Repeats
 from memlab.recording.sparse import Sparse, are_sparse
 from memlab.recording.unknown import Guesses, UnknownValues, is_mask
 from memlab.recording.values import PICKS, Values, tensors_in
+from memlab.recording.views import view_of
 from memlab.torch_private.fakes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -95,8 +96,10 @@ class FakeOutputs:
 
     def of(self, func: Any, signature: Signature | None, args: Any, kwargs: Any) -> Any:
         """Return the operator's outputs, and remember what is known of their values."""
-        again = self._repeats.outputs_of(signature, args, kwargs, self.values)
         self.is_by_values = False
+        again = view_of(func, args, kwargs, self.values, self._device_type)
+        if again is None:
+            again = self._repeats.outputs_of(signature, args, kwargs, self.values)
         if again is not None:
             return again
 

@@ -49,8 +49,8 @@ class Repeats:
     ) -> None:
         """Remember an operator that allocates all its outputs, or changes its first argument."""
         tensors = list(out) if isinstance(out, tuple | list) else [out]
-        is_plain = self._is_plain(args, kwargs, None) and all(self._is_ours(t) for t in tensors)
-        if not tensors or not is_plain:
+        is_plain = are_plain(args, kwargs, None, self.device_type)
+        if not tensors or not is_plain or not all(is_fake(t, self.device_type) for t in tensors):
             return
 
         specs: tuple[TensorSpec, ...] | None = None
@@ -82,7 +82,7 @@ class Repeats:
     ) -> Any:
         """Return an operator's outputs, None if it has to be dispatched."""
         known = self._outputs.get(signature) if signature is not None else None
-        if known is None or not self._is_plain(args, kwargs, values):
+        if known is None or not are_plain(args, kwargs, values, self.device_type):
             return None
         if known.specs is None:
             return args[0]
@@ -98,24 +98,27 @@ class Repeats:
 
         return made[0] if known.container is None else known.container(made)
 
-    def _is_plain(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Values | None
-    ) -> bool:
-        """Return whether the outputs of a call depend only on its signature."""
-        if kwargs.get("device") is not None:
-            return False
-        return all(
-            self._is_ours(t) and (values is None or not values.knows(t))
-            for t in _flat((*args, *kwargs.values()))
-        )
 
-    def _is_ours(self, tensor: Any) -> bool:
-        return (
-            isinstance(tensor, FakeTensor)
-            and tensor.fake_device.type == self.device_type
-            and tensor.constant is None
-            and not tensor.dtype.is_complex
-        )
+def are_plain(
+    args: Sequence[Any], kwargs: Mapping[str, Any], values: Values | None, device_type: str
+) -> bool:
+    """Return whether the outputs of a call depend only on its signature."""
+    if kwargs.get("device") is not None:
+        return False
+    return all(
+        is_fake(tensor, device_type) and (values is None or not values.knows(tensor))
+        for tensor in _flat((*args, *kwargs.values()))
+    )
+
+
+def is_fake(tensor: Any, device_type: str) -> bool:
+    """Return whether this is a fake tensor on such a device, without a value of its own."""
+    return (
+        isinstance(tensor, FakeTensor)
+        and tensor.fake_device.type == device_type
+        and tensor.constant is None
+        and not tensor.dtype.is_complex
+    )
 
 
 def _flat(args: Sequence[Any]) -> list[Any]:

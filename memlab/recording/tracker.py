@@ -63,7 +63,7 @@ from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 from memlab.torch_private.dispatch import TorchDispatchMode
-from memlab.torch_private.fakes import FakeTensorMode
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.operators import schema_of
 from memlab.trace import Interval, Phase, Place
 
@@ -73,6 +73,7 @@ SCRIPTED = (
     "The model has TorchScript parts, whose executor may free tensors earlier than it does over "
     "fake ones, and on a card may fuse kernels."
 )
+DEVICE_OF = torch.ops.prim.device.default
 NO_OPERATORS = ("prim", "profiler")  # questions about a tensor, annotations
 
 
@@ -179,6 +180,8 @@ class Tracker(TorchDispatchMode):
         if self.passed_on and any(issubclass(kind, self.passed_on) for kind in types):
             return NotImplemented  # the operators on the parts of these tensors come here
         if func.namespace in NO_OPERATORS:
+            if func is DEVICE_OF and isinstance(args[0], FakeTensor):  # asked for all the time
+                return args[0].fake_device
             return func(*args, **kwargs)
         sparse = self.outputs.sparse
         if func is MAKES_SPARSE:

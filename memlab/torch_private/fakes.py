@@ -22,10 +22,14 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+# a context of a mode, in which operators on its tensors reach the kernels that compute shapes alone
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager as shapes_alone
+
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
     "UnsupportedOperatorException", "detect_fake_mode", "found_as", "missing_kernels_run_by",
-    "remember_constant", "unset_fake_temporarily",
+    "remember_constant", "shapes_alone",
+    "unset_fake_temporarily",
 ]  # fmt: skip
 
 

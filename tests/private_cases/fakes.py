@@ -31,6 +31,23 @@ def _() -> None:
     assert made.device.type == "cpu"
 
 
+@case(
+    "torch._subclasses.fake_tensor.in_kernel_invocation_manager",
+    to="look at the memory of a fake tensor in another way",
+)
+def _() -> None:
+    module = at("torch._subclasses.fake_tensor")
+    with fakes() as mode:
+        x = torch.empty(2, 3)
+    with at("torch._C._DisableTorchDispatch")():
+        with module.in_kernel_invocation_manager(mode):
+            view = torch.ops.aten.view.default(x, [6])
+            assert view.device.type == "meta"
+        made = module.FakeTensor(mode, view, x.fake_device)
+    assert (made.shape, made.device.type) == ((6,), "cpu")
+    assert made.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
 @case("torch._subclasses.fake_tensor", to="run operators that have no fake kernel")
 def _() -> None:
     function = at("torch._subclasses.fake_tensor").run_fallback_kernel

@@ -15,10 +15,13 @@ from memlab.recording.assembly import sizes_of, trace_of
 from memlab.recording.record_step import record_step
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
+from memlab.recording.views import BY_SHAPE
 from memlab.step import build_step
+from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase
 
 CPU = torch.device("cpu")
+aten = torch.ops.aten
 N, D = 4, 8
 
 
@@ -57,6 +60,50 @@ def test_views_hold_no_memory_and_kernels_are_those_that_run():
     recording = run_fake(lambda: torch.empty(N, D).view(D, N).t().relu())
     assert [o.name for o in recording.operators if o.signature is None] == ["aten::view", "aten::t"]
     assert max(live_bytes(recording)) == 2 * 4 * N * D
+
+
+VIEWS = {
+    aten._unsafe_view.default: ([N * D],),
+    aten.as_strided.default: ([2, 3], [D, 2], 5),
+    aten.detach.default: (),
+    aten.expand.default: ([3, N, D],),
+    aten.permute.default: ([1, 0],),
+    aten.select.int: (1, 3),
+    aten.slice.Tensor: (1, 2, 7, 2),
+    aten.split_with_sizes.default: ([1, 3], 0),
+    aten.t.default: (),
+    aten.transpose.int: (0, 1),
+    aten.unsqueeze.default: (1,),
+    aten.view.default: ([D, -1],),
+}
+
+
+@pytest.mark.parametrize("func", VIEWS, ids=str)
+def test_a_view_is_that_of_pytorchs_own_fake_tensors(func):
+    """A shortcut makes them; each shares memory, and writes, with what it is a view of."""
+    assert set(VIEWS) == BY_SHAPE
+
+    def views_of(base):
+        made = func(base, *VIEWS[func])
+        return list(made) if isinstance(made, tuple | list) else [made]
+
+    def facts(made, base):
+        assert made.untyped_storage()._cdata == base.untyped_storage()._cdata
+        before = made._version
+        base.add_(1)
+        same = type(made), made.fake_mode is base.fake_mode, made.device, made.dtype
+        return same, made.shape, made.stride(), made.storage_offset(), made._version - before
+
+    found = []
+
+    def run(mode):
+        base = torch.empty(N, D)
+        found.append([facts(each, base) for each in views_of(base)])
+
+    run_fake(run, takes_mode=True)
+    with FakeTensorMode():
+        base = torch.empty(N, D)
+        assert found == [[facts(each, base) for each in views_of(base)]]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: loads(dumps(x))])
