@@ -34,10 +34,11 @@ from memlab.recording.program import Program
 from memlab.recording.recording import Recording
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.running import Report
+from memlab.saving.peak import added_by_saving
 from memlab.step import notes
 from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.offload import offload
-from memlab.trace import Trace
+from memlab.trace import Timeline, Trace
 from memlab.workload import Workload
 
 # relative half-widths: on a CPU above the 95th percentiles that benchmarks/accuracy.py finds
@@ -157,6 +158,7 @@ def _predicted(
     facts = facts | {
         "communication": step.program.communication(config.micro_batch_sizes),
         "rank_numbers": step.program.ranks,
+        **_saving(step, facts["timeline"]),
     }
     if config.sharding is not Sharding.NONE and made.kernels.overlap is None:
         facts = facts | _without_communication(facts, target)
@@ -178,6 +180,19 @@ def _predicted(
         "notes": (*of_step, *facts["notes"]),
     }
     return facts, forecast
+
+
+def _saving(step: RecordedStep, timeline: Timeline) -> dict[str, int | None]:
+    """Return what a checkpoint after the step takes while it is saved."""
+    saved, is_cpu = step.program.recording.saved, step.target.kind == "cpu"
+    if saved is None:
+        return {}
+    is_first = 0 in step.program.ranks
+    added = added_by_saving(saved, step.config, is_first=is_first, is_cpu=is_cpu)
+    held = int(timeline.total_bytes[-1])  # between two updates
+    return {
+        "saving_peak_bytes": held + added.device_bytes, "saving_host_bytes": added.host_bytes,
+    }  # fmt: skip
 
 
 def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:

@@ -23,8 +23,10 @@ from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
 from memlab.recording.simulated_ranks import as_rank, heaviest_ranks
 from memlab.recording.tracker import Tracker, record_fake
+from memlab.saving.contents import saved_tensors
 from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
+from memlab.torch_private.dispatch import without_modes
 from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase
 from memlab.workload import Workload
@@ -192,6 +194,8 @@ def _recorded(
             step.set_seed(seed)
             step(partial(tracker.mark, 1))
             tracker.recording.host_bytes = step.host_bytes
+        with without_modes():  # what is only looked at is no operator of the step
+            tracker.recording.saved = saved_tensors(step)
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(run, tracker)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.operators.signatures import Signature, TensorSpec
+from memlab.saving.contents import SavedTensor
 from memlab.trace import Interval, Phase
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Recording:
         notes: sentences about how the step was built.
         assumptions: sentences that say what was assumed about unknown values.
         host_bytes: the most bytes that offloading holds in host memory.
+        saved: what a checkpoint of the step holds; None if it cannot be saved.
         is_ragged: whether batches, or micro-batches, differ in more than the number of samples.
         is_scripted: whether TorchScript runs a part of the model.
         branched: whether an assumed value decides which operators run.
@@ -158,6 +160,7 @@ class Recording:
     notes: tuple[str, ...] = ()
     assumptions: list[str] = field(default_factory=list)
     host_bytes: int = 0
+    saved: tuple[SavedTensor, ...] | None = None
     is_ragged: bool = False
     is_scripted: bool = False
     branched: bool = False

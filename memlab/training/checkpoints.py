@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from memlab.arguments.quoting import shown
-from memlab.errors import MemlabError, UnsupportedError
+from memlab.errors import MemlabError
+from memlab.saving.contents import PROGRESS, RANDOM, STATE, WEIGHT, states_in, weights_in
 from memlab.step import Step
 from memlab.techniques.optimizers.optimizers import state_of
 
@@ -32,8 +33,6 @@ NAME = "update-{:08d}"
 COMPLETE = re.compile(r"update-(\d{8})")
 PARTIAL = ".partial"
 METADATA = ".metadata"  # the file that DCP writes last
-WEIGHT, STATE, RANDOM, PROGRESS = "weight ", "state ", "random ", "progress"
-"""How the names in a checkpoint begin; the first two are followed by the path of a parameter."""
 
 
 def save(step: Step, num_updates: int, folder: Path) -> Path:
@@ -45,8 +44,8 @@ def save(step: Step, num_updates: int, folder: Path) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
     _wait()
 
-    state = {**_weights(step), **_states(step), **_progress(step, num_updates)}
-    # one tensor at a time: copies ahead of the file would only take host memory
+    state = {**weights_in(step), **states_in(step), **_progress(step, num_updates)}
+    # copies ahead of the file would only take host memory
     writer = FileSystemWriter(partial, per_thread_copy_ahead=0)
     with _quiet():
         save_state(state, storage_writer=writer, no_dist=not _is_rank())
@@ -68,7 +67,7 @@ def load(step: Step, folder: Path) -> int:
     source = newest(folder)
     reader = FileSystemReader(source)
     stored = reader.read_metadata().state_dict_metadata
-    weights = _weights(step)
+    weights = weights_in(step)
     _check_same(weights, stored, source)
 
     state: dict[str, Any] = {**weights, **_empty_states(step, stored), PROGRESS: ""}
@@ -102,33 +101,6 @@ def newest(folder: Path) -> Path:
             "`save` has written to"
         )
     return max(complete, key=lambda path: path.name)
-
-
-def _weights(step: Step) -> dict[str, torch.Tensor]:
-    """Return parameters and persistent buffers by path; tensors that share their memory."""
-    if step.engine is not None:
-        raise UnsupportedError(
-            f"checkpoints with sharding={str(step.config.sharding)!r} are not implemented; use "
-            f"sharding={str(step.config.sharding).removeprefix('deepspeed-')!r}"
-        )
-    if step.config.offload_parameters:
-        raise UnsupportedError(
-            "checkpoints with offload_parameters=True are not implemented yet; use "
-            "offload_parameters=False"
-        )
-    every = step.model.state_dict().items()
-    return {WEIGHT + path: value for path, value in every if isinstance(value, torch.Tensor)}
-
-
-def _states(step: Step) -> dict[str, torch.Tensor]:
-    """Return the optimizer state that this rank keeps, by path and name."""
-    held = state_of(step.optimizer)
-    return {
-        f"{STATE}{path}: {key}": value
-        for path, parameter in step.model.named_parameters()
-        for key, value in held.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor)
-    }
 
 
 def _progress(step: Step, num_updates: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ FLOORS = [
     ["operators/", "devices/"],
     ["workloads/", "techniques/"],
     ["meters/", "allocator/", "step", "script"],
-    ["recording/", "costs/"],
+    ["saving/", "recording/", "costs/"],
     ["measuring/", "planning/", "predicting/", "verifying/", "graphs/"],
     ["sending/", "worker/", "records/", "store/"],
     [

@@ -1,0 +1,139 @@
+"""What saving allocates: against real ranks, bytes counted by hand, and lists of PyTorch."""
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
+
+from benchmarks import saving_peak
+from memlab import StepConfig, predict, training_step
+from memlab.saving import messages
+from memlab.saving.contents import SavedTensor, saved_tensors
+from memlab.saving.peak import added_by_saving
+from memlab.step import build_step
+from tests.models import IN, OUT, blocks, linear
+
+RANDOM = torch.get_rng_state().nbytes
+WEIGHT = 4 * IN * OUT
+
+
+def saved(name="w", shape=(64, 8), num_holders=1, **facts):
+    own = {"own_shape": shape, "is_divided": False, "is_on_device": True, "is_view": False}
+    return SavedTensor(
+        name=name, shape=shape, dtype=torch.float32, num_holders=num_holders, **{**own, **facts}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_peak_is_that_of_real_ranks(world_size):
+    rows = saving_peak.compared(world_size, ["plain-mlp"])
+    assert len(rows) == len(saving_peak.STRATEGIES[world_size])
+    for row in rows:
+        # the lists of ranks that hold other states differ by kilobytes
+        assert abs(row["error"]) < 0.003, row
+        assert row["more than before"] >= RANDOM
+
+
+def test_one_process_adds_the_state_of_the_random_generator():
+    result = predict(linear(), StepConfig(batch_size=4, optimizer="sgd"), "cpu")
+    batch = 4 * 4 * IN
+    assert result.saving_peak_bytes == WEIGHT + batch + RANDOM
+    assert result.saving_host_bytes is None
+    assert "peak while saving" in result._repr_html_()
+
+
+def test_a_card_copies_weights_and_states_to_the_host():
+    result = predict(linear(), StepConfig(batch_size=4), "t4")
+    assert result.saving_host_bytes == 3 * WEIGHT + RANDOM
+    assert result.timeline is not None
+    assert result.saving_peak_bytes == result.timeline.total_bytes[-1]
+    parts = predict(linear(), StepConfig(batch_size=4, sharding="zero3", world_size=2), "t4")
+    assert parts.saving_host_bytes == 3 * WEIGHT // 2 + RANDOM
+
+
+def test_what_ranks_hold_alike_one_of_them_copies():
+    config = StepConfig(batch_size=8, sharding="ddp", world_size=2)
+    result = predict(linear(), config, "t4")
+    # three tensors of one size: one rank writes two of them
+    assert result.saving_host_bytes == 2 * WEIGHT + RANDOM
+
+
+def test_a_part_that_is_a_view_of_more_is_copied():
+    config = StepConfig(batch_size=2, sharding="zero3", world_size=2)
+    plain = saved(is_divided=True, own_shape=(32, 8))
+    views = [dataclasses.replace(plain, is_view=True, name=f"{i}") for i in range(2)]
+    # 4,000 rows would be counted in 32,000 bytes; both copies are larger than the lists
+    large = [dataclasses.replace(each, shape=(400, 100), own_shape=(200, 100)) for each in views]
+    added = added_by_saving(large, config, is_first=False, is_cpu=True)
+    assert added.device_bytes == RANDOM + 2 * 4 * 200 * 100
+    kept = added_by_saving([plain], config, is_first=False, is_cpu=True)
+    assert kept.device_bytes < RANDOM + 10_000
+
+
+def test_a_step_that_cannot_be_saved_has_no_peak():
+    config = StepConfig(batch_size=4, offload_parameters=True)
+    result = predict(blocks(), config, "t4")
+    assert result.outcome == "ok"
+    assert result.saving_peak_bytes is None
+    assert result.saving_host_bytes is None
+
+
+def test_rank_0_holds_the_lists_of_all_ranks():
+    found = []
+    for world_size in (64, 1024):
+        config = StepConfig(batch_size=2 * world_size, sharding="zero3", world_size=world_size)
+        result = predict(blocks(width=2048, depth=1), config, "h100")
+        first = next(rank for rank in result.ranks if 0 in rank.rank_numbers)
+        found.append(first.saving_peak_bytes - first.timeline.total_bytes[-1])
+    assert found[1] == pytest.approx(16 * found[0], rel=0.1)
+
+
+def plans_of(tensors, num_ranks):
+    """The lists that ranks would give, all of whole tensors."""
+    lines = messages._plan(tensors).items[:-1]
+    return [SavePlan(lines) for _ in range(num_ranks)]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_copies_are_shared_out_as_pytorch_does(num_ranks):
+    sizes = [64, 8, 8, 300, 1, 70, 2, 2, 2, 65, 33, 90]
+    tensors = [saved(f"w{i}", (n, 4), num_ranks) for i, n in enumerate(sizes)]
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    shares, _ = planner.create_global_plan(plans_of(tensors, num_ranks))
+    longest = messages.most_written(tensors, num_ranks, len)
+    assert len(longest) == max(len(plan.items) for plan in shares)
+    by_name = {tensor.name: tensor.nbytes for tensor in tensors}
+
+    def bytes_of(found):
+        return sum(tensor.nbytes for tensor in found)
+
+    heaviest = messages.most_written(tensors, num_ranks, bytes_of)
+    written = [sum(by_name[line.index.fqn] for line in plan.items) for plan in shares]
+    assert bytes_of(heaviest) == max(written)
+
+
+def test_the_lists_are_as_large_as_those_of_pytorch(tmp_path):
+    config = StepConfig(batch_size=4)
+    step = build_step(blocks(), config, "cpu")
+    step()
+    found = messages.sizes_of_messages(saved_tensors(step), 1)
+    training = training_step(blocks(), config, "cpu")
+    training(training._step.workload.make_batch(4))
+    written = training.save(tmp_path) / ".metadata"
+    # one process receives no names from others: each is written once
+    assert found.metadata == pytest.approx(written.stat().st_size, rel=0.1)
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({f"weight {n}": p for n, p in step.model.named_parameters()})
+    weights = [each for each in saved_tensors(step) if each.name.startswith("weight ")]
+    line = MetadataIndex(messages.PROGRESS)
+    own = messages._plan(weights)
+    own = dataclasses.replace(own, items=[item for item in own.items if item.index != line])
+    assert len(pickle.dumps(own)) == pytest.approx(
+        len(pickle.dumps(planner.create_local_plan())), rel=0.03
+    )
