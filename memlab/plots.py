@@ -20,6 +20,7 @@ from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
 from memlab.figures.peak_map import peak_map
 from memlab.figures.rank_peaks import rank_peaks
+from memlab.figures.rank_timelines import rank_timelines
 from memlab.figures.recommendations import recommendations
 from memlab.figures.scaling import scaling
 from memlab.figures.snapshot_comparison import snapshot_comparison
@@ -41,6 +42,7 @@ __all__ = [
     "peak_map",
     "placeholder",
     "rank_peaks",
+    "rank_timelines",
     "recommendations",
     "scaling",
     "snapshot_comparison",

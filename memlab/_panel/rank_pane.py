@@ -1,50 +1,97 @@
-"""`RankPane`: what each rank holds at its peak, drawn while a person has opened it."""
+"""`RankPane`: what each rank holds, at its peak or over a step, while a person has opened it."""
 
 import html
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 from memlab import plots
 from memlab.arguments.html_tables import columns_table
 from memlab.arguments.units import format_bytes
-from memlab.figures.rank_peaks import ALONE, rank_bars
+from memlab.figures.rank_peaks import ALONE, RankBar, rank_bars
+from memlab.figures.rank_timelines import drawn_ranks
 from memlab.result import StepResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZE = (6.0, 2.8)  # inches
 HEADS = ("together", "ranks", "calls a step", "sent by a rank")
+AT_PEAK, OVER_STEP = "the peak of each rank", "all ranks over the step"
 
 
 class RankPane:
     """A picture of the ranks, and a table of what they send one another.
 
     Attributes:
-        box: of both; a button shows and hides it.
+        box: of all of it; a button shows and hides it.
+        choice: of what is drawn: the peaks, all ranks over the step, or one of them.
     """
 
     def __init__(self) -> None:
         self._picture, self._sent = widgets.HTML(_framed(f"<p>{ALONE}</p>")), widgets.HTML()
         self._picture.add_class("memlab-picture")
         self._sent.add_class("memlab-sent")
-        self.box = widgets.Box([self._picture, self._sent])
+        self.choice = widgets.Dropdown(options=[AT_PEAK, OVER_STEP], description="Show")
+        self.choice.tooltip = "the peaks beside each other, or how the memory goes in each rank"
+        self.box = widgets.Box([widgets.VBox([self.choice, self._picture]), self._sent])
         for name in ("memlab-details", "memlab-ranks"):
             self.box.add_class(name)
-        self._drawn: StepResult | None = None
+        self._drawn: tuple[StepResult | None, str] | None = None
+        self._is_offering = False
+
+    def on_choice(self, changed: Callable[[], None]) -> None:
+        """Call a function whenever a person chooses what is drawn."""
+
+        def tell(_: Any) -> None:
+            if not self._is_offering:
+                changed()
+
+        self.choice.observe(tell, "value")
 
     def draw(self, result: StepResult | None) -> None:
         """Draw the ranks of a result, if that is on screen and not drawn yet; None for nothing."""
-        if self.box.layout.display == "none" or result is self._drawn:
+        if self.box.layout.display == "none" or self._drawn == (result, self.choice.value):
             return
-        self._drawn = result
+        ranks = [] if result is None else drawn_ranks(result)
+        self._offer([AT_PEAK, OVER_STEP, *(bar.label for bar in ranks)])
+        self._drawn = result, self.choice.value
         if result is None:
             self._picture.value, self._sent.value = _framed(f"<p>{ALONE}</p>"), ""
             return
+        figure, label = _picture_of(result, self.choice.value, ranks)
+        self._picture.value = _framed(plots.to_svg(figure, label=label))
+        self._sent.value = sent_html(result)
+
+    def _offer(self, options: list[str]) -> None:
+        """Offer other ranks; one that is chosen and there is no more gives way to the peaks."""
+        if list(self.choice.options) == options:
+            return
+        chosen = self.choice.value
+        self._is_offering = True
+        try:
+            self.choice.options = options
+            self.choice.value = chosen if chosen in options else AT_PEAK
+        finally:
+            self._is_offering = False
+
+
+def _picture_of(result: StepResult, choice: str, ranks: Sequence[RankBar]) -> tuple["Figure", str]:
+    """Return what a person has chosen to see, and what a screen reader says of it."""
+    if choice == AT_PEAK:
         said = "; ".join(map(str, rank_bars(result)))
         label = f"peak of each rank by category: {said}" if said else ALONE
-        self._picture.value = _framed(
-            plots.to_svg(plots.rank_peaks(result, size=SIZE), label=label)
-        )
-        self._sent.value = sent_html(result)
+        return plots.rank_peaks(result, size=SIZE), label
+
+    if choice == OVER_STEP:
+        said = "; ".join(f"{bar.label} up to {format_bytes(bar.peak_bytes)}" for bar in ranks)
+        label = f"memory through one step in each rank: {said}" if said else ALONE
+        return plots.rank_timelines(result, size=SIZE), label
+
+    chosen = next(bar for bar in ranks if bar.label == choice)
+    label = f"memory through one step in {chosen}"
+    return plots.timeline(chosen.result, size=SIZE), label
 
 
 def sent_html(result: StepResult) -> str:

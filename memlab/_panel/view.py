@@ -79,6 +79,7 @@ class View:
         others = (self.workload, self.device, self.limit, self.card, self.check)
         for control in (*others, self.pictures.part):
             control.observe(lambda _: self._tell(), "value")
+        self.pictures.ranks.on_choice(self._tell)
 
         self.workload.tooltip, self.device.tooltip, self.limit.tooltip, self.check.tooltip = map(
             guide.tooltip, ("workload", "device", "memory_limit", "check_gradients")
@@ -122,7 +123,7 @@ class View:
             self.pictures.details,
         )  # fmt: skip
         ranks = _toggle(
-            "what each rank holds", "a bar for each rank by category, and what the ranks send",
+            "what each rank holds", "each rank at its peak and over the step, and what they send",
             self.pictures.ranks.box,
         )  # fmt: skip
         for toggle in (details, ranks):

@@ -57,6 +57,11 @@ class RankBar:
             return "heaviest rank"
         return f"rank{'s' * (len(self.numbers) > 1)} {_ranges(self.numbers)}"
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that one of these ranks holds."""
+        return sum((self.result.peak_by_category or {}).values())
+
     def __str__(self) -> str:
         """Return the ranks, their peak and its categories, as a screen reader says them."""
         names, parts = category_names(self.result), self.result.peak_by_category or {}
@@ -90,7 +95,7 @@ def rank_peaks(result: StepResult, *, size: Size = (6.0, 2.8)) -> Figure:
         is_alone = result.config.world_size == 1
         return placeholder(ALONE if is_alone else result.message, size=size)
 
-    highest = sorted(bars, key=_peak, reverse=True)[:MOST_BARS]
+    highest = sorted(bars, key=lambda bar: bar.peak_bytes, reverse=True)[:MOST_BARS]
     shown = [bar for bar in bars if bar in highest]
     figure = new_figure(size)
     names = [shorten(bar.label, 0.3 * size[0] * POINTS) for bar in shown]
@@ -98,8 +103,8 @@ def rank_peaks(result: StepResult, *, size: Size = (6.0, 2.8)) -> Figure:
     axes = data_axes(figure, "rank peaks", margins=(left, 46, 6, 20))
     name_ticks(axes, "y", range(len(shown)), names)
     axes.set_ylim(max(len(shown), 3) - 0.5, -0.5)
-    room = max(text_width(f" {format_bytes(_peak(bar))} ") for bar in shown)
-    most = max(_peak(highest[0]), 1)
+    room = max(text_width(f" {format_bytes(bar.peak_bytes)} ") for bar in shown)
+    most = max(highest[0].peak_bytes, 1)
     axes.set_xlim(0, most / max(1 - room / box_points(axes)[2], 0.2))
     unit = byte_axis(axes, "x", most)
     for row, bar in enumerate(shown):
@@ -107,12 +112,8 @@ def rank_peaks(result: StepResult, *, size: Size = (6.0, 2.8)) -> Figure:
     left_out = f", the {MOST_BARS} highest of {len(bars)}" if len(bars) > MOST_BARS else ""
     title = f"peak allocated of each rank, {unit} ({origin([result])}){left_out}"
     write_title(figure, title)
-    _draw_names(Canvas(figure), shown)
+    draw_names(Canvas(figure), shown)
     return figure
-
-
-def _peak(bar: RankBar) -> int:
-    return sum((bar.result.peak_by_category or {}).values())
 
 
 def _draw(axes: Axes, row: int, bar: RankBar) -> None:
@@ -126,7 +127,7 @@ def _draw(axes: Axes, row: int, bar: RankBar) -> None:
     write(axes, start + gap, row, format_bytes(start))
 
 
-def _draw_names(overlay: Canvas, bars: Sequence[RankBar]) -> None:
+def draw_names(overlay: Canvas, bars: Sequence[RankBar]) -> None:
     """Name the categories of the bars in their order, in two lines at most."""
     x, y, names = 6.0, 18.0, category_names(bars[0].result)
     for category in STACK:

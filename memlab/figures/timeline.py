@@ -114,14 +114,14 @@ def timeline(
     shown_limit = limit_bytes if limit_bytes is not None and limit_bytes <= 2 * top else None
     axes.set(xlim=(0, 1), ylim=(0, 1.12 * max(top, shown_limit or 0, 1)))
     unit = byte_axis(axes, "y", axes.get_ylim()[1])
-    _draw_stack(axes, result.timeline, shown_limit)
+    draw_stack(axes, result.timeline, shown_limit)
     for line, style in lines:
         _draw_total(axes, line, style)
 
     overlay = Canvas(figure)
     sources = [result] if measured is None else [result, measured]
     write(overlay, 4, size[1] * POINTS - 8, f"{unit} allocated ({origin(sources)}){where}")
-    _mark_phases(axes, overlay, result.timeline)
+    mark_phases(axes, overlay, result.timeline)
     _mark_peak(axes, overlay, result)
 
     if limit_bytes:
@@ -151,7 +151,7 @@ def positions(timeline: Timeline) -> npt.NDArray[np.float64]:
     return x
 
 
-def _draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
+def draw_stack(axes: Axes, timeline: Timeline, limit: int | None) -> None:
     """Draw every category's upper edge as a polygon down to zero, the highest first."""
     rows = thin(timeline.total_bytes)
     x = positions(timeline)[rows]
@@ -196,8 +196,13 @@ def _stretches(timeline: Timeline) -> list[_Stretch]:
     ]
 
 
-def _mark_phases(axes: Axes, overlay: Canvas, timeline: Timeline) -> None:
-    """Mark phases by a strip of tones under the axis, named where the name fits."""
+def mark_phases(
+    axes: Axes, overlay: Canvas, timeline: Timeline, *, with_micro_batches: bool = True
+) -> None:
+    """Mark phases by a strip of tones under the axis, named where the name fits.
+
+    Below it micro-batches are named, if there are several and they are wanted.
+    """
     left, bottom, width, _ = box_points(axes)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
@@ -217,7 +222,7 @@ def _mark_phases(axes: Axes, overlay: Canvas, timeline: Timeline) -> None:
         if s.phase is not Phase.OPTIMIZER:
             spans[s.micro_batch] = (spans.get(s.micro_batch, (s.start,))[0], s.end)
 
-    if timeline.micro_batch.max() and spans:
+    if with_micro_batches and timeline.micro_batch.max() and spans:
         _mark_micro_batches(axes, overlay, spans, below=27 if names[Phase.FORWARD] else 14)
 
 

@@ -1,6 +1,7 @@
 """What the panel says of ranks, without its widgets: the line, its remedies, rows and questions."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -8,11 +9,13 @@ from memlab import StepConfig
 from memlab._panel import state, texts
 from memlab._panel.neighbours import neighbours
 from memlab._panel.rank_lines import ranks_label, ranks_line
+from memlab._panel.rank_pane import AT_PEAK, OVER_STEP, RankPane
 from memlab._panel.rows import table_html
 from memlab._panel.runs import RunLog
 from memlab.arguments.rank_settings import Sharding
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.techniques.technique import Refusal, Technique
+from tests.figure_parts import MIB, make_timeline
 from tests.forecast_parts import question
 from tests.panel_parts import make_facts, make_result, settings
 
@@ -26,6 +29,20 @@ def line_of(now, *, is_here=True, device="cpu"):
 def lines_of(now, facts=None):
     wrong = state.problems(now)
     return texts.lines(now, wrong, facts, device="cpu", name="t", own_loss=False)
+
+
+def of_ranks(*optimizer_mib):
+    """Return a result of ranks that differ by their optimizer state."""
+    timeline = make_timeline([MIB, 5 * MIB, 3 * MIB])
+    made = [
+        make_result(
+            config=StepConfig(sharding="zero1", world_size=4, batch_size=4), timeline=timeline,
+            peak_by_category={"parameters": 10 * MIB, "optimizer_state": size * MIB},
+            rank_numbers=(number,),
+        )
+        for number, size in enumerate(optimizer_mib)
+    ]  # fmt: skip
+    return dataclasses.replace(made[0], ranks=tuple(made), rank_numbers=())
 
 
 def ranks(**changes):
@@ -141,3 +158,52 @@ def test_neighbours_of_ranks_divide_the_batch():
     sizes = {one.config.world_size for one in found}
     assert {1, 2, 8} <= sizes
     assert dataclasses.replace(asked, config=config).family.config.batch_size == 4
+
+
+def shown(pane):
+    return re.search('aria-label="([^"]*)"', pane._picture.value)[1]
+
+
+@pytest.fixture
+def pane():
+    made = RankPane()
+    yield made
+    made.box.close()
+
+
+def test_ranks_are_drawn_at_their_peak_over_the_step_and_one_by_one(pane):
+    told = []
+    pane.on_choice(lambda: told.append(pane.choice.value))
+    result = of_ranks(8, 8, 4)
+    pane.draw(result)
+    assert pane.choice.options == (AT_PEAK, OVER_STEP, "ranks 0-1", "rank 2")
+    assert shown(pane).startswith("peak of each rank by category: ranks 0-1: 18.0 MiB")
+    pane.choice.value = OVER_STEP
+    pane.draw(result)
+    assert shown(pane).startswith("memory through one step in each rank: ranks 0-1 up to 18.0 MiB")
+    pane.choice.value = "rank 2"
+    pane.draw(result)
+    assert shown(pane).startswith("memory through one step in rank 2: 14.0 MiB")
+    assert told == [OVER_STEP, "rank 2"]
+
+
+def test_a_rank_that_is_no_more_gives_way_to_the_peaks(pane):
+    told = []
+    pane.draw(of_ranks(8, 4))
+    pane.choice.value = "rank 1"
+    pane.on_choice(lambda: told.append(pane.choice.value))
+    pane.draw(of_ranks(8, 8))
+    assert pane.choice.value == AT_PEAK
+    assert shown(pane).startswith("peak of each rank")
+    assert told == []  # nobody has chosen
+    pane.choice.value = OVER_STEP
+    pane.draw(None)
+    assert pane.choice.options == (AT_PEAK, OVER_STEP)
+    assert "One device" in pane._picture.value
+
+
+def test_a_pane_that_is_closed_draws_nothing(pane):
+    pane.box.layout.display = "none"
+    pane.draw(of_ranks(8, 4))
+    assert pane.choice.options == (AT_PEAK, OVER_STEP)
+    assert "svg" not in pane._picture.value

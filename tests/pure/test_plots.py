@@ -575,6 +575,28 @@ def test_of_many_distinct_ranks_the_highest_are_drawn_and_one_device_has_none():
     assert any("One device" in text for text in texts_of(plots.rank_peaks(make_result())))
 
 
+def test_each_distinct_rank_has_its_timeline_on_one_scale():
+    figure = plots.rank_timelines(ranks(8, 8, 4, 16))
+    axes = {label: axes_of(figure, label) for label in ("ranks 0-1", "rank 2", "rank 3")}
+    assert {each.get_ylim() for each in axes.values()} == {(0, 56 * MIB)}
+    texts = set(texts_of(figure))
+    assert {"ranks 0-1: peak 48.0 MiB", "rank 2: peak 44.0 MiB", "rank 3: peak 56.0 MiB"} <= texts
+    assert "optimizer state" in texts
+    assert all(each.patches or each.collections for each in axes.values())
+
+
+def test_one_device_and_ranks_without_timelines_have_no_timelines_of_ranks():
+    assert any("One device" in text for text in texts_of(plots.rank_timelines(make_result())))
+    without = replace(ranks(8), ranks=(), timeline=None)
+    assert texts_of(plots.rank_timelines(without)) == [without.message]
+
+
+def test_of_many_distinct_ranks_the_highest_have_a_timeline():
+    texts = texts_of(plots.rank_timelines(ranks(*range(1, 13))))
+    assert sum(": peak " in text for text in texts) == 8
+    assert not any(text.startswith("rank 0:") for text in texts)
+
+
 def test_a_prediction_of_the_heaviest_rank_is_a_bar():
     alone = replace(ranks(8), ranks=())
     axes = axes_of(plots.rank_peaks(alone), "rank peaks")

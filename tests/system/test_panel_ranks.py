@@ -1,10 +1,13 @@
 """Ranks in the panel without a browser: real runs, what code and history say, and errors."""
 
+import re
+
 import pytest
 
 import memlab
 from memlab import StepConfig
 from memlab._panel import as_code
+from memlab._panel.rank_pane import OVER_STEP
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
 from tests.rank_parts import faulty
 
@@ -26,6 +29,12 @@ def test_ranks_run_and_are_in_the_code_and_the_table(panel):
     assert "sharding='zero2', world_size=2" in panel.code()
     assert "zero2 x 2" in panel._view.table._table.value
     assert eval(as_code.config_source(config, {})) == config
+
+    pane = panel._view.pictures.ranks
+    pane.box.layout.display = ""
+    pane.choice.value = OVER_STEP
+    until(lambda: "memory through one step in each rank" in pane._picture.value)
+    assert re.search("rank(s 0-1| 0) up to", pane._picture.value)
 
 
 def test_a_prediction_of_ranks_arrives_and_is_compared_with_the_run(panel):
