@@ -1,8 +1,9 @@
 """What the ranks of a sharded step send one another: the collectives, and their bytes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from memlab.arguments.units import format_bytes
@@ -118,3 +119,22 @@ def _none(kind: Collective, ranks: int) -> Communication:
     return Communication(
         collective=kind, num_ranks=ranks, num_calls=0, payload_bytes=0, sent_bytes=0
     )
+
+
+def named_ranks(numbers: Sequence[int]) -> str:
+    """Return the numbers of ranks with neighbours as a range, and steps of one size in short.
+
+    >>> named_ranks([0, 1, 2, 5]), named_ranks([0, 8, 16, 24])
+    ('0-2, 5', '0, 8 ... 24')
+    """
+    ordered = sorted(numbers)
+    steps = {after - before for before, after in pairwise(ordered)}
+    if len(ordered) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{ordered[0]}, {ordered[1]} ... {ordered[-1]}"
+    runs: list[list[int]] = []
+    for number in ordered:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

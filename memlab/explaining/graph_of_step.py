@@ -32,7 +32,8 @@ def graph_table(
 
     The nodes are those of `torch.fx.symbolic_trace`. If it cannot follow the model, or the step
     runs other operators than the traced graph, they are the operators that `make_fx` would give,
-    and a note says why. With sharding each collective is a row, with its bytes and ranks. The sums
+    and a note says why. With sharding each collective is a row, with its bytes, the ranks that take
+    part and, for a cluster, its time. The sums
     over the rows are what `memlab.predict` says of the step: its time, and the activations at the
     end of the first forward.
 

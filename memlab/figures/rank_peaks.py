@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from memlab.arguments.checks import checked
+from memlab.arguments.collectives import named_ranks
 from memlab.arguments.units import format_bytes
 from memlab.figures.category_names import category_names
 from memlab.figures.look import (
@@ -55,7 +56,7 @@ class RankBar:
         """The ranks in words: "rank 0", "ranks 1-3, 6"."""
         if not self.numbers:
             return "heaviest rank"
-        return f"rank{'s' * (len(self.numbers) > 1)} {_ranges(self.numbers)}"
+        return f"rank{'s' * (len(self.numbers) > 1)} {named_ranks(self.numbers)}"
 
     @property
     def peak_bytes(self) -> int:
@@ -141,18 +142,3 @@ def draw_names(overlay: Canvas, bars: Sequence[RankBar]) -> None:
         )
         write(overlay, x + 12, y + 3.5, text)
         x += 20 + text_width(text)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers with neighbours as a range.
-
-    >>> _ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -16,6 +16,7 @@ from memlab.figures.look import (
     POINTS,
     Canvas,
     Size,
+    box_points,
     byte_axis,
     data_axes,
     inches,
@@ -44,9 +45,9 @@ def step_graph(table: GraphTable, *, size: Size = (9.0, 7.0)) -> Figure:
 
     A filled bar is what a node saves for backward, a hollow one what it holds when it ends. The bar
     of a collective is hatched: the bytes of its tensors. Beside it are the seconds of forward
-    (filled) and of backward (hollow). An arc at the left is a value that a node further down reads.
-    Nodes that take neither memory nor time are left out. With more than 30 rows the nodes of each
-    block, such as `layers.3`, are one.
+    (filled) and of backward (hollow), with the ranks that take part in a collective. An arc at the
+    left is a value that a node further down reads. Nodes that take neither memory nor time are left
+    out. With more than 30 rows the nodes of each block, such as `layers.3`, are one.
 
     Args:
         table: what `memlab.graph_table` returned.
@@ -112,13 +113,24 @@ def _draw_times(axes: Axes, rows: Sequence[GraphRow]) -> str:
     unit = second_axis(axes, slowest)
     for place, row in enumerate(rows):
         if row.forward_seconds is None or row.backward_seconds is None:
-            ranks = f", {row.ranks} ranks" if row.ranks else ""
+            ranks = f", ranks {row.group}" if row.ranks else ""
             write(axes, 0.0, place, f"not known{ranks}", color=INK, style="italic")
             continue
         axes.barh(place, row.forward_seconds, height=TALL, color=TIME, linewidth=0)
         axes.barh(place, row.backward_seconds, left=row.forward_seconds, height=TALL,
                   facecolor="none", edgecolor=TIME, linewidth=0.8)  # fmt: skip
+        if row.ranks:
+            _name_ranks(axes, place, row)
     return unit
+
+
+def _name_ranks(axes: Axes, place: int, row: GraphRow) -> None:
+    """Write which ranks take part beside the bar of a collective, or over a long one."""
+    text, most = f"ranks {row.group}", axes.get_xlim()[1]
+    room = text_width(text) / max(box_points(axes)[2], 1.0) * most
+    end = row.seconds or 0.0
+    start = end + 0.01 * most if end + room < most else max(most - room, 0.0)
+    write(axes, start, place, text)
 
 
 def _draw_arcs(axes: Axes, rows: Sequence[GraphRow], points: float, width: float) -> None:

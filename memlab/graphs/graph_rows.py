@@ -58,6 +58,7 @@ class GraphRow:
         backward_seconds: in all backwards, with what is recomputed; the update of an optimizer is
             neither and counts here.
         ranks: number of ranks that take part in a collective; 0 for other nodes.
+        group: which ranks these are, in words such as "0-7"; empty for other nodes.
         payload_bytes: of a collective, in all its calls in the step: what an all-gather returns,
             what a reduce-scatter or an all-reduce takes. 0 for other nodes.
     """
@@ -72,6 +73,7 @@ class GraphRow:
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     ranks: int = 0
+    group: str = ""
     payload_bytes: int = 0
 
     @property
@@ -154,5 +156,5 @@ def _cells(row: GraphRow) -> Iterator[Any]:
     yield from (format_bytes(size) if size else "" for size in (row.kept_bytes, row.saved_bytes))
     for seconds in (row.forward_seconds, row.backward_seconds):
         yield format_seconds(seconds) if seconds else ""
-    yield row.ranks or ""
+    yield f"{row.ranks}: {row.group}" if row.ranks else ""
     yield format_bytes(row.payload_bytes) if row.payload_bytes else ""

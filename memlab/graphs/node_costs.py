@@ -15,6 +15,7 @@ the seconds those of its kernels. So the sums over all rows are the numbers of t
 from collections import Counter
 from collections.abc import Sequence
 
+from memlab.arguments.collectives import named_ranks
 from memlab.costs.targets import Kernels
 from memlab.graphs.graph_rows import GraphRow, NodeKind
 from memlab.graphs.labels import (
@@ -181,7 +182,7 @@ def _collective(
     count[f"{name} of {phase}"] += 1
     key = (NodeKind.COLLECTIVE, f"{name} {count[f'{name} of {phase}']} of {phase}")
     row = _row(divided, key, recording, operator, target=name)
-    row.ranks = len(operator.ranks)
+    row.ranks, row.group = len(operator.ranks), named_ranks(operator.ranks)
     return key
 
 

@@ -38,6 +38,7 @@ class RowParts:
     forward: float = 0.0
     backward: float = 0.0
     ranks: int = 0
+    group: str = ""
     payload: int = 0
 
 
@@ -182,6 +183,7 @@ def finished(
                 forward_seconds=row.forward if is_known else None,
                 backward_seconds=row.backward if is_known else None,
                 ranks=row.ranks,
+                group=row.group,
                 payload_bytes=row.payload,
             )
         )

@@ -139,7 +139,11 @@ def test_a_sharded_step_has_its_collectives_with_bytes_and_ranks():
     assert sorted(gathers) == sorted([rest, *[block] * 2 * depth])
     predicted = {each.collective: each.payload_bytes for each in result.communication}
     assert predicted == {"all-gather": sum(gathers), "reduce-scatter": sum(scatters)}
-    assert {row.ranks for row in found} == {ranks}
+    assert {(row.ranks, row.group) for row in found} == {(ranks, "0-3")}
+    assert "4: 0-3" in table._repr_html_()
+    times = plots.step_graph(table).axes[1]
+    named = [text.get_text() for text in times.texts]
+    assert named.count("not known, ranks 0-3") == len(found)
     assert all(row.seconds is None for row in found)
     plain, _ = both(blocks(), StepConfig(batch_size=2), "cpu")
     names = [row.name for row in plain if row.kind is NodeKind.MODULE]
@@ -162,6 +166,18 @@ def test_between_cards_collectives_take_time_beside_others():
     assert table.step_seconds == pytest.approx(result.step_seconds, rel=1e-9)
     assert sum(row.seconds for row in table) > table.step_seconds
     assert any("beside other operators" in note for note in table.notes)
+
+
+def test_the_groups_of_a_collective_are_named():
+    config = StepConfig(batch_size=16, sharding="hybrid", world_size=16, shard_group_size=4)
+    table, _ = both(blocks(), config, "16x1-h100")
+    found = [row for row in table if row.kind is NodeKind.COLLECTIVE]
+    groups = {row.target: (row.ranks, row.group) for row in found}
+    # parts are gathered in the group of rank 0, and averaged with those who have the same part
+    assert groups["all-gather"] == groups["reduce-scatter"] == (4, "0-3")
+    assert groups["all-reduce"] == (4, "0, 4 ... 12")
+    times = plots.step_graph(table).axes[1]
+    assert "ranks 0, 4 ... 12" in [text.get_text() for text in times.texts]
 
 
 def test_what_is_asked_for_is_checked_and_a_failure_is_an_outcome():
