@@ -1,6 +1,7 @@
 """`largest_batch`: the most samples with which a step fits a limit, found by prediction."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from memlab.arguments.checks import checked, count, seconds, size
 from memlab.arguments.units import format_bytes
 from memlab.config import Sharding, StepConfig
 from memlab.errors import ConfigError, MemlabError, UnsupportedError
-from memlab.limits.judgement import Judgement
+from memlab.limits.judgement import CountedPeak, Judgement
 from memlab.recommending.alternatives import counted
 from memlab.records import where
 from memlab.result import Outcome, StepResult
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 2**20
 FIRST_BATCH = 8
+MOST_GROWTH = 16  # from one batch of ranks that fits to the next that is tried
 GUESSES = 6  # tries that a forecast chooses; after them peaks of exact predictions do
 
 
@@ -160,8 +162,8 @@ class LargestSearch:
                 f"{config} takes at least, one for each micro-batch of each rank; raise batch_limit"
             )
         low, high, guess = smallest - unit, (self.batch_limit // unit + 1) * unit, first
-        peaks = dict[int, int]()  # the upper end of each peak, by the samples
-        is_forecast_right = True
+        peaks = dict[int, int]()  # the upper end of what is judged, by the samples
+        is_forecast_right, is_sharded = True, config.sharding is not Sharding.NONE
         while high - low > unit:
             samples = min(max(guess // unit * unit, low + unit), high - unit)
             found = predict_with_forecast(
@@ -177,17 +179,17 @@ class LargestSearch:
                 continue
             result = _ran(result)
             peak = counted(result)
-            peaks[samples] = peak.upper_bytes
+            peaks[samples] = _judged_bytes(peak) if is_sharded else peak.upper_bytes
             if result.fit is Judgement.FITS:
                 is_forecast_right &= len(peaks) == 1 or samples <= guess
                 low, best = samples, result
             else:
                 high = samples
+            if is_sharded:  # the forecast of a rank tells of no other batch
+                guess = _of_ranks(peaks, low, high, self.limit_bytes)
+                continue
             guess = _on_a_line(peaks, low, high, self.limit_bytes)
-            if config.sharding is not Sharding.NONE:
-                # the forecast of a rank tells of no other batch, and one peak gives no line
-                guess = min(guess, 2 * samples)
-            elif is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
+            if is_forecast_right and len(peaks) <= GUESSES and found.forecast is not None:
                 limit_bytes = int(self.limit_bytes * peak.nbytes / peak.upper_bytes)
                 guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
         if best is None:
@@ -237,12 +239,49 @@ def _on_a_line(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> 
     """
     is_bounded = high in peaks
     ends = [low, high] if is_bounded and low in peaks else sorted(peaks)[-2:]
+    samples = _crossing(peaks, ends, limit_bytes)
+    if samples is None or (is_bounded and len(peaks) % 2 == 0):
+        return (low + high) // 2
+    return min(max(samples, low), high - 1)
+
+
+def _judged_bytes(peak: CountedPeak) -> int:
+    """Return the upper end of what a limit is compared with: what is needed, where that is less."""
+    least = min(peak.nbytes, peak.needed_bytes or peak.nbytes)
+    return int(least * (1 + peak.judged_uncertainty))
+
+
+def _of_ranks(peaks: dict[int, int], low: int, high: int, limit_bytes: int) -> int:
+    """Return a batch of ranks that is worth a prediction, by the peaks of those before it.
+
+    What a step holds at one of its instants is a line over the batch, so its peak is the highest of
+    such lines: it bends upwards only. So the line through two batches that fit, drawn on, ends at
+    or above the largest one that fits, and the line from one that fits to one that does not passes
+    the limit at or below it. Taken in turn they close in from both sides. The caching allocator
+    adds steps of some MiB, so each third batch is the middle.
+
+    Args:
+        peaks: in bytes, by the samples of a batch; the last that was predicted is the last.
+        low: a batch that fits.
+        high: a batch that does not, or one too many.
+        limit_bytes: that the step may hold.
+    """
+    fitting = [samples for samples in sorted(peaks) if samples <= low][-2:]
+    if high not in peaks:
+        drawn_on = _crossing(peaks, fitting, limit_bytes)
+        return 2 * low if drawn_on is None else min(drawn_on, MOST_GROWTH * low)
+    if low not in peaks or len(peaks) % 3 == 0:
+        return (low + high) // 2
+    is_from_below = next(reversed(peaks)) == low
+    crossing = _crossing(peaks, fitting if is_from_below else [low, high], limit_bytes)
+    return (low + high) // 2 if crossing is None else crossing
+
+
+def _crossing(peaks: dict[int, int], ends: Sequence[int], limit_bytes: int) -> int | None:
+    """Return where the line through two peaks is at the limit; None if it does not rise."""
     first, last = ends[0], ends[-1]
     rise = peaks[last] - peaks[first]
-    if rise <= 0 or (is_bounded and len(peaks) % 2 == 0):
-        return (low + high) // 2
-    samples = first + (limit_bytes - peaks[first]) * (last - first) // rise
-    return min(max(samples, low), high - 1)
+    return first + (limit_bytes - peaks[first]) * (last - first) // rise if rise > 0 else None
 
 
 def _ran(result: StepResult) -> StepResult:

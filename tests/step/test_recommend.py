@@ -20,6 +20,7 @@ from memlab.recommending import search as searching
 from memlab.recommending.alternatives import alternatives_of
 from memlab.recommending.search import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
+from memlab.result import Outcome, Source, StepResult
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
 from memlab.worker import isolation
@@ -279,6 +280,33 @@ def test_the_largest_batch_of_ranks_divides_and_the_next_one_does_not_fit():
     assert found.result.peak_allocated_bytes * 1.01 <= limit
     more = dataclasses.replace(config, batch_size=int(found) + 6)
     assert memlab.predict(blocks(width=128), more, "cpu", memory_limit=limit).fit != "fits"
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 7, 100, 4095, 100_000])
+@pytest.mark.parametrize("bend", [0, 5, 90])
+def test_a_largest_batch_of_ranks_needs_few_predictions(monkeypatch, wanted, bend):
+    """By made-up peaks of ranks: flat, then rising, then rising faster, in steps of 2 MiB."""
+    ranks, tried = 4, []
+    config = StepConfig(batch_size=ranks, sharding="zero3", world_size=ranks)
+
+    def peak_of(samples):
+        peak = max(40, 3 * samples, 7 * samples - 4 * bend, 9 * samples - 9 * bend) * MIB
+        return -(-peak // (2 * MIB)) * 2 * MIB
+
+    def predicted(workload, asked, device, *, memory_limit, **options):
+        tried.append(asked.batch_size)
+        result = StepResult(
+            outcome=Outcome.OK, message="", source=Source.PREDICTED, device=device, config=asked,
+            workload_name="linear", uncertainty={"peak_reserved_bytes": 0.1},
+            peak_reserved_bytes=peak_of(asked.batch_size // ranks),
+        )  # fmt: skip
+        return SimpleNamespace(result=result.against_limit(memory_limit), forecast=None)
+
+    monkeypatch.setattr(largest, "predict_with_forecast", predicted)
+    limit = int(peak_of(wanted) * 1.1) + 1
+    found = largest_batch(linear(), config, CARD, memory_limit=limit)
+    assert peak_of(found // ranks + 1) > peak_of(wanted) >= peak_of(found // ranks)
+    assert len(tried) <= 12
 
 
 def test_a_largest_batch_below_one_sample_for_each_rank_is_an_error():
