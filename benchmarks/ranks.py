@@ -4,9 +4,16 @@ import contextlib
 import os
 import sys
 import time
+from typing import Any
 
+import torch
+
+from memlab import StepConfig, StepResult, VerifyReport, Workload
+from memlab.verifying.verify import verify_in_process
 from memlab.worker.job import Job
 from memlab.worker.ranks.group import RankGroup
+from memlab.worker.ranks.measuring import together
+from memlab.worker.ranks.verifying import updates_in
 
 GROUP_SECONDS = 3600.0
 
@@ -30,6 +37,22 @@ class Ranks:
             group = RankGroup(job, world_size, "cpu", deadline, lambda progress: None)
             self.group = self.opened.enter_context(group)
         return self.group
+
+    def measured(self, workload: Workload, config: StepConfig, **options: Any) -> StepResult:
+        """Return what `memlab.measure` of one repeat would, without starting ranks."""
+        asked = {
+            "workload": workload, "config": config, "device_type": "cpu", "repeats": 1,
+            "warmup": 0, "seed": 0, "memory_limit": None, **options,
+        }  # fmt: skip
+        answers = self.of(config.world_size).call("measure", asked, lambda result: True)
+        return together([answer.value for answer in answers])
+
+    def verified(self, workload: Workload, config: StepConfig, **options: Any) -> VerifyReport:
+        """Return what `memlab.verify` would, without starting ranks."""
+        return verify_in_process(
+            workload, config, torch.device("cpu"), seed=0, report=lambda progress: None,
+            run_in_ranks=updates_in(lambda: self.of(config.world_size)), **options,
+        )  # fmt: skip
 
     def end(self) -> None:
         """End the ranks."""

@@ -22,8 +22,6 @@ from memlab.planning.chains import plan_in_process
 from memlab.planning.plans import plan_for
 from memlab.running import Ended
 from memlab.techniques import every
-from memlab.verifying.verify import verify_in_process
-from memlab.worker.ranks.verifying import updates_in
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sharded_combinations.md"
 ONCE = {"sync_each_micro_batch": False}  # as the first stage of DeepSpeed does
@@ -73,10 +71,7 @@ def tried(strategy: str, technique: str, ranks: Ranks) -> Found:
     try:
         every.check(config, CPU)
         plan = plan_for(WORKLOAD, config, resolve("cpu"), seed=0, run=_run)
-        report = verify_in_process(
-            WORKLOAD, config, CPU, seed=0, plan=plan, report=_mute,
-            run_in_ranks=updates_in(lambda: ranks.of(config.world_size)),
-        )  # fmt: skip
+        report = ranks.verified(WORKLOAD, config, plan=plan)
     except (MemlabError, Ended) as error:
         return _refused(str(error), technique)
     if report.outcome is Outcome.UNSUPPORTED:

@@ -20,9 +20,6 @@ from benchmarks.ranks import Ranks
 from memlab import StepConfig, StepResult, workloads
 from memlab.devices.cards import Target
 from memlab.predicting.predict import predict_in_process
-from memlab.verifying.verify import verify_in_process
-from memlab.worker.ranks.measuring import together
-from memlab.worker.ranks.verifying import updates_in
 
 WORKLOADS: dict[str, tuple[int, dict[str, Any]]] = {
     "gpt-small": (4, {"num_layers": 3, "sequence_length": 64}),
@@ -97,13 +94,7 @@ def compared(ranks: Ranks, world_size: int, only: str) -> list[dict[str, Any]]:
 
 def in_ranks(ranks: Ranks, workload: str, fields: dict[str, Any]) -> StepResult:
     """Return what real ranks measure."""
-    config = StepConfig(**fields)
-    asked = {
-        "workload": of_name(workload), "config": config, "device_type": "cpu", "repeats": 1,
-        "warmup": 0, "seed": 0, "memory_limit": None,
-    }  # fmt: skip
-    answers = ranks.of(config.world_size).call("measure", asked, lambda result: True)
-    return together([answer.value for answer in answers])
+    return ranks.measured(of_name(workload), StepConfig(**fields))
 
 
 def simulated(workload: str, fields: dict[str, Any]) -> StepResult:
@@ -120,11 +111,7 @@ def gradient_error(ranks: Ranks, workload: str, fields: dict[str, Any]) -> float
 
     Each update begins with the weights and the optimizer state of that process.
     """
-    config = StepConfig(**fields)
-    return verify_in_process(
-        of_name(workload), config, torch.device("cpu"), seed=0, report=lambda progress: None,
-        run_in_ranks=updates_in(lambda: ranks.of(config.world_size)),
-    ).max_relative_error  # fmt: skip
+    return ranks.verified(of_name(workload), StepConfig(**fields)).max_relative_error
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ WIDTH = 64
 
 
 class Faulty(nn.Module):
-    """Blocks; in its second forward rank 1 does something."""
+    """Blocks; in its second forward rank 1 does something, and writes a file first if asked to."""
 
-    def __init__(self, fault):
+    def __init__(self, fault, sign):
         super().__init__()
-        self.fault, self.num_calls = fault, 0
+        self.fault, self.sign, self.num_calls = fault, sign, 0
         self.blocks = nn.Sequential(
             *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3))
         )
@@ -30,6 +30,8 @@ class Faulty(nn.Module):
     def forward(self, x):
         self.num_calls += 1
         if self.num_calls == 2 and dist.is_initialized() and dist.get_rank() == 1:
+            if self.sign:
+                self.sign.touch()
             FAULTS[self.fault]()
         return self.blocks(x)
 
@@ -61,11 +63,11 @@ FAULTS = {
 }
 
 
-def faulty(fault=""):
-    """The workload of a model that goes wrong in one way."""
+def faulty(fault="", sign=None):
+    """The workload of a model that goes wrong in one way; `sign` is the path of a file."""
     return Workload(
         name=f"faulty-{fault or 'not'}",
-        build_model=lambda: Faulty(fault),
+        build_model=lambda: Faulty(fault, sign),
         make_batch=lambda n: (torch.randn(n, WIDTH), torch.randn(n, WIDTH)),
         compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
     )
@@ -103,11 +105,19 @@ ODD = Workload(
 )
 
 
+def running():
+    """Return the ranks that this test process or one of its workers has started, as `ps` does."""
+    command = ["ps", "axeww", "-o", "args"]  # with the environment of each process
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
+    name = os.environ.get("PYTEST_XDIST_WORKER")
+    return [line for line in found if name is None or f" PYTEST_XDIST_WORKER={name} " in f"{line} "]
+
+
 def left_running():
     """Return the ranks that are still running; those of other tests end by themselves."""
     for _ in range(50):
-        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-        found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
+        found = running()
         if not found:
             return []
         time.sleep(0.2)

@@ -31,8 +31,8 @@ from memlab.recording.tracker import Tracker
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.torch_private.ranks import (
     drawn_as_on_a_cpu,
+    group_of_none,
     meshes_joined_unseen,
-    open_group_of_none,
     parameters_divided_by,
     partition_of,
     replicated_by,
@@ -71,10 +71,10 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             "call memlab.predict from a process that is no rank"
         )
 
-    open_group_of_none(rank, config.world_size)
     tracker.passed_on = sharded_types()
     try:
         with (
+            group_of_none(rank, config.world_size),
             replicated_by(FakeReducer, FakeLogger),
             shapes_found_unseen(),
             drawn_as_on_a_cpu(),
@@ -86,7 +86,6 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             yield
     finally:
         tracker.passed_on = ()
-        dist.destroy_process_group()
 
 
 class PartsOnDemand(Sequence[torch.Tensor]):

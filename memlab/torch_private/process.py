@@ -52,7 +52,9 @@ CACHES = (
     "torch._dynamo.", "torch._functorch.", "torch._guards.", "torch._higher_order_ops.",
     "torch._inductor.", "torch._jit_internal.", "torch._library.simple_registry.",
     "torch._logging.", "torch._opaque_base.", "torch._ops.", "torch._subclasses.",
-    "torch.cuda._lazy_seed_tracker",
+    "torch.cuda._lazy_seed_tracker", "torch.distributed._meta_registrations.used_ids",
+    "torch.distributed.distributed_c10d._backend",  # of the newest process group
+    "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",  # made of a class alone
     "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
     "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
     "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
@@ -62,8 +64,11 @@ CACHES = (
 # places that their first use changes permanently; no bytes and no bits of a step depend on them
 CHANGED_ONCE = (
     "torch.compiler._cache.", "torch.fx.graph_module._forward_from_src",
-    "torch.nn.modules.module.Module.___needs_generation_tag_patch",
+    "torch.nn.modules.module.Module.___needs_generation_tag_patch", "torch.ops.c10d",
 )  # fmt: skip
+
+# None while no process group is open
+DEFAULT_GROUP = "torch.distributed.distributed_c10d._world._default_pg"
 
 # files whose code wraps functions: the compiler, and every optimizer class at its first use
 WRAPPERS = (

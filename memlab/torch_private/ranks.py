@@ -5,6 +5,7 @@ some builds of PyTorch have none.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,12 +15,22 @@ from torch.autograd import Variable
 from memlab.torch_private.dispatch import without_modes
 
 
-def open_group_of_none(rank: int, world_size: int) -> None:
-    """Open a process group whose collectives return at once and move nothing."""
+@contextlib.contextmanager
+def group_of_none(rank: int, world_size: int) -> Iterator[None]:
+    """Be one of many ranks, in a process group whose collectives return at once and move nothing.
+
+    A process group also makes errors that end the process name the rank; not afterwards.
+    """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    own = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = own
 
 
 def group_in(args: Sequence[Any]) -> tuple[str, tuple[int, ...]]:
@@ -160,16 +171,17 @@ def parameters_divided_by(divide: Callable[..., Sequence[torch.Tensor]]) -> Iter
 @contextlib.contextmanager
 def storages_resized_by(resize: Callable[..., Any]) -> Iterator[None]:
     """Resize storages by another function: called with PyTorch's own, the storage and the size."""
-    own = torch.UntypedStorage.resize_
+    kind: Any = torch.UntypedStorage
+    own = kind.resize_  # which it inherits
 
     def method(self: Any, size: int) -> Any:
         return resize(own, self, size)
 
-    torch.UntypedStorage.resize_ = method  # type: ignore[method-assign]
+    kind.resize_ = method
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+        del kind.resize_
 
 
 @contextlib.contextmanager
@@ -181,7 +193,7 @@ def meshes_joined_unseen() -> Iterator[None]:
     import torch.distributed.device_mesh
 
     kind: Any = torch.distributed.device_mesh.DeviceMesh
-    own = kind._concatenate
+    own = vars(kind)["_concatenate"]
 
     def joined(*meshes: Any) -> Any:
         with without_modes():
@@ -191,7 +203,7 @@ def meshes_joined_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        kind._concatenate = staticmethod(own)
+        kind._concatenate = own
 
 
 @contextlib.contextmanager

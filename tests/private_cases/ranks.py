@@ -23,6 +23,20 @@ def _() -> None:
 
 
 @case(
+    "torch.distributed.distributed_c10d._world._default_pg",
+    to="see whether a job has left a process group open",
+)
+def _() -> None:
+    store = at("torch.testing._internal.distributed.fake_pg.FakeStore")()
+    dist.init_process_group("fake", store=store, rank=0, world_size=2)
+    try:
+        assert at("torch.distributed.distributed_c10d")._world._default_pg is dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+    assert at("torch.distributed.distributed_c10d._world._default_pg") is None
+
+
+@case(
     "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     to="let sharded tensors call operators on their parts",
 )

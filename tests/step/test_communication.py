@@ -7,7 +7,6 @@ from benchmarks.ranks import Ranks
 from memlab import StepConfig, StepResult
 from memlab.arguments.collectives import Communication
 from memlab.arguments.units import format_bytes
-from memlab.worker.ranks.measuring import together
 from tests.models import blocks
 from tests.predictions import DEPTH, NARROW, simulated
 
@@ -127,15 +126,7 @@ def test_real_ranks_send_what_is_predicted(ranks, world_size, fields):
     workload = blocks(norm=True)  # replicas also send the statistics of rank 0
     asked = {"batch_size": 32, "world_size": world_size, **fields}
     foreseen = simulated(workload, **asked)
-    answers = ranks.of(world_size).call(
-        "measure",
-        {
-            "workload": workload, "config": StepConfig(**asked), "device_type": "cpu",
-            "repeats": 1, "warmup": 0, "seed": 0, "memory_limit": None,
-        },
-        lambda result: True,
-    )  # fmt: skip
-    measured = together([answer.value for answer in answers])
+    measured = ranks.measured(workload, StepConfig(**asked))
     assert measured.outcome == "ok", measured.message
     assert measured.communication, "nothing was seen"
     for rank in measured.ranks:

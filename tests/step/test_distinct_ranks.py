@@ -106,20 +106,13 @@ def test_real_ranks_hold_what_their_class_is_predicted_to_hold(sharding):
     foreseen = simulated(**config)
     group = Ranks()
     try:
-        answers = group.of(4).call(
-            "measure",
-            {
-                "workload": blocks(), "config": StepConfig(**config), "device_type": "cpu",
-                "repeats": 1, "warmup": 0, "seed": 0, "memory_limit": None,
-            },
-            lambda result: True,
-        )  # fmt: skip
+        measured_ranks = group.measured(blocks(), StepConfig(**config)).ranks
     finally:
         group.end()
     assert len(foreseen.ranks) > 1
     for each in foreseen.ranks:
         for rank in each.rank_numbers:
-            measured = answers[rank].value
+            measured = measured_ranks[rank]
             assert measured.outcome == "ok", measured.message
             for category in ("parameters", "optimizer_state"):
                 assert held(measured, category) == held(each, category), (rank, category)

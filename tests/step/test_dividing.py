@@ -1,10 +1,7 @@
 """Which layers are found to be divisible: against a model's own plan, and what must not be."""
 
-import contextlib
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -14,25 +11,15 @@ from memlab.errors import UnsupportedError
 from memlab.step import build_step
 from memlab.techniques.every import check
 from memlab.techniques.sharding.divided_layers import Role
-from memlab.torch_private.ranks import open_group_of_none
+from memlab.torch_private.ranks import group_of_none
 from tests.tensor_parts import Mixing, decoder, mixing, mlp
 
 COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE
 
 
-@contextlib.contextmanager
-def one_of(count):
-    """Be the first of some ranks, without the others."""
-    open_group_of_none(0, count)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def divided(workload, count=2):
     """Return the step of one rank, with the placement of each parameter; None if it is whole."""
-    with one_of(count):
+    with group_of_none(0, count):
         config = StepConfig(batch_size=4, sharding="tensor", world_size=count)
         step = build_step(workload, config, "cpu")
     return step, {

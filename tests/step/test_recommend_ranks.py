@@ -20,7 +20,7 @@ TWO = StepConfig(batch_size=BATCH, sharding="ddp", world_size=2)
 
 
 def wide():
-    return blocks(width=128)
+    return blocks(width=128, depth=1)
 
 
 def on_two(limit, **options):
@@ -135,9 +135,9 @@ def test_more_ranks_than_devices_are_not_measured():
 
 def test_nothing_fits_one_card_and_the_message_says_how_many_are_enough():
     config = StepConfig(batch_size=64, optimizer_implementation="fused")
-    workload = blocks(width=2048)
+    workload = blocks(width=2048, depth=1)
     ranked = recommend(
-        workload, "500MiB", device="rtx-4090", config=config, allow=["optimizer_implementation"]
+        workload, "125MiB", device="rtx-4090", config=config, allow=["optimizer_implementation"]
     )
     assert len(ranked) == 0
     found = ranked.on_more_cards

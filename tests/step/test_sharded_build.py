@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from benchmarks.ranks import Ranks
@@ -21,9 +20,8 @@ from memlab.techniques.building.deferred import noted_build
 from memlab.techniques.building.one_at_a_time import replay_one_at_a_time
 from memlab.techniques.sharding import fully_sharded
 from memlab.techniques.sharding.ranks import local
-from memlab.torch_private.ranks import open_group_of_none
+from memlab.torch_private.ranks import group_of_none
 from memlab.trace import Phase
-from memlab.worker.ranks.measuring import together
 from tests.models import Awkward, blocks
 from tests.rank_parts import WIDTH as RANK_WIDTH
 from tests.rank_parts import faulty
@@ -44,13 +42,10 @@ def ended_ranks():
 @contextlib.contextmanager
 def rank_of(rank, world_size):
     """Be one rank among others that do not exist; a build sends nothing."""
-    open_group_of_none(rank, world_size)
-    try:
+    with group_of_none(rank, world_size):
         yield StepConfig(
             batch_size=world_size, sharding="zero3", world_size=world_size, init_on_meta=True
         )
-    finally:
-        dist.destroy_process_group()
 
 
 def built(build_model, config, precision="as-built"):
@@ -183,7 +178,7 @@ def test_it_trains_as_a_plain_sharded_build_and_is_predicted():
     """Two real ranks."""
     config = StepConfig(batch_size=4, sharding="zero3", world_size=2)
     on_meta = replace(config, init_on_meta=True)
-    plain, found = in_two_ranks(config), in_two_ranks(on_meta)
+    plain, found = (RANKS.measured(faulty(), each) for each in (config, on_meta))
     assert found.outcome == "ok", found.message
     assert [rank.loss for rank in found.ranks] == [rank.loss for rank in plain.ranks]
     guess = predict(faulty(), on_meta, "cpu")
@@ -194,12 +189,3 @@ def test_it_trains_as_a_plain_sharded_build_and_is_predicted():
         assert any("never with the whole model" in note for note in result.notes)
         said = re.search(r"this rank held at most (.*)\.$", "\n".join(result.notes), re.MULTILINE)
         assert abs(parse_bytes(said[1]) - expected) < 256  # real meshes hold some bytes
-
-
-def in_two_ranks(config):
-    asked = {
-        "workload": faulty(), "config": config, "device_type": "cpu", "repeats": 1, "warmup": 0,
-        "seed": 0, "memory_limit": None,
-    }  # fmt: skip
-    answers = RANKS.of(2).call("measure", asked, lambda result: True)
-    return together([answer.value for answer in answers])

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -20,7 +19,7 @@ from memlab.devices.card import CUBLAS_WORKSPACE_BYTES
 from memlab.operators.signatures import TensorSpec
 from memlab.predicting.predict import Prediction, predict_in_process
 from memlab.recording.recording import Operator, Recording
-from memlab.torch_private.ranks import open_group_of_none
+from memlab.torch_private.ranks import group_of_none
 from memlab.trace import Category, Phase
 from tests.models import blocks
 
@@ -100,8 +99,7 @@ def peak_by_pytorch(count: int) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    open_group_of_none(0, 2)
-    try:
+    with group_of_none(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         with FakeTensorMode():
             model = nn.Sequential(*map(pair, range(count)))
@@ -113,8 +111,6 @@ def peak_by_pytorch(count: int) -> int:
             with tracker:
                 model(x).square().mean().backward()
         return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_stream_keeps_its_freed_memory_to_itself():

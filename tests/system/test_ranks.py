@@ -1,11 +1,20 @@
 """Sharded steps in real ranks: what each holds, equal updates, ends that leave nothing behind."""
 
+import os
+import sys
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, measure, verify
-from tests.rank_parts import ODD, WIDTH, faulty, left_running
+from memlab.worker.job import Job
+from memlab.worker.ranks import group
+from memlab.worker.ranks.measuring import measure_ranks
+from tests.rank_parts import ODD, WIDTH, faulty, left_running, running
 
 TWO = {"sharding": "zero3", "world_size": 2}
 WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
@@ -32,25 +41,12 @@ def test_each_rank_of_zero3_holds_its_half():
     assert not left_running()
 
 
-def test_ddp_holds_everything_and_zero1_the_state_of_its_share():
-    whole, share = (
-        measure(faulty(), StepConfig(batch_size=4, sharding=name, world_size=2), "cpu", repeats=1)
-        for name in ("ddp", "zero1")
-    )
-    assert [r.peak_by_category["parameters"] for r in whole.ranks] == [WEIGHTS, WEIGHTS]
-    state = [int(r.timeline.bytes_of("optimizer_state").max()) for r in whole.ranks]
-    shares = [int(r.timeline.bytes_of("optimizer_state").max()) for r in share.ranks]
-    assert state == [2 * WEIGHTS + 6 * 4] * 2
-    assert sum(shares) == state[0]
-    assert all(held < state[0] for held in shares)
-
-
 @pytest.mark.parametrize(
     ("fault", "outcome", "said"),
     [
         ("kill", Outcome.CRASHED, "rank 1 of 2 was ended by SIGKILL"),
-        ("exit", Outcome.CRASHED, "rank 1 of 2 exited with 3"),
-        ("error", Outcome.FAILED, "only here"),
+        pytest.param("exit", Outcome.CRASHED, "rank 1 of 2 exited with 3", marks=pytest.mark.slow),
+        pytest.param("error", Outcome.FAILED, "only here", marks=pytest.mark.slow),
         ("memory", Outcome.OUT_OF_MEMORY, "rank 1 of 2: out of memory in forward"),
     ],
 )
@@ -63,23 +59,41 @@ def test_a_rank_that_ends_ends_the_run_by_its_name(fault, outcome, said):
     assert not left_running()
 
 
-def test_a_rank_that_hangs_is_named_with_its_place():
-    config = StepConfig(batch_size=4, **TWO)
-    result = measure(faulty("hang"), config, "cpu", repeats=1, timeout_seconds=40)
+def test_a_rank_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
+    sign, hour, moment = tmp_path / "hangs", 3600.0, 3.0
+    since = []  # when the sign was first seen
+
+    def clock():
+        """An hour has passed a moment after a rank hangs, in which the other one comes to wait."""
+        now = time.monotonic()
+        if sign.exists():
+            since.append(now)
+        return now + hour if since and now > since[0] + moment else now
+
+    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    job = Job(
+        function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
+        own_files={}, own_values={}, environment={}, threads=2,
+    )  # fmt: skip
+    result = measure_ranks(
+        faulty("hang", sign), StepConfig(batch_size=4, **TWO), torch.device("cpu"), job=job,
+        timeout_seconds=hour, report=lambda progress: None,
+        repeats=1, warmup=0, seed=0, memory_limit=None,
+    )  # fmt: skip
     assert result.outcome is Outcome.TIMED_OUT
-    assert "rank 1 of 2 had not finished after 40.0 s" in result.message
+    assert "rank 1 of 2 had not finished after 3600 s" in result.message
     assert "in wait_for_ever" in result.message
     assert "waited for another rank" in result.ranks[0].message
     assert not left_running()
 
 
-def test_a_limit_is_that_of_each_rank():
+@pytest.mark.slow
+def test_a_step_of_ranks_ends_when_its_time_is_over():
     config = StepConfig(batch_size=4, **TWO)
-    peak = measure(faulty(), config, "cpu", repeats=1).peak_allocated_bytes
-    over = measure(faulty(), config, "cpu", repeats=1, memory_limit=peak // 2)
-    assert over.outcome is Outcome.OUT_OF_MEMORY
-    assert over.fits is False
-    assert measure(faulty(), config, "cpu", repeats=1, memory_limit=2 * peak).fits is True
+    result = measure(faulty("hang"), config, "cpu", repeats=1, timeout_seconds=40)
+    assert result.outcome is Outcome.TIMED_OUT
+    assert "rank 1 of 2 had not finished after 40.0 s" in result.message
+    assert not left_running()
 
 
 def test_more_ranks_than_this_machine_can_run_are_refused():
@@ -90,10 +104,47 @@ def test_more_ranks_than_this_machine_can_run_are_refused():
     assert "memlab.predict" in result.message
 
 
+# of ranks that these tests share, which are there from now on
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    started = Ranks()
+    yield started
+    started.end()
+
+
+def test_ranks_that_run_are_seen(ranks):
+    ranks.of(2)
+    assert len(running()) == 2
+
+
+def test_ddp_holds_everything_and_zero1_the_state_of_its_share(ranks):
+    whole, share = (
+        ranks.measured(faulty(), StepConfig(batch_size=4, sharding=name, world_size=2))
+        for name in ("ddp", "zero1")
+    )
+    assert [r.peak_by_category["parameters"] for r in whole.ranks] == [WEIGHTS, WEIGHTS]
+    state = [int(r.timeline.bytes_of("optimizer_state").max()) for r in whole.ranks]
+    shares = [int(r.timeline.bytes_of("optimizer_state").max()) for r in share.ranks]
+    assert state == [2 * WEIGHTS + 6 * 4] * 2
+    assert sum(shares) == state[0]
+    assert all(held < state[0] for held in shares)
+
+
+def test_a_limit_is_that_of_each_rank(ranks):
+    config = StepConfig(batch_size=4, **TWO)
+    peak = ranks.measured(faulty(), config).peak_allocated_bytes
+    over = ranks.measured(faulty(), config, memory_limit=peak // 2)
+    assert over.outcome is Outcome.OUT_OF_MEMORY
+    assert over.fits is False
+    assert ranks.measured(faulty(), config, memory_limit=2 * peak).fits is True
+
+
 @pytest.mark.parametrize("sharding", ["ddp", "zero3"])
-def test_dropout_batch_norm_and_uneven_losses_train_as_in_one_process(sharding):
+def test_dropout_batch_norm_and_uneven_losses_train_as_in_one_process(sharding, ranks):
     config = StepConfig(batch_size=8, accumulation_steps=2, sharding=sharding, world_size=2)
-    report = verify(ODD, config, "cpu")
+    report = ranks.verified(ODD, config)
     assert report.ok, report.why
     assert report.same_as_full_batch == "no"
     assert "norm" in report.why

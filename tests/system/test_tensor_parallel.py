@@ -5,9 +5,6 @@ import torch
 
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, predict
-from memlab.verifying.verify import verify_in_process
-from memlab.worker.ranks.measuring import together
-from memlab.worker.ranks.verifying import updates_in
 from tests.models import linear
 from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, looked_up, mixing, mlp
 
@@ -23,21 +20,11 @@ def ranks():
 
 
 def measured(ranks, workload, **fields):
-    config = StepConfig(**{**TENSOR, **fields})
-    asked = {
-        "workload": workload, "config": config, "device_type": "cpu", "repeats": 1, "warmup": 0,
-        "seed": 0, "memory_limit": None,
-    }  # fmt: skip
-    answers = ranks.of(config.world_size).call("measure", asked, lambda result: True)
-    return together([answer.value for answer in answers])
+    return ranks.measured(workload, StepConfig(**{**TENSOR, **fields}))
 
 
 def verified(ranks, workload, **fields):
-    config = StepConfig(**{**TENSOR, **fields})
-    return verify_in_process(
-        workload, config, torch.device("cpu"), seed=0, report=lambda progress: None,
-        run_in_ranks=updates_in(lambda: ranks.of(config.world_size)),
-    )  # fmt: skip
+    return ranks.verified(workload, StepConfig(**{**TENSOR, **fields}))
 
 
 def test_each_rank_holds_its_part_byte_for_byte(ranks):

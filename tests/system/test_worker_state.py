@@ -84,7 +84,14 @@ def show_warnings_as_a_library_does():
     warnings.showwarning = copy.copy  # monai sets its own as it is imported
 
 
+def open_a_process_group():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+
+
 ATTACKS = [
+    open_a_process_group,
     show_warnings_its_own_way,
     replace_a_layer,
     patch_a_method,
@@ -170,6 +177,24 @@ def test_predictions_share_a_worker_until_one_changes_it():
     predict(building(replace_a_layer), StepConfig(), "cpu")
     predict(linear(), StepConfig(), "cpu")
     assert worker_of(isolation.predicting) != worker
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("4x-h100", marks=pytest.mark.slow)])
+def test_predictions_of_ranks_share_a_worker(device):
+    predict(linear(), StepConfig(), "cpu")
+    worker = worker_of(isolation.predicting)
+    two, four = {"world_size": 2}, {"world_size": 4, "batch_size": 4}
+    for fields in (
+        {"sharding": "ddp", **two},
+        {"sharding": "zero1", **two},
+        {"sharding": "zero3", "init_on_meta": True, **two},
+        {"sharding": "hybrid", "shard_group_size": 2, **four},
+        {"sharding": "tensor", **two},
+        {"sharding": "zero2", **four},
+    ):
+        found = predict(linear(), StepConfig(**{"batch_size": 2, **fields}), device)
+        assert found.outcome == "ok", found.message
+        assert worker_of(isolation.predicting) == worker, fields
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from memlab.torch_private.operators import MODULE_OF_OPERATORS
+from memlab.torch_private.process import DEFAULT_GROUP
 from memlab.worker.unchanged.parts import Parts
 from memlab.worker.unchanged.usual_changes import (
     CHANGED_ONCE,
@@ -245,6 +246,8 @@ class Fingerprint:
             return self._is_usual_addition(place, key, new)
         if new is MISSING and package_of(old) == "memlab":
             return True  # recorded in the middle of a prediction, which has removed it since
+        if name == DEFAULT_GROUP and new is None:
+            return True  # likewise: one of many ranks was predicted, and no group is open now
 
         is_private = isinstance(key, str) and key.startswith("_")
         if old is None and is_private and package_of(new) == place.package:
