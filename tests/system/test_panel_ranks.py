@@ -9,7 +9,7 @@ from memlab import StepConfig
 from memlab._panel import as_code
 from memlab._panel.rank_pane import OVER_STEP
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
-from tests.rank_parts import faulty
+from tests.rank_parts import faulty, left_running
 
 
 @pytest.fixture
@@ -68,3 +68,18 @@ def test_an_error_of_one_rank_names_it():
         assert "rank 1 of 2" in made._view._status.value
     finally:
         made.close()
+
+
+def test_stop_ends_all_ranks():
+    made = memlab.panel(faulty("hang"), device="cpu")
+    try:
+        made.set(sharding="ddp", world_size=2, batch_size=4)
+        made._run_pressed(typed=False)
+        until(lambda: "measuring memory" in made._view._status.value)
+        made._stop_clicked()
+        until(lambda: made._page.job is None)
+        assert made.result.outcome == "cancelled"
+        assert "stopped" in made._view._status.value
+    finally:
+        made.close()
+    assert not left_running()

@@ -1,6 +1,7 @@
 """Sharded steps in real ranks: what each holds, equal updates, ends that leave nothing behind."""
 
 import os
+import socket
 import sys
 import time
 from types import SimpleNamespace
@@ -57,6 +58,18 @@ def test_a_rank_that_ends_ends_the_run_by_its_name(fault, outcome, said):
     assert [rank.outcome for rank in result.ranks] == [Outcome.CANCELLED, outcome]
     assert "was stopped while measuring memory" in result.ranks[0].message
     assert not left_running()
+
+
+def test_a_port_in_use_does_no_harm(monkeypatch):
+    """A notebook may have the variables of another job, and something else their port."""
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        others = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": 5, "RANK": 3}
+        for name, value in others.items():
+            monkeypatch.setenv(name, str(value))
+        result = measure(faulty(), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
+    assert result.outcome is Outcome.OK, result.message
+    assert [rank.rank_numbers for rank in result.ranks] == [(0,), (1,)]
 
 
 def test_a_rank_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
