@@ -36,6 +36,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hybrid": {"sharding": "hybrid", "world_size": 4, "shard_group_size": 2},
     "tensor": {"sharding": "tensor", "world_size": 2},
     "zero3 and tensor": {"sharding": "zero3", "world_size": 4, "tensor_parallel_size": 2},
+    "ddp and tensor": {"sharding": "ddp", "world_size": 4, "tensor_parallel_size": 2},
+    "zero1 and tensor": {"sharding": "zero1", "world_size": 4, "tensor_parallel_size": 2},
 }
 ALONE = "alone"
 LETTERS = (

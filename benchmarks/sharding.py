@@ -36,6 +36,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hybrid": {"sharding": "hybrid", "shard_group_size": 2},
     "tensor": {"sharding": "tensor"},
     "zero3 and tensor": {"sharding": "zero3", "tensor_parallel_size": 2},
+    "ddp and tensor": {"sharding": "ddp", "tensor_parallel_size": 2},
+    "zero1 and tensor": {"sharding": "zero1", "tensor_parallel_size": 2},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -313,7 +313,8 @@ def build_step(
 
     sharded = sharding.apply(model, config, device, divided)
     built.fill(device)
-    optimizer, scheduler = optimizers.make(model, config, weights)
+    group = None if sharded is None else sharded.group
+    optimizer, scheduler = optimizers.make(model, config, weights, group)
     if is_deepspeed(config):
         sharded = sharding.with_engine(model, optimizer, config, device)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model

@@ -8,12 +8,14 @@ into parts of one size, of which the last ones may be smaller or empty. Ten rows
 
 The number of classes depends on how many different numbers of rows the parameters have, not on the
 number of ranks. With ZeroRedundancyOptimizer each rank keeps the state of other whole parameters,
-so that there may be as many classes as ranks.
+so that there may be as many classes as ranks. Ranks that divide layers hold parts of one size:
+only what divides by their number is divided.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +26,12 @@ import torch
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.recording.program import Program
+from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.ranks import partition_of, sharded_types
 
 MOST_RECORDED_RANKS = 4  # that hold different things
 MOST_OPERATORS = 20_000  # of a rank for others to be recorded too: some seconds
+SHARD = "shard"  # the dimension of a mesh over which `fully_shard` divides parameters
 Held = tuple[int, ...]  # of each parameter that a rank has a part or the state of: bytes
 
 
@@ -59,42 +63,51 @@ def same_ranks(
     found: dict[Held, list[int]] = defaultdict(list)
     if hasattr(optimizer, "optim"):
         for rank, share in enumerate(partition_of(optimizer)):
-            found[tuple(sorted(parameter.nbytes for parameter in share))].append(rank)
+            found[tuple(sorted(local(parameter).nbytes for parameter in share))].append(rank)
     else:
         for first, last, held in _parts(divided):
             found[held] += range(first, last)
 
-    size = sum(map(len, found.values()))  # of a group; each copy of the model has one
-    starts = range(0, config.world_size, size)
+    # a group has a rank, or a row of ranks that divide layers, for each number
+    size, row = sum(map(len, found.values())), row_of(config)
+    starts = range(0, config.world_size, size * row)
     classes = [
         SameRanks(
-            numbers=tuple(start + rank for start in starts for rank in ranks), held_bytes=sum(held)
+            numbers=tuple(start + rank * row + one
+                          for start in starts for rank in ranks for one in range(row)),
+            held_bytes=sum(held),
         )
         for held, ranks in found.items()
-    ]
+    ]  # fmt: skip
     return sorted(classes, key=lambda each: -each.held_bytes)
 
 
-def _is_by_rows(parameter: Any) -> bool:
-    """Return whether a parameter is divided by rows over the last dimension of its mesh alone."""
-    from torch.distributed.tensor import Shard  # 0.3 s that few need
+def row_of(config: StepConfig) -> int:
+    """Return how many ranks divide each layer. They are numbered in a row, and hold the same."""
+    return config.world_size // config.data_parallel_size
 
-    *others, last = parameter.placements
-    return type(last) is Shard and last.dim == 0 and all(each.is_replicate() for each in others)
+
+def _is_by_rows(parameter: Any) -> bool:
+    """Return whether `fully_shard` has divided a parameter by rows, or has not divided it."""
+    sharded = parameter.placements[_sharded(parameter)] if _group_size(parameter) > 1 else None
+    return sharded is None or getattr(sharded, "dim", None) == 0
+
+
+def _sharded(parameter: Any) -> int:
+    """Return the dimension of its mesh over which `fully_shard` has divided a parameter."""
+    number: int = parameter.device_mesh.mesh_dim_names.index(SHARD)
+    return number
 
 
 def _parts(divided: Sequence[torch.Tensor]) -> list[tuple[int, int, Held]]:
     """Return runs of ranks of one group (first, last + 1) and what each of them holds.
 
-    One rank alone stands for all of them if no parameter is divided.
+    One rank alone stands for all of them if `fully_shard` has divided no parameter.
     """
-    if not divided:
-        return [(0, 1, ())]
-
-    count = _group_size(divided[0])
+    count = max(map(_group_size, divided), default=1)
     bounds = {0, count}
     for parameter in divided:
-        rows = parameter.shape[0] if parameter.ndim else 1
+        rows, _ = _rows(parameter)
         most = -(-rows // count)
         whole = rows // most if most else 0  # ranks whose part has the full size
         bounds |= {min(whole, count), min(whole + 1, count)}
@@ -106,17 +119,29 @@ def _parts(divided: Sequence[torch.Tensor]) -> list[tuple[int, int, Held]]:
     ]
 
 
-def _group_size(parameter: torch.Tensor) -> int:
-    mesh = parameter.device_mesh  # type: ignore[attr-defined]
-    size: int = mesh.size(mesh.ndim - 1)
+def _group_size(parameter: Any) -> int:
+    mesh = parameter.device_mesh
+    size: int = mesh.size(_sharded(parameter)) if SHARD in mesh.mesh_dim_names else 1
     return size
 
 
-def _part_bytes(parameter: torch.Tensor, rank: int, count: int) -> int:
-    rows = parameter.shape[0] if parameter.ndim else 1
+def _rows(parameter: Any) -> tuple[int, int]:
+    """Return the rows that `fully_shard` divides, and the bytes of a row.
+
+    Of a divided layer these are of the part of one rank of a row; its parts are equal.
+    """
+    mesh, shape = parameter.device_mesh, list(parameter.shape)
+    for number, placement in enumerate(parameter.placements):
+        if mesh.mesh_dim_names[number] != SHARD and placement.is_shard():
+            shape[placement.dim] //= mesh.size(number)
+    rows = shape[0] if shape else 1
+    return rows, math.prod(shape[1:]) * parameter.dtype.itemsize
+
+
+def _part_bytes(parameter: Any, rank: int, count: int) -> int:
+    rows, row_bytes = _rows(parameter)
     most = -(-rows // count)
-    own = max(0, min(most, rows - rank * most))
-    return own * (parameter.numel() // rows if rows else 0) * parameter.dtype.itemsize
+    return max(0, min(most, rows - rank * most)) * row_bytes
 
 
 def with_other_ranks(

@@ -96,7 +96,7 @@ def _heaviest_rank(
     classes: list[SameRanks] = []
 
     def look_at(step: Step) -> None:
-        heaviest.append(heaviest_ranks(step.optimizer))
+        heaviest.append(heaviest_ranks(step.optimizer, config))
         classes[:] = same_ranks(step.model, step.optimizer, config)
 
     def record(asked: StepConfig, tracker: Tracker, rank: int) -> Program:

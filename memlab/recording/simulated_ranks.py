@@ -26,11 +26,14 @@ import torch.distributed as dist
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.recording import stand_in
+from memlab.recording.distinct_ranks import row_of
 from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.recording.tracker import Tracker
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
+from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.torch_private.ranks import (
     drawn_as_on_a_cpu,
+    forget_shardings,
     group_of_none,
     meshes_joined_unseen,
     parameters_divided_by,
@@ -86,6 +89,8 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             yield
     finally:
         tracker.passed_on = ()
+        if is_tensor_parallel(config):
+            forget_shardings()
 
 
 class PartsOnDemand(Sequence[torch.Tensor]):
@@ -111,7 +116,7 @@ class PartsOnDemand(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, index * most, min(most, count - index * most))
 
 
-def heaviest_ranks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
+def heaviest_ranks(optimizer: torch.optim.Optimizer, config: StepConfig) -> tuple[int, ...]:
     """Return the ranks one of which holds the most: one, unless shares of parameters differ.
 
     Judged by Adam: two numbers for each weight and one for each parameter, which counts the steps.
@@ -121,9 +126,10 @@ def heaviest_ranks(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
         return (0,)
 
     shares = partition_of(optimizer)
-    held = [sum(2 * p.nbytes + STEP_BYTES for p in share) for share in shares]
+    parts = [[local(parameter).nbytes for parameter in share] for share in shares]
+    held = [sum(2 * nbytes + STEP_BYTES for nbytes in share) for share in parts]
     with_largest = [
-        size + 2 * max((p.nbytes for p in share), default=0)
-        for size, share in zip(held, shares, strict=True)
+        size + 2 * max(share, default=0) for size, share in zip(held, parts, strict=True)
     ]
-    return tuple(dict.fromkeys([held.index(max(held)), with_largest.index(max(with_largest))]))
+    most = [held.index(max(held)), with_largest.index(max(with_largest))]
+    return tuple(number * row_of(config) for number in dict.fromkeys(most))

@@ -6,6 +6,7 @@ some builds of PyTorch have none.
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -112,6 +113,40 @@ def partition_of(optimizer: Any) -> list[list[torch.Tensor]]:
         [parameter for group in groups for parameter in group["params"]]
         for groups in optimizer._partition_parameters()
     ]
+
+
+def parts_sent_by(optimizer: Any, part_of: Callable[[Any], torch.Tensor]) -> None:
+    """Let a `ZeroRedundancyOptimizer` send parts of parameters: its broadcasts take no DTensors.
+
+    Args:
+        optimizer: sends the parameters of each rank's share to the other ranks after an update.
+        part_of: returns what this rank has of a parameter.
+    """
+    import torch.distributed as dist
+
+    this = weakref.ref(optimizer)
+
+    def send(rank: int) -> list[Any]:
+        own: Any = this()
+        group = own.process_group
+        source = dist.get_global_rank(group, rank)
+        return [
+            dist.broadcast(part_of(parameter.data), source, group=group, async_op=True)
+            for parameter in partition_of(own)[rank]
+        ]
+
+    optimizer._broadcast_params_from_rank = send
+
+
+def forget_shardings() -> None:
+    """Let DTensors forget how operators divide tensors: with it they keep the meshes they met.
+
+    A mesh of other groups that looks alike would else be given those of a closed process group.
+    """
+    from torch.distributed.tensor import debug
+
+    module: Any = debug
+    module._clear_sharding_prop_cache()
 
 
 @contextlib.contextmanager

@@ -120,6 +120,18 @@ def _() -> None:
     assert arguments_of(kind._partition_parameters) == ["self", "params_per_rank"]
 
 
+@case("._broadcast_params_from_rank", to="send parts of parameters after an update")
+def _() -> None:
+    kind = at("torch.distributed.optim.ZeroRedundancyOptimizer")
+    assert arguments_of(kind._broadcast_params_from_rank) == ["self", "rank"]
+    assert "_broadcast_params_from_rank" in kind._sync_params.__code__.co_names
+
+
+@case("._clear_sharding_prop_cache", to="forget the meshes of a closed process group")
+def _() -> None:
+    at("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+
+
 @case(
     "torch.distributed.tensor._sharding_prop",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator",

@@ -12,6 +12,7 @@ from memlab.recording import distinct_ranks
 from memlab.techniques.sharding.ranks import MOST_SIMULATED_PARTS
 from tests.models import blocks
 from tests.predictions import simulated
+from tests.tensor_parts import HIDDEN, IN, OUT, mlp
 
 ADAM = 2  # numbers for each weight
 
@@ -51,6 +52,30 @@ def test_parts_by_hand():
 def test_groups_of_a_hybrid_step_are_copies():
     result = simulated(batch_size=10, sharding="hybrid", world_size=10, shard_group_size=5)
     assert [each.rank_numbers for each in result.ranks] == [(0, 1, 2, 5, 6, 7), (3, 8), (4, 9)]
+
+
+def test_ranks_that_divide_layers_hold_the_same():
+    """Of 6 ranks 2 divide layers: 32 hidden features have 16 rows each, 3 ranks have 6, 6, 4.
+
+    The 6 outputs have 2 rows each, of which a rank multiplies the half of the hidden features.
+    """
+    result = simulated(mlp(), batch_size=6, sharding="zero2", world_size=6, tensor_parallel_size=2)
+    assert [each.rank_numbers for each in result.ranks] == [(0, 1, 2, 3), (4, 5)]
+    for each, rows in zip(result.ranks, (6, 4), strict=True):
+        weights = rows * (IN + 1) + OUT // 3 * (HIDDEN // 2 + 1)
+        assert held(each, "optimizer_state") == 4 * ADAM * weights + 4 * 4
+
+    alone = simulated(mlp(), batch_size=4, sharding="tensor", world_size=4)
+    assert [each.rank_numbers for each in alone.ranks] == [(0, 1, 2, 3)]
+
+
+def test_shares_of_the_state_of_divided_layers():
+    fields = {"batch_size": 4, "sharding": "zero1", "world_size": 4, "tensor_parallel_size": 2}
+    result = simulated(mlp(), **fields)
+    assert sorted(each.rank_numbers for each in result.ranks) == [(0, 1), (2, 3)]
+    shares = sum(held(each, "optimizer_state") for each in result.ranks)
+    half = HIDDEN // 2  # of a rank; the bias of the outputs is whole
+    assert shares == 4 * ADAM * (half * (IN + 1) + OUT * (half + 1)) + 4 * 4
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

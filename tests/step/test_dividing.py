@@ -8,10 +8,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import memlab
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
+from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.step import build_step
 from memlab.techniques.every import check
 from memlab.techniques.sharding.divided_layers import Role
-from memlab.torch_private.ranks import group_of_none
+from memlab.torch_private.ranks import group_of_none, replicated_by
 from tests.tensor_parts import Mixing, decoder, mixing, mlp
 
 COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE
@@ -149,6 +150,30 @@ def test_the_notes_say_what_share_is_divided():
     assert step.notes[1].endswith("and then input features: 0, 2.")
 
 
+def test_replicas_of_divided_layers_have_this_ranks_parts_as_parameters():
+    config = StepConfig(batch_size=4, sharding="ddp", world_size=4, tensor_parallel_size=2)
+    # the real reducer averages in C++
+    with group_of_none(0, 4), replicated_by(FakeReducer, FakeLogger):
+        step = build_step(decoder(), config, "cpu")
+        weight = step.model.blocks[0].up.weight
+        assert isinstance(weight, DTensor)
+        part = next(p for p in step.run_model._module_parameters
+                    if p.data_ptr() == weight.to_local().data_ptr())  # fmt: skip
+        assert not isinstance(part, DTensor)
+        assert part.shape == (weight.shape[0] // 2, weight.shape[1])
+
+        step.accumulate()
+        assert step.model.blocks[0].up.weight is weight
+        once = weight.grad.to_local().clone()
+        assert part.grad is None
+        step.accumulate()
+        # each average halves, since the other replica sends nothing: (once + 2 * once) / 2
+        torch.testing.assert_close(weight.grad.to_local(), 1.5 * once)
+        step.update()
+        assert weight.grad is None
+        assert not any(isinstance(p, DTensor) for p in step.run_model._module_parameters)
+
+
 def test_one_rank_alone_divides_nothing():
     step, found = divided(mlp(), count=1)
     assert set(found.values()) == {None}
@@ -158,8 +183,11 @@ def test_one_rank_alone_divides_nothing():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"sharding": "ddp", "tensor_parallel_size": 2}, "use sharding='zero2'"),
-        ({"sharding": "zero1", "tensor_parallel_size": 2}, "or tensor_parallel_size=1"),
+        ({"sharding": "ddp", "tensor_parallel_size": 2, "loss_chunks": 4}, "use loss_chunks=1"),
+        (
+            {"sharding": "zero1", "tensor_parallel_size": 2, "optimizer": "adafactor"},
+            "tensor_parallel_size=2 with optimizer='adafactor'",
+        ),
         ({"precision": "fp16-mixed"}, "use precision='bf16-mixed'"),
         ({"precision": "bf16-stochastic"}, "use precision='bf16-master'"),
         ({"optimizer_implementation": "foreach"}, "'single-tensor'"),

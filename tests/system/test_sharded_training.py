@@ -34,5 +34,9 @@ def test_layers_that_are_divided_are_saved_whole(tmp_path):
     assert trained(1, tmp_path, "load", {}) == pytest.approx(saved, rel=1e-6)
     both = {"sharding": "zero3", "world_size": 4, "tensor_parallel_size": 2}
     assert trained(4, tmp_path, "load", both) == pytest.approx(saved, rel=1e-6)
+    replicas = {**both, "sharding": "zero1"}
+    saved = trained(4, tmp_path, "save", replicas)
+    assert trained(4, tmp_path, "load", replicas) == saved
+    assert trained(1, tmp_path, "load", {}) == pytest.approx(saved, rel=1e-6)
     with pytest.raises(AssertionError, match="ranks that divide layers were given different"):
         trained(2, tmp_path, "differ", tensor)

@@ -24,6 +24,7 @@ from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
 from memlab.torch_private.operators import has_kernel_for, is_registered
+from memlab.torch_private.ranks import parts_sent_by
 from memlab.torch_private.tensors import indices_of, values_of
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
@@ -103,7 +104,10 @@ def _of_fused_sgd(config: StepConfig, device: torch.device, what: str) -> Iterat
 
 
 def make(
-    model: torch.nn.Module, config: StepConfig, weights: OffloadedWeights | None = None
+    model: torch.nn.Module,
+    config: StepConfig,
+    weights: OffloadedWeights | None = None,
+    group: Any = None,
 ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
     """Return the optimizer over the trainable parameters, and its schedule if it has one.
 
@@ -111,6 +115,7 @@ def make(
         model: on its device.
         config: says which optimizer.
         weights: the offloaded weights of the model, if there are any.
+        group: of the ranks that share the state with zero1; None for all ranks.
 
     Raises:
         UnsupportedError: the optimizer does not update weights of this number format correctly.
@@ -125,7 +130,9 @@ def make(
     if config.optimizer_in_backward:
         optimizer: torch.optim.Optimizer = InBackward(parameters, make_one, learning_rate(config))
     elif config.sharding is Sharding.ZERO1:
-        optimizer = with_sharded_state(parameters, make_one, learning_rate(config))
+        optimizer = with_sharded_state(parameters, make_one, learning_rate(config), group)
+        if is_tensor_parallel(config):
+            parts_sent_by(optimizer, local)
     else:
         optimizer = make_one(parameters)
 

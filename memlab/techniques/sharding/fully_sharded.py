@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memlab.config import Sharding, StepConfig
 from memlab.techniques.precision import AUTOCAST_DTYPE
+from memlab.techniques.sharding.ranks import REPLICATED
 from memlab.techniques.sharding.shards import shard_blocks
 from memlab.torch_private.dispatch import without_modes
 
@@ -33,7 +34,8 @@ def make_mesh(config: StepConfig, device_type: str) -> DeviceMesh:
 def mesh_of(config: StepConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the shape of the mesh of all ranks, and the names of its dimensions."""
     if config.tensor_parallel_size > 1:
-        return (config.data_parallel_size, config.tensor_parallel_size), ("shard", "tensor")
+        others = "replicate" if config.sharding in REPLICATED else "shard"
+        return (config.data_parallel_size, config.tensor_parallel_size), (others, "tensor")
     if config.sharding is not Sharding.HYBRID:
         return (config.world_size,), ("tensor" if config.sharding is Sharding.TENSOR else "shard",)
     assert config.shard_group_size is not None

@@ -46,6 +46,7 @@ class Sharded:
         notes: what a reader must know about how the model is divided.
         engine: computes gradients and updates in place of autograd and the optimizer; None
             without DeepSpeed.
+        group: the process group of the ranks that hold copies of the same; None if all do.
     """
 
     run_model: torch.nn.Module
@@ -54,6 +55,7 @@ class Sharded:
     in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
     notes: tuple[str, ...] = ()
     engine: "Engine | None" = None
+    group: Any = None
 
     @property
     def num_made(self) -> int:

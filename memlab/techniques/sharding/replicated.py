@@ -26,9 +26,9 @@ class Replica(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
 
-def replicate(model: torch.nn.Module) -> Replica:
-    """Return the model as DistributedDataParallel runs it."""
-    return Replica(model)
+def replicate(model: torch.nn.Module, group: Any = None) -> Replica:
+    """Return the model as DistributedDataParallel runs it in a group of ranks, or in all."""
+    return Replica(model, process_group=group)
 
 
 def in_micro_batch(
@@ -42,10 +42,11 @@ def with_sharded_state(
     parameters: list[torch.nn.Parameter],
     make_one: Callable[[Any], torch.optim.Optimizer],
     learning_rate: float,
+    group: Any = None,
 ) -> torch.optim.Optimizer:
     """Return an optimizer that keeps the state of this rank's share of the parameters only.
 
-    After an update each rank sends its parameters to all others.
+    After an update each rank sends its parameters to all others of a group, or to all.
     """
     from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.1 s that few need
 
@@ -53,4 +54,6 @@ def with_sharded_state(
         return make_one(groups)  # with a rate of its own, which is the same
 
     made: Any = kind  # any function of parameter groups will do as a class
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=made, lr=learning_rate)
+    return ZeroRedundancyOptimizer(
+        parameters, optimizer_class=made, process_group=group, lr=learning_rate
+    )

@@ -82,8 +82,17 @@ def apply(
     # late, since these import much of torch.distributed
     from memlab.techniques.sharding import fully_sharded, replicated, shards, tensor_parallel
 
-    run_model = model
-    if config.sharding in REPLICATED:
+    run_model, group = model, None
+    if config.sharding in REPLICATED and divided is not None:
+        from memlab.techniques.sharding import local_parts
+
+        parts = local_parts.LocalParts(model)
+        group = fully_sharded.dimension(divided.mesh, "replicate").get_group()
+        with parts.shown():
+            run_model = replica = replicated.replicate(model, group)
+        context = local_parts.in_micro_batch(parts, replicated.in_micro_batch(replica))
+        context = tensor_parallel.in_micro_batch(context)
+    elif config.sharding in REPLICATED:
         run_model = replica = replicated.replicate(model)
         context = replicated.in_micro_batch(replica)
     elif config.sharding is Sharding.TENSOR:
@@ -100,6 +109,7 @@ def apply(
         num_parts=config.data_parallel_size,
         in_micro_batch=context,
         notes=() if divided is None else divided.notes,
+        group=group,
     )
 
 
@@ -148,6 +158,8 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         return
 
     said = f"sharding={str(config.sharding)!r}"
+    if config.tensor_parallel_size > 1:
+        said += f", tensor_parallel_size={config.tensor_parallel_size}"
     known = (*REPLICATED, *FULLY_SHARDED, Sharding.TENSOR, *deepspeed_settings.STAGES)
     if config.sharding not in known:
         yield Refusal(
@@ -201,7 +213,8 @@ def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
 
 def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what does not work with parameters of which a rank holds a part."""
-    if config.sharding in REPLICATED or is_deepspeed(config):
+    is_whole = config.sharding in REPLICATED and not is_tensor_parallel(config)
+    if is_whole or is_deepspeed(config):
         return
     adamw = {"optimizer": Optimizer.ADAMW}
     if config.optimizer is Optimizer.ADAMW_8BIT:
@@ -238,14 +251,6 @@ def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what does not work with layers that are divided."""
     if not is_tensor_parallel(config):
         return
-    if config.tensor_parallel_size > 1:
-        said = f"{said}, tensor_parallel_size={config.tensor_parallel_size}"
-    if config.sharding in REPLICATED:
-        yield Refusal(
-            why=f"{said}: DistributedDataParallel does not know DTensors, which the divided "
-            "weights are",
-            remedies=({"sharding": Sharding.ZERO2}, {"tensor_parallel_size": 1}),
-        )
     if config.sharding is Sharding.TENSOR and not config.sync_each_micro_batch:
         yield Refusal(
             why=f"{said} with sync_each_micro_batch=False does nothing: no gradients are averaged",
@@ -258,7 +263,7 @@ def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
             "with divided layers has both",
             remedies=({"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},),
         )
-    if config.loss_chunks > 1 and config.sharding is Sharding.TENSOR:
+    if config.loss_chunks > 1 and config.sharding not in FULLY_SHARDED:
         yield Refusal(
             why=f"{said} with loss_chunks={config.loss_chunks} is not implemented yet",
             remedies=({"loss_chunks": 1},),
@@ -349,9 +354,9 @@ SHARDING = Technique(
         ),
         Saving(
             setting="`tensor_parallel_size=2`",
-            saves='as `sharding="tensor"`, among the ranks of a group, beside zero2 or zero3',
+            saves='as `sharding="tensor"`, in groups of ranks, beside ddp, zero1, zero2 or zero3',
             costs="as that",
-            not_for="ddp and zero1, which know no DTensors",
+            not_for="as that",
         ),
         Saving(
             setting='`sharding="deepspeed-zero1"`',
