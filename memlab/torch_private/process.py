@@ -53,6 +53,7 @@ CACHES = (
     "torch._inductor.", "torch._jit_internal.", "torch._library.simple_registry.",
     "torch._logging.", "torch._opaque_base.", "torch._ops.", "torch._subclasses.",
     "torch.cuda._lazy_seed_tracker", "torch.distributed._meta_registrations.used_ids",
+    "torch.distributed.elastic.events._events_loggers",
     "torch.distributed.distributed_c10d._backend",  # of the newest process group
     "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",  # made of a class alone
     "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",

@@ -1,6 +1,7 @@
 """Every two techniques: equal gradients, or a refusal that names both, also in the panel."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -23,10 +24,19 @@ from memlab.techniques.technique import Refusal
 def test_two_techniques_combine_or_are_refused_by_name(a, b):
     found = tried(a, b)
     assert found.kind is not Kind.WRONG, found.why
+    # what the page says of this pair
+    page = combinations.PAGE.read_text(encoding="utf-8")
+    names = list(combinations.TECHNIQUES)
+    row = next(
+        line for line in page.splitlines() if re.match(rf"\| \d+ \| {re.escape(a)} \|", line)
+    )
+    cell = row.split("|")[3 + names.index(b)].strip()
+    is_said = f"- **{cell}** {found.why}\n" in page
+    assert is_said if found.kind is Kind.REFUSED else cell == str(found.kind)
 
 
-@pytest.mark.slow
-def test_the_page_says_what_was_found():  # of the pairs that are tried above, which takes longer
+@pytest.mark.long
+def test_the_page_says_what_was_found():  # of all pairs at once; each is compared with it above
     page = combinations.PAGE.read_text(encoding="utf-8")
     assert page == combinations.page(), "write it again: python -m benchmarks.combinations"
 

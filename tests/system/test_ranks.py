@@ -12,6 +12,7 @@ from torch import nn
 
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, measure, verify
+from memlab.worker import isolation
 from memlab.worker.job import Job
 from memlab.worker.ranks import group
 from memlab.worker.ranks.measuring import measure_ranks
@@ -23,7 +24,9 @@ WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
 
 def test_each_rank_of_zero3_holds_its_half():
     sharded = measure(faulty(), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
+    worker = isolation.measuring.worker
     alone = measure(faulty(), StepConfig(batch_size=4), "cpu", repeats=1)
+    assert isolation.measuring.worker is worker, "starting ranks has changed it"
     assert sharded.outcome is Outcome.OK, sharded.message
     assert [rank.rank_numbers for rank in sharded.ranks] == [(0,), (1,)]
     assert alone.peak_by_category["parameters"] == WEIGHTS

@@ -47,6 +47,7 @@ POLL_SECONDS = 0.01
 STARTING = "starting"
 STACK = "Current thread"  # with which faulthandler begins that of the main thread
 COLLECTIVES = f"{os.sep}torch{os.sep}distributed{os.sep}"  # in the files that wait for other ranks
+SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # a variable that the launcher sets in its own process
 TOO_LONG = "raise timeout_seconds, or make the step smaller"
 
 
@@ -293,13 +294,14 @@ class RankGroup:
 
     def _launch(self) -> None:
         """Run torch's elastic launcher until all ranks have ended."""
+        # it warns that a thread cannot handle signals, and reports failures that we report; known
+        # before its children, or they would change their parent, and this worker would be changed
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         # late: half a second that only sharded steps need
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        # it warns that a thread cannot handle signals, and reports failures that we report
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -317,6 +319,7 @@ class RankGroup:
             "environment": {},
         }
         command = ["-P", str(start.__file__), json.dumps(settings), str(os.getpid())]
+        own = os.environ.get(SIGNALS)
         try:
             elastic_launch(config, interpreter())(*command)
         except ChildFailedError as error:
@@ -324,6 +327,10 @@ class RankGroup:
             self._first_failure, _ = error.get_first_failure()
         except BaseException as error:
             self._error = error
+        finally:
+            os.environ.pop(SIGNALS, None)
+            if own is not None:
+                os.environ[SIGNALS] = own
 
 
 def _signal_name(number: int) -> str:

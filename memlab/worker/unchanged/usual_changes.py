@@ -31,6 +31,7 @@ CACHES = (
     *torch_process.CACHES,
     # of others
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
+    "cloudpickle.cloudpickle._extract_code_globals_cache",  # the names that functions use
     "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
 )  # fmt: skip
 # hooks that only print; a library replaces them as it is imported (monai does)
