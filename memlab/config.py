@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.rank_settings import MOST_RANKS, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
-from memlab.arguments.rank_settings import check_ranks
 from memlab.arguments.setting_values import (
     Policy,
     fraction,
@@ -137,6 +137,7 @@ class Checkpointing(StrEnum):
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
 COUNT = count(1, MOST_SAMPLES)
+OF_RANKS = dict.fromkeys(("world_size", "tensor_parallel_size"), count(1, MOST_RANKS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,7 +346,7 @@ def _rules() -> tuple[tuple[str, Rule], ...]:
     """Return the name of each field and the rule for its value."""
     types: dict[str, Any] = {field.name: field.type for field in fields(StepConfig)}
     by_type = {name: COUNT if kind is int else rule_for(kind) for name, kind in types.items()}
-    return tuple((by_type | _PARSERS).items())
+    return tuple((by_type | OF_RANKS | _PARSERS).items())
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from memlab.arguments.collectives import Communication
 from memlab.arguments.html_tables import facts_table
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
-from memlab.config import FP32_FORMATS, Precision, StepConfig
+from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
 from memlab.errors import MemlabError
 from memlab.limits.judgement import CountedPeak, Judgement, RunsWithin
 from memlab.trace import Holding, Phase, Place, Timeline
@@ -181,9 +181,12 @@ class StepResult:
 
     @property
     def sent_bytes(self) -> int | None:
-        """Bytes that this rank sends to others in a step; None if it calls no collective."""
-        sent = [each.sent_bytes for each in self.communication]
-        return sum(sent) if sent else None
+        """Bytes that this rank sends to others in a step; None without sharding, or if unknown."""
+        if self.communication:
+            return sum(each.sent_bytes for each in self.communication)
+        config = self.config
+        is_alone = config.sharding is not Sharding.NONE and config.world_size == 1
+        return 0 if is_alone and self.outcome is Outcome.OK else None
 
     @property
     def ended_before_its_peak(self) -> bool:

@@ -47,9 +47,6 @@ WITH_TENSOR_PARALLEL = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.Z
 def check_ranks(config: Any) -> None:
     """Raise ConfigError if the ranks, groups and samples of a `StepConfig` do not go together."""
     ranks, sharding = config.world_size, config.sharding
-    if ranks > MOST_RANKS:
-        raise ConfigError(f"world_size={ranks}; allowed is 1 to {MOST_RANKS}")
-
     if sharding is Sharding.NONE:
         _check_alone(config)
         return

@@ -156,9 +156,10 @@ def check_room(cluster: Cluster, world_size: int) -> None:
     if world_size <= CARDS_IN_A_BOARD and cluster.num_nodes == 1:
         larger = f"{world_size}x-{cluster.card.name}"
     most = cluster.num_devices
+    cards, less = (f"{most} cards", f"{most} or less") if most > 1 else ("one card", "1")
     raise DeviceError(
-        f"world_size={world_size} is more than the {most} cards of device={cluster.name!r}; use "
-        f"device={larger!r}, or world_size={most} or less"
+        f"world_size={world_size} is more than the {cards} of device={cluster.name!r}; use "
+        f"device={larger!r}, or world_size={less}"
     )
 
 
@@ -174,7 +175,7 @@ def _check(name: str, nodes: int, devices: int, card: Card, board: _Board | None
         more = -(-total // per_node)
         raise DeviceError(
             f"device={name!r} has {devices} cards in one machine; memlab knows machines of at most "
-            f"{per_node}. Use '{more}x{per_node}-{card.name}', which has {more} of them"
+            f"{per_node}. Use '{more}x{per_node}-{card.name}', which is {more} such machines"
         )
     if nodes > 1 and board is None and not card.name.startswith("rtx-"):
         raise DeviceError(

@@ -207,7 +207,7 @@ def _peak(result: StepResult, peak: int) -> str:
     limit, counted = result.memory_limit_bytes, result.counted_peak
     if limit is not None and counted is not None and counted.nbytes > limit:
         text += f"; {counted.beside(limit, fits=result.fits)}"
-    if result.sent_bytes is not None:
+    if result.sent_bytes:
         how = "; ".join(map(str, result.communication))
         text += f"; a rank sends {format_bytes(result.sent_bytes)} a step ({how})"
     return text if result.peak_holdings else f"{text}; which modules hold it was not traced"

@@ -63,15 +63,7 @@ def cost_of(result: StepResult) -> float | None:
     """
     if result.step_seconds is not None:
         return result.step_seconds
-    sent = sent_bytes(result)
-    return None if sent is None else float(sent)
-
-
-def sent_bytes(result: StepResult) -> int | None:
-    """Return what a rank sends in a step; None without ranks, or where it is not known."""
-    if not result.communication:
-        return None
-    return sum(each.sent_bytes for each in result.communication)
+    return None if result.sent_bytes is None else float(result.sent_bytes)
 
 
 def counted(result: StepResult) -> CountedPeak:

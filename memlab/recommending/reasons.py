@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
-from memlab.recommending.alternatives import Alternative, counted, sent_bytes
+from memlab.recommending.alternatives import Alternative, counted
 from memlab.recommending.search import Found, key_of
 from memlab.recommending.space import Settings
 from memlab.result import StepResult, format_percent
@@ -56,7 +56,7 @@ def _difference(before: StepResult, after: StepResult) -> str:
     told = [_change(memory, "memory")]
     if before.step_seconds and after.step_seconds:
         told.append(_change(after.step_seconds / before.step_seconds - 1.0, "time"))
-    sent = sent_bytes(before), sent_bytes(after)
+    sent = before.sent_bytes, after.sent_bytes
     if sent[0] and sent[1]:
         told.append(_change(sent[1] / sent[0] - 1.0, "communication"))
     *others, last = told
@@ -65,7 +65,7 @@ def _difference(before: StepResult, after: StepResult) -> str:
 
 def _of_ranks(result: StepResult) -> Iterator[str]:
     """Yield what several ranks send, and by what their strategies were compared."""
-    sent = sent_bytes(result)
+    sent = result.sent_bytes
     if sent is None:
         return
     by = "time" if result.step_seconds else "that, since the time of communication is not known"

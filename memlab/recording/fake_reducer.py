@@ -27,9 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memlab.arguments.quoting import shown
-from memlab.errors import UnsupportedError
 from memlab.recording.faking import is_dense
+from memlab.techniques.sharding.replicated import unused
 from memlab.torch_private.ranks import buckets_of, call_after_backward
 
 
@@ -106,13 +105,7 @@ class FakeReducer:
         if not 0 < len(self._without) < len(self._parameters):
             return
 
-        unused = [shown(self._names[index]) for index in sorted(self._without)]
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        raise UnsupportedError(
-            f"the loss does not use the parameters {', '.join(unused[:3])}{more}, and "
-            "DistributedDataParallel raises an error if a parameter gets no gradient; set their "
-            "requires_grad to False in build_model, or use sharding='zero3'"
-        )
+        raise unused([self._names[index] for index in sorted(self._without)])
 
     def _make_buckets(self, buckets: list[list[int]]) -> None:
         self._buckets = buckets

@@ -59,7 +59,7 @@ def test_other_texts_name_no_cluster(text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("16x-h100", "'2x8-h100'"),
+        ("16x-h100", "'2x8-h100', which is 2 such machines$"),
         ("0x-h100", "1 to 4096"),
         ("513x8-h100", "1 to 4096"),
         ("2x4-l4", "'4x-l4'"),
@@ -80,6 +80,12 @@ def test_more_ranks_than_cards_are_refused_before_anything_runs(device, world_si
     with pytest.raises(DeviceError, match=f"world_size={world_size} is more.*{remedy}"):
         memlab.predict(workload, config, device)
     assert cards.cluster(remedy).num_devices >= world_size
+
+
+def test_one_card_has_no_room_for_two_ranks():
+    said = "is more than the one card of device='1x-h100'; use device='2x-h100', or world_size=1$"
+    with pytest.raises(DeviceError, match=said):
+        cluster_table.check_room(cards.cluster("1x-h100"), 2)
 
 
 def test_rates_that_datasheets_print():

@@ -82,6 +82,11 @@ def test_one_process_sends_nothing():
     assert alone.sent_bytes is None
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero3"])
+def test_a_single_rank_sends_no_bytes(sharding):
+    assert simulated(batch_size=4, sharding=sharding, world_size=1).sent_bytes == 0
+
+
 def test_what_is_sent_is_said_in_words_and_tables():
     result = simulated(batch_size=8, sharding="ddp", world_size=2)
     assert result.sent_bytes == MODEL

@@ -7,7 +7,6 @@ import torch
 
 import memlab
 from memlab import MemlabError, StepConfig, recommend
-from memlab.recommending.alternatives import sent_bytes
 from memlab.recommending.ranks import with_ranks
 from memlab.recommending.space import space_of
 from memlab.techniques.sharding.sharding import most_ranks
@@ -51,7 +50,7 @@ def test_of_what_fits_the_strategy_that_sends_least_comes_first(every, limit):
 
     ranked = on_two(limit, batch_size=BATCH, world_size=2)
     found = [str(one.config.sharding) for one in ranked]
-    assert found == sorted(STRATEGIES - {"ddp"}, key=lambda name: sent_bytes(every[name]))
+    assert found == sorted(STRATEGIES - {"ddp"}, key=lambda name: every[name].sent_bytes)
     assert all(one.config.world_size == 2 for one in ranked)
     assert any("strategies are compared by that" in reason for reason in ranked[0].reasons)
     assert any("only if no strategy fits by itself" in note for note in ranked.notes)

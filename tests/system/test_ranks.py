@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from benchmarks.ranks import Ranks
-from memlab import Outcome, StepConfig, Workload, measure, verify
+from memlab import Outcome, StepConfig, Workload, measure, predict, verify
 from memlab.worker import isolation
 from memlab.worker.job import Job
 from memlab.worker.ranks import group
 from memlab.worker.ranks.measuring import measure_ranks
+from tests.models import half_used
 from tests.rank_parts import ODD, WIDTH, faulty, left_running, running
 
 TWO = {"sharding": "zero3", "world_size": 2}
@@ -164,6 +165,17 @@ def test_dropout_batch_norm_and_uneven_losses_train_as_in_one_process(sharding, 
     assert report.ok, report.why
     assert report.same_as_full_batch == "no"
     assert "norm" in report.why
+
+
+@pytest.mark.parametrize("sharding", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])
+def test_a_parameter_that_the_loss_does_not_use_is_refused_in_the_words_of_a_prediction(
+    sharding, ranks
+):
+    config = StepConfig(batch_size=4, sharding=sharding, world_size=2)
+    measured, predicted = ranks.measured(half_used(), config), predict(half_used(), config, "cpu")
+    assert measured.outcome is predicted.outcome is Outcome.UNSUPPORTED
+    assert "does not use the parameters 'idle.weight', 'idle.bias', and" in predicted.message
+    assert measured.message == f"rank 0 of 2: {predicted.message}"
 
 
 class Differing(nn.Linear):

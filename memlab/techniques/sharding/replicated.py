@@ -8,15 +8,33 @@ that some forwards do not use, which raise an error.
 """
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from memlab.errors import UnsupportedError
+
 
 class Replica(DistributedDataParallel):
     """A replicated model that also gives the attributes of the model, as a loss may read them."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Run the model.
+
+        Raises:
+            UnsupportedError: the backward before gave no gradient to a parameter.
+        """
+        try:
+            return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if found is None:
+                raise
+            names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            raise unused([names[int(number)] for number in found[1].split()]) from error
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapper, or else of the model."""
@@ -24,6 +42,17 @@ class Replica(DistributedDataParallel):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def unused(names: Sequence[str]) -> UnsupportedError:
+    """Return the error for parameters that the loss does not use."""
+    quoted = ", ".join(map(repr, names[:3]))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return UnsupportedError(
+        f"the loss does not use the parameters {quoted}{more}, and DistributedDataParallel raises "
+        "an error if a parameter gets no gradient; set their requires_grad to False in "
+        "build_model, or use sharding='zero3'"
+    )
 
 
 def replicate(model: torch.nn.Module, group: Any = None) -> Replica:
