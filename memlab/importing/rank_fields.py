@@ -2,7 +2,7 @@
 
 How many ranks there are is said by the launcher, not by a trainer's arguments. So sharding is
 imported only where `from_trainer` is given `world_size`. FSDP1 becomes FSDP2, which shards the same
-tensors. Left out: hybrid sharding, whose groups follow the machines, and offloading.
+tensors. Left out: hybrid sharding, whose groups follow the machines, and DeepSpeed's offloading.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from memlab.arguments.quoting import shown
 from memlab.importing.reading import SourceReading
 
 BLOCKS = "the blocks that memlab finds stand for FSDP's units"
-OFFLOADED = "memlab's sharded steps keep parameters and states on the device"
+OFFLOADED = "memlab reads no settings of DeepSpeed's offloading: set offload_optimizer yourself"
 HYBRID = "the groups of hybrid sharding follow the machines: set sharding='hybrid' and its group"
 OF_FILE = "memlab.from_trainer of the DeepSpeed file itself says what it holds"
 OF_MODULE = (
@@ -36,12 +36,14 @@ class FoundSharding:
         why: a sentence; required if there is none.
         names: the fields that say so.
         averages_late: whether gradients of micro-batches are averaged once an update.
+        is_offloaded: whether parts of parameters, gradients and states are in host memory.
     """
 
     sharding: str | None
     why: str = ""
     names: tuple[str, ...] = ()
     averages_late: bool = True
+    is_offloaded: bool = False
 
 
 def take_ranks(reading: SourceReading, world_size: int | None, found: FoundSharding) -> None:
@@ -61,6 +63,8 @@ def take_ranks(reading: SourceReading, world_size: int | None, found: FoundShard
         return
 
     settings: dict[str, Any] = {"sharding": found.sharding, "world_size": world_size}
+    if found.is_offloaded:
+        settings |= {"offload_parameters": True, "offload_optimizer": True}
     for name in found.names:
         reading.take(name, found.why, **settings)
     steps = reading.settings.get("accumulation_steps", 1)
@@ -119,8 +123,9 @@ def of_accelerate(values: Mapping[str, Any], world_size: int) -> FoundSharding:
     part = "fsdp_config.fsdp_"
     own = {name.removeprefix(part): value for name, value in values.items() if part in name}
     switches = [n for n in ("reshard_after_forward", "sharding_strategy") if n in own]
+    others = ("version", "offload_params")
     told = own[switches[0]] if switches else True
-    told_by = [f"{part}{name}" for name in (*switches, "version") if name in own]
+    told_by = [f"{part}{name}" for name in (*switches, *others) if name in own]
     is_offloaded = own.get("offload_params") is True
     return _of_fsdp(told, is_offloaded=is_offloaded, names=(*names, *told_by))
 
@@ -156,12 +161,12 @@ def of_lightning(trainer: Any, world_size: int) -> FoundSharding:
 
 def _of_fsdp(told: Any, *, is_offloaded: bool, **rest: Any) -> FoundSharding:
     kind = KINDS.get(str(told).lower())
-    if is_offloaded:
-        return FoundSharding(sharding=None, why=OFFLOADED, **rest)
+    if kind == "ddp" and is_offloaded:
+        return FoundSharding(sharding=None, why="memlab offloads no replicas", **rest)
     if kind is None:
         why = HYBRID if "hybrid" in str(told).lower() else f"memlab has nothing like {shown(told)}"
         return FoundSharding(sharding=None, why=why, **rest)
-    return FoundSharding(sharding=kind, why=BLOCKS, **rest)
+    return FoundSharding(sharding=kind, why=BLOCKS, is_offloaded=is_offloaded, **rest)
 
 
 def _of_stage(stage: Any, *, is_offloaded: bool, names: tuple[str, ...]) -> FoundSharding:

@@ -397,7 +397,7 @@ def test_what_means_another_sharding_is_not_imported():
     offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
     found, others = of_ranks({"zero_optimization": offload, "train_batch_size": 8})
     assert found[0] == "none"
-    assert "keep parameters and states on the device" in others["world_size"]
+    assert "reads no settings of DeepSpeed's offloading" in others["world_size"]
     assert "no stage 7" in of_ranks({"zero_optimization": {"stage": 7}})[1]["world_size"]
 
 
@@ -409,7 +409,8 @@ def test_what_means_another_sharding_is_not_imported():
         "fsdp_version": 2, "fsdp_reshard_after_forward": False}}, "zero2"),
     ({"distributed_type": "FSDP", "fsdp_config": {
         "fsdp_sharding_strategy": "FULL_SHARD"}}, "zero3"),
-    ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": 2}}, "zero2"),
+    ({"distributed_type": "FSDP", "fsdp_config": {
+        "fsdp_sharding_strategy": 2, "fsdp_offload_params": True}}, "zero2"),
     ({"distributed_type": "DEEPSPEED", "deepspeed_config": {
         "zero_stage": 3}}, "deepspeed-zero3"),
 ])  # fmt: skip
@@ -440,13 +441,16 @@ class Arguments:
     (True, {"reshard_after_forward": False}, "zero2"),
     ("full_shard auto_wrap", {"fsdp_min_num_params": 0}, "zero3"),
     (["shard_grad_op"], None, "zero2"),
-    ("full_shard offload", None, "none"),
+    ("full_shard offload", None, "zero3"),
+    ("no_shard offload", None, "none"),
     ("hybrid_shard", None, "none"),
 ])  # fmt: skip
 def test_arguments_of_transformers_for_several_ranks(fsdp, options, sharding):
     values = dataclasses.asdict(Arguments(fsdp=fsdp, fsdp_config=options))
     config = read_arguments(values, world_size=2).finish("a test").config
     assert config.sharding == sharding
+    is_offloaded = fsdp == "full_shard offload"
+    assert config.offload_parameters is config.offload_optimizer is is_offloaded
     assert config.batch_size == (8 if sharding == "none" else 16)
     # accelerate averages gradients with the last micro-batch only
     assert config.sync_each_micro_batch == (sharding == "none")
