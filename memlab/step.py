@@ -25,6 +25,7 @@ from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.contract import check_loss, check_model
 from memlab.techniques.loss import chunked_loss
+from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
@@ -36,6 +37,7 @@ from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import Sharded
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
+from memlab.torch_private.dispatch import are_tensors_fake
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -61,6 +63,7 @@ class Step:
         loss_weights: the weight of each micro-batch; they sum to 1.
         parameter_formats: the number formats of the trained parameters, by torch's names,
             ordered by bytes.
+        head: what computes the loss in chunks, None if it is computed at once.
         sharded: how this rank takes part in a step of several ranks; None if there are none.
         notes: what a reader of this step's numbers must know about how it was built.
         is_unscaled: whether the gradients of this update have been divided by the loss scale.
@@ -80,6 +83,7 @@ class Step:
     loss_weights: list[float]
     parameter_formats: tuple[str, ...] = ()
     sharded: Sharded | None = None
+    head: ChunkedHead | None = None
     notes: tuple[str, ...] = ()
     is_unscaled: bool = False
 
@@ -93,12 +97,7 @@ class Step:
         """The most bytes that offloading held in host memory since the last new batch."""
         if self.engine is not None and self.device.type != "cpu":
             return self.engine.host_bytes()
-        held = 0 if self.offloader is None else self.offloader.peak_host_bytes
-        if self.offloader is not None and self.offloader.weights is not None:
-            held += self.offloader.weights.nbytes
-        if self.config.offload_optimizer:
-            held += offload.state_bytes(self.optimizer)
-        return held
+        return offload.host_bytes(self.config, self.model, self.optimizer, self.offloader)
 
     @property
     def engine(self) -> Engine | None:
@@ -154,6 +153,7 @@ class Step:
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
 
+        chunked_loss.check_used(self.model, self.head)
         return total
 
     def unscale(self) -> None:
@@ -269,8 +269,8 @@ def build_step(
     mark(Phase.BUILD, 0)
     set_seed(seed)
     # offloaded weights are created in host memory
-    offloads = config.offload_parameters and not is_deepspeed(config)
-    where = torch.device("cpu") if offloads else device
+    on_host = config.offload_parameters and not is_deepspeed(config)
+    where = torch.device("cpu") if on_host else device
     built = meta_init.built(workload.build_model, where, config)
     model = built.model
     check_model(model)
@@ -282,8 +282,10 @@ def build_step(
     if config.channels_last:
         layout.apply(model)
 
-    weights = offload.apply(model, config, device) if offloads else None
-    if built.unfilled is None:
+    by_shards = ranks.offloads_shards(config)
+    weights = offload.apply(model, config, device) if on_host and not by_shards else None
+    # `fully_shard` takes what it offloads to the device block by block, which fake tensors cannot
+    if built.unfilled is None and (not by_shards or are_tensors_fake()):
         model.to(device)
     if config.precision is config.precision.FP8_MIXED:
         precision.multiply_in_fp8(model)
@@ -300,8 +302,7 @@ def build_step(
     divided = sharding.divide(model, config, device, trial.loss_of_few)
 
     # what changes how its forward runs
-    if config.loss_chunks > 1:
-        chunked_loss.apply(model, config.loss_chunks)
+    head = chunked_loss.apply(model, config.loss_chunks) if config.loss_chunks > 1 else None
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:
@@ -312,7 +313,7 @@ def build_step(
         inplace.apply(model, trial.batch(), partial(trial.loss, around=around))
 
     sharded = sharding.apply(model, config, device, divided)
-    built.fill(device)
+    built.fill(device, where)
     group = None if sharded is None else sharded.group
     optimizer, scheduler = optimizers.make(model, config, weights, group)
     if is_deepspeed(config):
@@ -320,7 +321,7 @@ def build_step(
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if compilation.is_compiled(config):
-        run_model, run_in = compilation.apply(model, workload, config, device)
+        run_model, run_in = compilation.apply(run_model, workload, config, device)
 
     micro_batches, loss_weights, batch_notes = _make_batch(
         workload, config, device, seed, sharded, mark
@@ -340,6 +341,7 @@ def build_step(
         loss_weights=loss_weights,
         parameter_formats=formats,
         sharded=sharded,
+        head=head,
         notes=(*cast_notes, *batch_notes, *(() if sharded is None else sharded.notes)),
     )
 

@@ -41,7 +41,10 @@ for number, path in enumerate(paths):
             # a parameter of DeepSpeed has its part apart
             part = lambda p: getattr(p, "ds_tensor", p)
             local = lambda p: p.to_local() if hasattr(p, "to_local") else part(p)
-            kept.update((name, local(p).detach()) for name, p in model.named_parameters())
+            kept.update(
+                (name.removeprefix("_orig_mod."), local(p).detach())  # of a compiled model
+                for name, p in model.named_parameters()
+            )
             return model, losses
         names["train"] = keeping
     said = io.StringIO()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.techniques import every
 from memlab.techniques.compiling.compilation import is_compiled
+from memlab.techniques.sharding.ranks import offloads_shards
 from memlab.torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from memlab.workload import Workload
 
@@ -58,10 +59,14 @@ class RecordedStep:
     def kernels(self, *, tf32_matmul: bool = False, doubted_before: float | None = None) -> Kernels:
         """Return the memory and time of its kernels; the arguments are those of `kernels_of`."""
         text = "running new operators alone"
+        card, target = self.target.card, self.target
+        if card is not None and offloads_shards(self.config):
+            # the host updates the weights, in a time that no rate of the card says
+            target = replace(target, card=replace(card, memory_bytes_per_second=None))
         return kernels_of(
             self.program,
             self.config.micro_batch_sizes,
-            self.target,
+            target,
             lambda share: self.report(Progress(text=text, fraction=share)),
             tf32_matmul=tf32_matmul,
             doubted_before=doubted_before,

@@ -66,6 +66,12 @@ def check_ranks(config: StepConfig, device: torch.device, flavor: StrEnum) -> No
         return
 
     check_written(config)
+    if config.compile:
+        raise UnsupportedError(
+            f"compile=True with sharding={str(config.sharding)!r} is not expressed by flavor="
+            f"{str(flavor)!r}, which wraps the model by itself; use flavor='pytorch', or "
+            "compile=False"
+        )
     said = f"sharding={str(config.sharding)!r}"
     other = f"use flavor='pytorch', or sharding='ddp' with flavor={str(flavor)!r}"
     if config.sharding not in STRATEGIES[flavor]:

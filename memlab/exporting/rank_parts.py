@@ -9,7 +9,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.exporting.whole_file import Loop
-from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
+from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS, offloads_shards
 
 PER_MACHINE = 8  # devices, as most machines for training have
 IMPORTS = ("import os", "import torch.distributed as dist")
@@ -48,13 +48,15 @@ SEEDED = "    set_seed(SEED)\n"  # with which each `main` begins
 SETTING = "NUM_RANKS = {}  # each has its part of a batch"
 
 
-def open_group(device: torch.device) -> str:
+def open_group(config: StepConfig, device: torch.device) -> str:
     """Return the function with which a rank of this kind of device begins."""
     lines = ['dist.init_process_group("gloo")']
     if device.type != "cpu":
+        # the norm of offloaded gradients is added up in host memory
+        backends = "cpu:gloo,cuda:nccl" if offloads_shards(config) else "nccl"
         lines = [
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-            'dist.init_process_group("nccl")',
+            f'dist.init_process_group("{backends}")',
         ]
     return OPEN_GROUP.replace("{lines}", "\n    ".join(lines))
 

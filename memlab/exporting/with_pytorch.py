@@ -43,7 +43,7 @@ def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Pla
     is_sharded = config.sharding is not Sharding.NONE
     own = [BATCHES, MAIN.format(given)]
     if is_sharded:
-        own = [rank_parts.BATCHES, rank_parts.open_group(device), IN_RANKS.format(given)]
+        own = [rank_parts.BATCHES, rank_parts.open_group(config, device), IN_RANKS.format(given)]
     found = Loop(
         title="plain PyTorch",
         imports=[line for line in imports if line],

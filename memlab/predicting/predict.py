@@ -38,6 +38,7 @@ from memlab.saving.peak import added_by_saving
 from memlab.step import notes
 from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.offload import offload
+from memlab.techniques.sharding.ranks import offloads_shards
 from memlab.trace import Timeline, Trace
 from memlab.workload import Workload
 
@@ -49,6 +50,10 @@ ASSUMED_SPREAD = 0.25  # more where that value decides how work is spread over p
 ASSUMED_BRANCH = 1.0  # more where that value decides what is run
 NOISY_TIME = 0.7  # more where all operators were timed on a busy machine: the half, or a tenth
 MOST_UNKNOWN = 0.1  # of a step's work without a known time, for the step to have one
+ON_HOST = (
+    "The processor of the host updates the offloaded parameters, and its time is not known, so the "
+    "step has none."
+)
 CUDA_13_FROM = (7, 5)  # the compute capability where builds other than for CUDA 12.6 begin:
 # "PyTorch CUDA Support Matrix" in PyTorch's RELEASE.md, 2.11 to 2.14
 
@@ -160,7 +165,10 @@ def _predicted(
         "rank_numbers": step.program.ranks,
         **_saving(step, facts["timeline"]),
     }
-    if config.sharding is not Sharding.NONE and made.kernels.overlap is None:
+    if offloads_shards(config):
+        facts = facts | _with_bound(facts, ON_HOST)
+        forecast = replace(forecast, seconds=None)
+    elif config.sharding is not Sharding.NONE and made.kernels.overlap is None:
         facts = facts | _without_communication(facts, target)
         forecast = replace(forecast, seconds=None)
     elif not made.is_whole:

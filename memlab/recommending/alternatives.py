@@ -59,7 +59,9 @@ class Alternative:
 def cost_of(result: StepResult) -> float | None:
     """Return the time of a step, or else the bytes that a rank sends; None if neither is known.
 
-    A search compares one of them: where no time of communication is known, no step has a time.
+    A search compares one of them: where no time of communication is known, no step has a time. Nor
+    has one whose shards are offloaded; it comes last, for it sends more bytes than others take
+    seconds.
     """
     if result.step_seconds is not None:
         return result.step_seconds

@@ -8,7 +8,6 @@ zero into a full step.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from memlab.measuring.measure import MAX_SKIPPED_UPDATES
 from memlab.plan import Plan
 from memlab.step import Step, build_step, set_seed
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.optimizers.optimizers import state_of
 from memlab.techniques.recompute.reachable import OF_TORCH
 from memlab.techniques.sharding.ranks import divided_like, seed_of, whole
@@ -155,7 +155,7 @@ def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Upda
         step.skip_update()  # as training does after an overflow
         _copy_into(dict(step.model.named_buffers()), before)
 
-    gradients = _gradients(step) | (used or {})
+    gradients = _gradients(step) | _on_the_host(used or {})
     buffers = _buffers(step)
     random_state = torch.get_rng_state()
     step.update()
@@ -191,18 +191,17 @@ def _accumulate(step: Step, seed: int, num_parts: int) -> float:
 def _used_gradients(step: Step) -> Tensors:
     """Return a dict that backward fills with each gradient, before an update frees it.
 
-    Hooks on the parameters run before the hooks that update them, in the same backward. So a weight
-    that is updated too early shows in the gradients that are computed after it.
+    A weight that is updated too early shows in the gradients that are computed after it.
     """
     used: Tensors = {}
+    names: dict[Any, str] = {parameter: name for name, parameter in step.model.named_parameters()}
 
-    def keep(name: str, gradient: torch.Tensor) -> None:
-        used[name] = used.get(name, 0.0) + gradient.detach().to_dense().to("cpu", copy=True)
+    def keep(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        used[names[parameter]] = parameter.grad.detach().to_dense().to("cpu", copy=True)
 
-    for name, parameter in step.model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(partial(keep, name))
-
+    assert isinstance(step.optimizer, InBackward)
+    step.optimizer.on_gradient = keep
     return used
 
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import sharded_combinations
 from benchmarks.combinations import Kind
 from benchmarks.ranks import Ranks
-from benchmarks.sharded_combinations import PAGE, pairs, tried
+from benchmarks.sharded_combinations import PAGE, page, pairs, read, tried
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +26,9 @@ def test_a_strategy_combines_with_a_technique_or_is_refused_by_name(pair, ranks)
     cell = row.split("|")[2 + column].strip()
     is_there = f"- **{cell}** {found.why}" in written
     assert cell == str(found.kind) or (found.kind is Kind.REFUSED and is_there)
+
+
+def test_rows_that_are_not_tried_again_stay_as_they_are_on_the_page():
+    written = PAGE.read_text(encoding="utf-8")
+    assert read(written).keys() == set(pairs())
+    assert page(read(written)) == written

@@ -7,15 +7,20 @@ from torch import nn
 from memlab import MemlabError, StepConfig, StepResult
 from memlab.arguments.rank_settings import MOST_RANKS, Sharding
 from memlab.errors import UnsupportedError, WorkloadError
+from memlab.exporting.rank_parts import open_group
 from memlab.records.packing import result_from_packed, result_to_packed
 from memlab.script import script
 from memlab.step import build_step
+from memlab.techniques import every
+from memlab.techniques.sharding.fully_sharded import shard
 from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.shards import units
 from memlab.techniques.technique import Setup
 from tests.models import linear
 from tests.store_parts import a_result
+
+CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -133,14 +138,52 @@ def test_a_result_of_an_older_version_has_no_ranks():
 @pytest.mark.parametrize("fields", [
     {"sharding": "tensor"},
     {"sharding": "zero3", "tensor_parallel_size": 2},
-    {"sharding": "zero3", "compile": True},
-    {"sharding": "zero3", "offload_parameters": True},
     {"sharding": "zero3", "init_on_meta": True},
+    {"sharding": "deepspeed-zero3", "offload_parameters": True},
 ])  # fmt: skip
 def test_no_script_leaves_the_sharding_out_silently(fields):
     config = StepConfig(world_size=2, **fields)
     asked = Setup(config=config, device=torch.device("cpu"))
-    with pytest.raises(UnsupportedError, match="is not implemented yet"):
+    with pytest.raises(UnsupportedError, match=r"a script for .* (is not implemented|would need)"):
         source(asked)
     with pytest.raises(UnsupportedError):
         script(config, "cpu")
+
+
+def test_a_script_shards_first_and_then_offloads_and_compiles():
+    both = {"offload_parameters": True, "offload_optimizer": True, "offload_activations": True}
+    config = StepConfig(world_size=2, batch_size=2, sharding="zero3", max_grad_norm=1.0, **both)
+    text = script(config, "cuda")
+    assert "model.to(device)" not in text  # a block at a time goes there
+    sharded = text.index("shard_blocks(model, mesh, frees=True, on_host=True)")
+    assert sharded < text.index("offloader = Offloader(model, 1.0)") < text.index("with offloader:")
+    assert 'dist.init_process_group("cpu:gloo,cuda:nccl")' in open_group(config, CUDA)
+    assert 'dist.init_process_group("nccl")' in open_group(StepConfig(), CUDA)
+
+    text = script(StepConfig(world_size=2, batch_size=2, sharding="ddp", compile=True), "cpu")
+    assert text.index("model = replicate(model)") < text.index("model = torch.compile(model")
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"sharding": "ddp", "memory_budget": 0.5, "budget_engine": "compile"},
+     "in one graph, which the hooks of DistributedDataParallel break"),
+    ({"sharding": "zero2", "memory_budget": 0.5, "budget_engine": "compile"}, "hooks of FSDP2"),
+    ({"sharding": "tensor", "compile": True}, "does not trace the DTensors"),
+    ({"sharding": "zero3", "inplace": True}, "makes the inputs of its units views"),
+    ({"sharding": "tensor", "inplace": True}, "sees DTensors"),
+    ({"sharding": "tensor", "loss_chunks": 2}, "multiplies by a whole weight"),
+    ({"sharding": "zero3", "precision": "fp8-mixed"}, "nothing has checked"),
+])  # fmt: skip
+def test_pairs_that_do_not_go_together_are_refused_with_a_reason_and_a_remedy(fields, said):
+    asked = Setup(config=StepConfig(world_size=2, batch_size=2, **fields), device=CUDA)
+    refusals = [refusal for refusal in every.refusals(asked) if said in str(refusal)]
+    assert len(refusals) == 1
+    assert refusals[0].remedies
+
+
+def test_the_norm_of_offloaded_gradients_needs_a_backend_for_host_memory(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cuda:nccl")
+    config = StepConfig(world_size=2, sharding="zero3", batch_size=2, max_grad_norm=1.0,
+                        offload_parameters=True, offload_optimizer=True)  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"cuda:nccl.*cpu:gloo,cuda:nccl"):
+        shard(nn.Linear(2, 2), config, None)

@@ -55,7 +55,7 @@ def built(build_model, config, precision="as-built"):
     if precision == "bf16":
         made.model.bfloat16()
     fully_sharded.shard(made.model, config, fully_sharded.make_mesh(config, "cpu"))
-    made.fill(CPU)
+    made.fill(CPU, CPU)
     return made.model, torch.get_rng_state()
 
 

@@ -1,5 +1,6 @@
 """Sharded steps, predicted for CUDA cards: by hand, by PyTorch's own tracker, and many ranks."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from memlab.devices.card import CUBLAS_WORKSPACE_BYTES
 from memlab.operators.signatures import TensorSpec
 from memlab.predicting.predict import Prediction, predict_in_process
 from memlab.recording.recording import Operator, Recording
+from memlab.techniques import every
+from memlab.techniques.technique import Setup
 from memlab.torch_private.ranks import group_of_none
 from memlab.trace import Category, Phase
 from tests.models import blocks
@@ -27,6 +30,7 @@ WIDTH, SAMPLES = 1024, 16
 MATRIX = WIDTH * WIDTH * 4  # bytes: 4 MiB
 ROWS = SAMPLES * WIDTH * 4
 CARD = "a100-80"
+SHARDS = {"offload_parameters": True, "offload_optimizer": True}
 CUBLAS = 2 * CUBLAS_WORKSPACE_BYTES  # of forward and of backward
 
 
@@ -83,6 +87,77 @@ def test_replicas_counted_by_hand():
         states, roots = 2 * parameters // share, parameters // share
         by_hand = parameters + gradients + buckets + states + roots + 512  # the loss
         assert result.peak_allocated_bytes == by_hand + CUBLAS
+
+
+def test_offloaded_shards_counted_by_hand():
+    # in backward, when the second block is whole, the first is being gathered, and both gradients
+    # of the second are there: no part of a rank is on the card
+    whole = gathered = gradients = 2 * MATRIX
+    # the batch, the outputs of the first block, the gradients of an output and of its input
+    rows, scalars = 5 * ROWS, 2 * 512
+    result = predicted(pairs(2), f"8x-{CARD}", sharding="zero3", **SHARDS)
+    assert result.peak_allocated_bytes == whole + gathered + gradients + rows + scalars + CUBLAS
+    for category in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE):
+        assert result.timeline.bytes_of(category).max() < MATRIX // 1024
+    # half of the parameters, of their gradients and of the two moments
+    assert any(note.startswith(f"{4 * 4 * MATRIX // 2 // MIB}.0 MiB") for note in result.notes)
+    assert result.step_seconds is None
+    assert any("processor of the host updates" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("sharding", "share"), [("ddp", 1), ("zero1", 2), ("zero3", 2)])
+def test_optimizer_state_in_host_memory_counted_by_hand(sharding, share):
+    result = predicted(pairs(2), sharding=sharding, offload_optimizer=True)
+    parameters = gradients = buckets = 4 * MATRIX
+    states = 2 * parameters // share
+    if sharding == "zero3":
+        there = predicted(pairs(2), sharding=sharding)
+        assert result.peak_allocated_bytes == there.peak_allocated_bytes - states
+    else:  # in the update of one matrix: its two moments and a square root
+        held = parameters + gradients + buckets + 3 * MATRIX + 512  # the loss
+        assert result.peak_allocated_bytes == held + CUBLAS
+    assert any(note.startswith(f"{states // MIB}.0 MiB of optimizer") for note in result.notes)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "hybrid"])
+def test_ranks_offload_the_activations_that_one_process_does(sharding):
+    group = {"shard_group_size": 2} if sharding == "hybrid" else {}
+    samples = 1024
+    ranks = {"sharding": sharding, "world_size": 4, "batch_size": 4 * samples, **group}
+    result = predicted(pairs(2), offload_activations=True, **ranks)
+    # the batch and the outputs of four matrices, whole; no parameter that a block has gathered
+    saved = 5 * samples * WIDTH * 4
+    assert any(note.startswith(f"{saved // MIB}.0 MiB of activations") for note in result.notes)
+    # what is left of them is in other categories: it does not stay until backward
+    alone = predicted(pairs(2), **ranks)
+    most = [r.timeline.bytes_of(Category.ACTIVATIONS).max() for r in (result, alone)]
+    assert most[0] < most[1]
+
+
+def test_offloaded_shards_are_filled_on_the_card_and_clipped_on_the_host():
+    # built on meta, each part goes to host memory as it is made
+    result = predicted(
+        pairs(2), sharding="zero2", init_on_meta=True, max_grad_norm=1.0, accumulation_steps=2,
+        precision="bf16-mixed", **SHARDS, offload_activations=True,
+    )  # fmt: skip
+    assert result.timeline.bytes_of(Category.PARAMETERS).max() == 0
+    assert any("parameters, gradients and optimizer state" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"sharding": "zero3", "offload_parameters": True}, "use offload_optimizer=True"),
+    ({"sharding": "ddp", "offload_parameters": True}, "DistributedDataParallel needs all"),
+    ({"sharding": "tensor", **SHARDS}, "all of it must be on the card"),
+    ({"sharding": "zero3", "precision": "fp16-mixed", **SHARDS}, "the processor does not wait"),
+    ({"sharding": "tensor", "offload_activations": True}, "do not see the memory of their parts"),
+])  # fmt: skip
+def test_what_ranks_do_not_offload_is_refused_by_name(fields, said):
+    config = StepConfig(world_size=2, batch_size=4, **fields)
+    (refusal,) = every.refusals(Setup(config=config, device=torch.device("cuda")))
+    assert said in str(refusal)
+    for remedy in refusal.remedies:
+        other = dataclasses.replace(config, **remedy)
+        assert not every.is_refused(other, "cuda"), remedy
 
 
 @pytest.mark.parametrize("count", [2, 4])

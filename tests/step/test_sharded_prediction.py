@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import Ranks
-from benchmarks.sharding import compared
+from benchmarks.sharding import compared, in_ranks, simulated
 from memlab import StepConfig, StepResult
 from memlab.devices.cards import Target
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
@@ -37,6 +37,22 @@ def test_a_prediction_has_the_bytes_of_real_ranks():
         # real meshes hold 4 bytes for each rank; and a thread may free something unseen
         assert abs(row["measured"] - row["predicted"]) < MOST_UNSEEN_BYTES, row
         assert row.get("gradient error", 0.0) < 1e-5
+
+
+def test_a_loss_in_chunks_and_updates_in_backward_have_the_bytes_of_real_ranks():
+    ranks = Ranks()
+    try:
+        for fields in (
+            {"sharding": "zero3", "loss_chunks": 4},
+            {"sharding": "zero2", "optimizer_in_backward": True},
+            {"sharding": "tensor", "optimizer_in_backward": True},
+        ):
+            asked = {"world_size": 2, "batch_size": 32, **fields}
+            measured = in_ranks(ranks, "plain-mlp", asked).peak_allocated_bytes
+            foreseen = simulated("plain-mlp", asked).peak_allocated_bytes
+            assert abs(measured - foreseen) < MOST_UNSEEN_BYTES, fields
+    finally:
+        ranks.end()
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "hybrid"])

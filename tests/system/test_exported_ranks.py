@@ -26,6 +26,10 @@ SETTINGS = [
     {"sharding": "zero3"},
     {"sharding": "zero3", "precision": "bf16-mixed", "accumulation_steps": 4},
     {"sharding": "hybrid", "shard_group_size": 1},
+    {"sharding": "zero3", "loss_chunks": 2, **LATE},
+    {"sharding": "zero2", "optimizer_in_backward": True},
+    {"sharding": "ddp", "compile": True, **LATE},
+    {"sharding": "zero3", "compile": True},
 ]
 OF_DEEPSPEED = [
     {"sharding": "deepspeed-zero1", "max_grad_norm": 0.0123456789, **LATE},
@@ -210,7 +214,8 @@ def test_a_file_for_a_library_says_how_it_is_launched(tmp_path):
     ("transformers", "cuda", {"sharding": "zero3", "precision": "bf16-mixed"}, "in bf16"),
     ("deepspeed", "cpu", {"sharding": "zero3"}, "engine; use sharding='deepspeed-zero1'"),
     ("deepspeed", "cuda", {"sharding": "deepspeed-zero3", "offload_parameters": True},
-     "offload_parameters=True is not implemented yet; use offload_parameters=False"),
+     "no card has run DeepSpeed's offloading .* use offload_parameters=False"),
+    ("lightning", "cpu", {"sharding": "zero3", "compile": True}, "wraps the model by itself"),
     ("deepspeed", "cpu", {"sharding": "deepspeed-zero3", "loss_chunks": 2}, "use loss_chunks=1"),
     *[(flavor, "cpu", {"sharding": "deepspeed-zero2"}, "flavor='deepspeed', or sharding='zero2'")
       for flavor in ("pytorch", "lightning", "transformers", "accelerate")],

@@ -178,6 +178,56 @@ def test_a_parameter_that_the_loss_does_not_use_is_refused_in_the_words_of_a_pre
     assert measured.message == f"rank 0 of 2: {predicted.message}"
 
 
+CLASSES = 6
+OF_CLASSES = {
+    "one unit": lambda: nn.Linear(4, CLASSES),
+    "in a block": lambda: nn.Sequential(
+        *(nn.Sequential(nn.Tanh(), nn.Linear(CLASSES, CLASSES)) for _ in range(3))
+    ),
+    "behind what is not trained": lambda: nn.Sequential(
+        nn.Linear(CLASSES, 4).requires_grad_(False), nn.Linear(4, CLASSES)
+    ),
+}
+
+
+@pytest.mark.parametrize("where", OF_CLASSES)
+def test_a_head_that_only_the_loss_reads_is_still_whole_then(where, ranks):
+    model = OF_CLASSES[where]()
+    features = next(model.parameters()).shape[1]
+    workload = Workload(
+        name="classes",
+        build_model=OF_CLASSES[where],
+        make_batch=lambda n: (torch.randn(n, features), torch.randint(CLASSES, (n,))),
+        compute_loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    )
+    report = ranks.verified(workload, StepConfig(batch_size=8, loss_chunks=2, **TWO))
+    assert report.ok, report.why
+
+
+class Unread(nn.Module):
+    """Has a head whose output nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.head(x)
+        return self.body(x)
+
+
+def test_a_loss_in_chunks_that_no_rank_uses_is_refused(ranks):
+    unread = Workload(
+        name="unread",
+        build_model=Unread,
+        make_batch=lambda n: torch.randn(n, 4),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    result = ranks.measured(unread, StepConfig(batch_size=4, loss_chunks=2, **TWO))
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "the output of head" in result.message
+
+
 class Differing(nn.Linear):
     """Computes something else in rank 1."""
 

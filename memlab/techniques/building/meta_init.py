@@ -47,10 +47,15 @@ class Built:
     model: nn.Module
     unfilled: Unfilled | None = None
 
-    def fill(self, device: torch.device) -> None:
-        """Make the values that were to come later, once the model is sharded."""
+    def fill(self, device: torch.device, home: torch.device) -> None:
+        """Make the values that were to come later, once the model is sharded.
+
+        Args:
+            device: where they are made.
+            home: where parts of parameters stay: the device, or the host if they are offloaded.
+        """
         if self.unfilled is not None:
-            self.unfilled.fill(device)
+            self.unfilled.fill(device, home)
 
 
 def _comes_later(config: StepConfig) -> bool:

@@ -63,8 +63,8 @@ class Unfilled:
         fakes.clear()
         check_none_is_left(notes)
 
-    def fill(self, device: torch.device) -> None:
-        """Make the values on a device; each parameter's part goes where the parameter is."""
+    def fill(self, device: torch.device, home: torch.device) -> None:
+        """Make the values on a device; each parameter's part goes to its `home`."""
         waiting: dict[int, list[Number]] = defaultdict(list)
         for number, place in enumerate(self._places):
             waiting[place.storage].append(Number(number))
@@ -77,7 +77,7 @@ class Unfilled:
                 place = self._places[number]
                 if number in of_number:
                     values = view_at(place, {storage: tensor})
-                    _fill_part(of_number[number], values, device)
+                    _fill_part(of_number[number], values, home)
                 else:
                     whole[number] = tensor_at(place, {storage: tensor})
                     vars(whole[number]).update(self._attributes[number])
@@ -147,10 +147,10 @@ def _check_renews(module: nn.Module, name: str) -> None:
         )
 
 
-def _fill_part(parameter: nn.Parameter, whole: torch.Tensor, device: torch.device) -> None:
+def _fill_part(parameter: nn.Parameter, whole: torch.Tensor, home: torch.device) -> None:
     """Give a parameter on the meta device this rank's part of its values, in its own format."""
     with torch.no_grad():
-        empty = torch.empty_like(parameter, device=device)
+        empty = torch.empty_like(parameter, device=home)
         local(empty).copy_(_part_of(whole, parameter))
         filled = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     torch.utils.swap_tensors(parameter, filled)  # all who hold the parameter still hold it

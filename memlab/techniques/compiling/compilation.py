@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from memlab.config import BudgetEngine, BudgetEstimator, BudgetSolver, CompileMode, StepConfig
+from memlab.config import (
+    BudgetEngine,
+    BudgetEstimator,
+    BudgetSolver,
+    CompileMode,
+    Sharding,
+    StepConfig,
+)
 from memlab.errors import UnsupportedError
 from memlab.techniques.accumulation import random_modules
 from memlab.techniques.compiling import partitions
@@ -138,10 +145,13 @@ def source(asked: Setup) -> ScriptLines:
     if mode != "default":
         arguments += f', mode="{mode}"'
 
+    compiled = (why, f"model = torch.compile(model, {arguments})")
+    is_sharded = config.sharding is not Sharding.NONE
     return ScriptLines(
         imports=("import torch._functorch.config",) if budget < 1.0 else (),
         before=tuple(lines) if budget < 1.0 else (),
-        model=(why, f"model = torch.compile(model, {arguments})"),
+        model=() if is_sharded else compiled,
+        optimizer=compiled if is_sharded else (),  # after the model is sharded
     )
 
 

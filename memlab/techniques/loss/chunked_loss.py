@@ -2,14 +2,13 @@
 
 The head is the output embedding of a transformers model, or otherwise the last `nn.Linear`. It
 returns `LazyLogits`, whether the model or the workload computes the loss. If no cross entropy has
-used them by the first backward, that is an error. `lazy_logits` says how the loss and its gradient
+used them when backward is over, that is an error. `lazy_logits` says how the loss and its gradient
 are computed. Left out: other kinds of heads (a convolution), logits that are capped or changed
 before the loss, and compiled models.
 """
 
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from memlab.errors import UnsupportedError
@@ -32,16 +31,16 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def apply(model: nn.Module, num_chunks: int) -> None:
-    """Make the head of a model return `LazyLogits`, in place.
+def apply(model: nn.Module, num_chunks: int) -> ChunkedHead:
+    """Make the head of a model return `LazyLogits`, in place; return its new forward.
 
     Raises:
         UnsupportedError: the model has no linear head.
     """
-    path, linear = find_head(model)
+    _, linear = find_head(model)
     head = ChunkedHead(linear, num_chunks)
     linear.forward = head  # type: ignore[assignment, method-assign]
-    _refuse_unused(model, path, head)
+    return head
 
 
 def source(asked: Setup) -> ScriptLines:
@@ -58,20 +57,15 @@ def source(asked: Setup) -> ScriptLines:
     return together([whole(lazy_logits, heads), ScriptLines(model=lines)])
 
 
-def _refuse_unused(model: nn.Module, path: str, head: ChunkedHead) -> None:
-    """Raise UnsupportedError in the first backward if no loss was computed in chunks."""
-
-    def judge(_: torch.Tensor) -> None:
-        for hook in hooks:
-            hook.remove()
-        if not head.was_used:
-            raise UnsupportedError(
-                f"loss_chunks={head.num_chunks} does nothing: the output of {path}, the last "
-                "nn.Linear of this model, was not used in a cross entropy; use loss_chunks=1"
-            )
-
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hooks = [p.register_post_accumulate_grad_hook(judge) for p in trainable]
+def check_used(model: nn.Module, head: ChunkedHead | None) -> None:
+    """Raise UnsupportedError after a backward if a head has computed no loss in chunks."""
+    if head is None or head.was_used:
+        return
+    path = next(path for path, module in model.named_modules() if module is head.linear)
+    raise UnsupportedError(
+        f"loss_chunks={head.num_chunks} does nothing: the output of {path}, the last "
+        "nn.Linear of this model, was not used in a cross entropy; use loss_chunks=1"
+    )
 
 
 def says(asked: Setup) -> str:

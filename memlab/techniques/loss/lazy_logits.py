@@ -23,7 +23,9 @@ from torch import nn
 from memlab.errors import UnsupportedError
 
 QUESTIONS = frozenset(("shape", "dtype", "device", "layout", "ndim", "is_cuda", "requires_grad"))
-QUESTIONS |= frozenset(("size", "dim", "ndimension", "numel", "nelement", "is_floating_point"))
+QUESTIONS |= frozenset(
+    ("_base", "size", "dim", "ndimension", "numel", "nelement", "is_floating_point")
+)
 CUTS = frozenset(
     ("flatten", "view", "reshape", "__getitem__", "squeeze", "unsqueeze", "contiguous")
 )
@@ -38,13 +40,16 @@ class ChunkedHead:
         linear: has the weight (classes, features) and the bias (classes,) or None.
         num_chunks: pieces that the tokens are split into.
         was_used: whether a loss was taken of what it returned.
+        before_backward: functions of `fully_shard` that are called when backward begins.
     """
 
     def __init__(self, linear: nn.Linear, num_chunks: int) -> None:
         self.linear, self.num_chunks, self.was_used = linear, num_chunks, False
+        self.before_backward: list[Any] = []
 
     def __call__(self, hidden: torch.Tensor) -> "LazyLogits":
         """Return logits of (..., features) hidden states without making them."""
+        self.before_backward = []
         kind = hidden.device.type
         cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
         dtype = torch.get_autocast_dtype(kind) if cast else hidden.dtype
@@ -91,6 +96,9 @@ class LazyLogits(torch.Tensor):
                 return func(*args, **kwargs)
         found = NotImplemented
         if args and type(args[0]) is cls:
+            if name == "register_hook" and _is_of_shards(args[1]):
+                args[0].head.before_backward.append(args[1])
+                return None
             if name in CUTS:
                 found = args[0]._cut(name, args[1:], kwargs)
             elif name in TURNS:
@@ -152,6 +160,11 @@ class LazyLogits(torch.Tensor):
         return LazyLogits(self.hidden, self.head, self.class_dim, cast.dtype)
 
 
+def _is_of_shards(hook: Any) -> bool:
+    """Return whether a hook is one of `fully_shard`, which returns the gradient as it was given."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
 def _leaves_the_last_dimension(index: tuple[Any, ...], ndim: int) -> bool:
     """Return whether an index of slices, numbers and masks leaves the last dimension as it is."""
     if any(entry is None or isinstance(entry, bool | list) for entry in index):
@@ -211,6 +224,8 @@ def chunked_cross_entropy(
         logits.head.num_chunks,
         (logits.dtype, ignore_index, label_smoothing),
     )  # (tokens,)
+    for hook in logits.head.before_backward if losses.requires_grad else ():
+        losses.register_hook(hook)
     if reduction == "none":
         return losses.view_as(target)
     total: torch.Tensor = losses.sum()

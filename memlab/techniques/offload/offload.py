@@ -6,17 +6,19 @@ out: offloading inside a compiled graph.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from memlab.arguments.units import format_bytes
-from memlab.config import Precision, StepConfig
+from memlab.config import Precision, Sharding, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.heads import find_head
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
+from memlab.techniques.sharding.ranks import local, offloads_shards
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
 
@@ -78,26 +80,59 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of an optimizer's state in host memory, without the step counters."""
-    values = (value for state in optimizer.state.values() for value in state.values())
+def host_bytes(
+    config: StepConfig, model: nn.Module, optimizer: Any, offloader: Offloader | None
+) -> int:
+    """Return the most bytes that a step held in host memory since its last new batch."""
+    held = 0 if offloader is None else offloader.peak_host_bytes
+    if offloader is not None and offloader.weights is not None:
+        held += offloader.weights.nbytes
+    if offloads_shards(config):
+        held += shard_bytes(model)
+    if config.offload_optimizer:
+        held += state_bytes(optimizer)
+    return held
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Return the bytes of an optimizer's state in host memory, without the step counters.
+
+    Of several ranks it is what this one keeps.
+    """
+    states = getattr(optimizer, "optim", optimizer).state.values()
+    values = (value for state in states for value in state.values())
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0)
-    return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cpu")
+    return sum(local(tensor).nbytes for tensor in tensors if tensor.device.type == "cpu")
+
+
+def shard_bytes(model: nn.Module) -> int:
+    """Return the bytes of this rank's parts of parameters and gradients, which are offloaded."""
+    parts = [(local(p).nbytes, p.requires_grad) for p in model.parameters()]
+    return sum(nbytes * (2 if is_trained else 1) for nbytes, is_trained in parts)
 
 
 def notes(config: StepConfig, host_bytes: int) -> list[str]:
     """Return a note on how many bytes an offloaded step holds in host memory."""
-    names = [what for field, what in FIELDS.items() if getattr(config, field)]
-    if not names:
+    if not (names := _offloaded(config)):
         return []
-    held = f"{format_bytes(host_bytes)} of {' and '.join(names)} are held in host memory"
+    held = f"{format_bytes(host_bytes)} of {names} are held in host memory"
     if host_bytes:
         return [f"{held}, in addition to the allocated bytes of the device."]
     least = format_bytes(offloading.SMALLEST_BYTES)
     return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
 
 
+def _offloaded(config: StepConfig) -> str:
+    """Return what is offloaded, in words; "" if nothing is."""
+    names = [what for field, what in FIELDS.items() if getattr(config, field)]
+    if offloads_shards(config):
+        names.insert(-1, "gradients")
+    *others, last = names or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 WEIGHTS_WHY = "# weights stay in host memory while other modules run"
+SHARDS_WHY = "# the ranks' parts of the model stay in host memory, where they are updated"
 HOOKS_WHY = "# what backward needs later waits in host memory"
 
 
@@ -106,6 +141,9 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if not any(getattr(config, field) for field in FIELDS):
         return ScriptLines()
+
+    if config.sharding is not Sharding.NONE:
+        return _in_ranks(config)
 
     files = [offloading]
     place: tuple[str, ...] = ()
@@ -134,17 +172,31 @@ def source(asked: Setup) -> ScriptLines:
     return together([whole(*files), lines])
 
 
+def _in_ranks(config: StepConfig) -> ScriptLines:
+    """Return the lines of a script of several ranks; `fully_shard` offloads parameters by itself.
+
+    The optimizer's lines come after the model is sharded, so activations are hooked there.
+    """
+    hooks = (HOOKS_WHY, f"offloader = Offloader(model, {config.offload_fraction!r})")
+    is_hooked = config.offload_activations
+    lines = ScriptLines(
+        place=(SHARDS_WHY,) if offloads_shards(config) else (),
+        optimizer=hooks if is_hooked else (),
+        contexts=("offloader",) if is_hooked else (),
+    )
+    is_needed = is_hooked or not offloads_shards(config)
+    return together([*([whole(offloading)] if is_needed else []), lines])
+
+
 def says(asked: Setup) -> str:
     """Return what all three of `FIELDS` do now."""
     config = asked.config
-    names = [what for field, what in FIELDS.items() if getattr(config, field)]
-    if not names:
+    if not (offloaded := _offloaded(config)):
         return ""
 
-    offloaded = " and ".join(names)
+    verb = "is" if offloaded == "optimizer state" else "are"
     if config.offload_activations and config.offload_fraction < 1.0:
         offloaded = f"{config.offload_fraction:.0%} of the {offloaded}"
-    verb = "is" if names == ["optimizer state"] else "are"
     return f"{offloaded} {verb} kept in host memory; the copies take time on the bus"
 
 

@@ -54,12 +54,17 @@ class Offloader(saved_tensors_hooks):
         self._waiting: deque[_Moved] = deque()
         self._known: dict[Any, tuple[weakref.ref[Any], weakref.ref[_Moved] | None]] = {}
         self._inside = contextlib.ExitStack()
+        self._gathered: set[int] = set()  # memory of whole parameters, used again in every step
+        myself = weakref.ref(self)
+        for module in model.modules():
+            if hasattr(module, "unshard"):  # a unit of `fully_shard`
+                module.register_forward_pre_hook(functools.partial(_note_gathered, myself))
 
     def __enter__(self) -> None:
         """Begin a forward."""
         self._order, self._seen_bytes, self._sent_bytes = [], 0, 0
         tensors = (*self.model.parameters(), *self.model.buffers())
-        self._stay = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._stay = {tensor.untyped_storage()._cdata for tensor in tensors} | self._gathered
         self._inside.enter_context(_Writes(self._before_a_write))
         if self.weights is not None:
             self._inside.enter_context(self.weights.in_forward())
@@ -149,6 +154,17 @@ class Offloader(saved_tensors_hooks):
                 before.come()
                 break
         return tensor
+
+
+def _note_gathered(offloader: "weakref.ref[Offloader]", unit: nn.Module, _: Any) -> None:
+    """Remember the memory of parameters that ranks have gathered, which is freed after the forward.
+
+    A copy of them would be read when it is gone, and backward gathers them again in any case.
+    """
+    if (found := offloader()) is not None:
+        here = {parameter.untyped_storage()._cdata for parameter in unit.parameters()}
+        found._gathered |= here
+        found._stay |= here
 
 
 class _Writes(TorchFunctionMode):

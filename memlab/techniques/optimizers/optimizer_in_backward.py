@@ -70,6 +70,7 @@ class InBackward(torch.optim.Optimizer):
     Attributes:
         of_each: the optimizers of the single parameters, in the order of the parameters.
         on_phase: called around each update with the phase that begins.
+        on_gradient: called with each parameter before its update, which frees its gradient.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class InBackward(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": learning_rate})
         self.on_phase: Callable[[Phase], None] = lambda phase: None
+        self.on_gradient: Callable[[torch.Tensor], None] = lambda parameter: None
         self._updated: set[int] = set()
         self.of_each = [make_one([parameter]) for parameter in parameters]
         myself = weakref.ref(self)  # the garbage collector cannot see a cycle through a hook
@@ -107,6 +109,7 @@ class InBackward(torch.optim.Optimizer):
             )
 
         self._updated.add(id(parameter))
+        self.on_gradient(parameter)
         self.on_phase(Phase.OPTIMIZER)
         own.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         own.step()

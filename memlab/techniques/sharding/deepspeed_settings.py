@@ -150,7 +150,9 @@ def _of_stage(config: StepConfig, said: str, stage: int) -> Iterator[Refusal]:
         )
     if config.inplace and stage == 3:
         yield Refusal(
-            why=f"{said} with inplace=True is not implemented", remedies=({"inplace": False},)
+            why=f"{said} with inplace=True: what DeepSpeed's hooks run in a forward hides whether "
+            "the model runs other operators than the trial did",
+            remedies=({"inplace": False},),
         )
 
 

@@ -11,12 +11,15 @@ are gathered in the narrow format, and gradients are averaged in fp32. Normalisa
 keeps fp32 parameters, which its kernels need. `shards.py` carries it out.
 """
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memlab.config import Sharding, StepConfig
+from memlab.errors import UnsupportedError
+from memlab.techniques.loss.heads import find_head
 from memlab.techniques.precision import AUTOCAST_DTYPE
-from memlab.techniques.sharding.ranks import REPLICATED
+from memlab.techniques.sharding.ranks import REPLICATED, offloads_shards
 from memlab.techniques.sharding.shards import shard_blocks
 from memlab.torch_private.dispatch import without_modes
 
@@ -55,5 +58,24 @@ def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
     """Shard a model in place; it stays the same object and may be called as before."""
     if config.tensor_parallel_size > 1:
         mesh = dimension(mesh, "shard")
+    if offloads_shards(config) and config.max_grad_norm is not None:
+        _check_sums_on_host()
     frees = config.sharding is not Sharding.ZERO2
-    shard_blocks(model, mesh, frees=frees, narrow=AUTOCAST_DTYPE.get(config.precision))
+    shard_blocks(
+        model,
+        mesh,
+        frees=frees,
+        narrow=AUTOCAST_DTYPE.get(config.precision),
+        on_host=offloads_shards(config),
+        read_by_loss=find_head(model)[1] if config.loss_chunks > 1 else None,
+    )
+
+
+def _check_sums_on_host() -> None:
+    """Raise UnsupportedError unless the ranks can add up numbers that are in host memory."""
+    if "cpu:" not in (opened := dist.get_backend_config()):
+        raise UnsupportedError(
+            "max_grad_norm with offload_parameters=True: the norm of gradients in host memory is "
+            f"added up there, and this process group has no backend for it ({opened}); open it by "
+            'dist.init_process_group("cpu:gloo,cuda:nccl"), or use max_grad_norm=None'
+        )

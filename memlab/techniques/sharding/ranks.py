@@ -93,6 +93,11 @@ def is_tensor_parallel(config: StepConfig) -> bool:
     return (config.world_size if is_of_all else config.tensor_parallel_size) > 1
 
 
+def offloads_shards(config: StepConfig) -> bool:
+    """Return whether FSDP2 keeps parameters, gradients and optimizer state in host memory."""
+    return config.offload_parameters and config.sharding in FULLY_SHARDED
+
+
 def seed_of(seed: int, part: int) -> int:
     """Return the seed of a step in the rank that computes this part of the batch.
 
@@ -149,5 +154,7 @@ def divided_like(tensor: torch.Tensor, target: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor  # 0.3 s that few need
 
     mesh = target.device_mesh
-    tensor = tensor.to(mesh.device_type)
-    return distribute_tensor(tensor, mesh, target.placements, src_data_rank=None)
+    divided = distribute_tensor(
+        tensor.to(mesh.device_type), mesh, target.placements, src_data_rank=None
+    )
+    return divided.to(target.device)  # which is the host if the parts are offloaded

@@ -1,6 +1,7 @@
 """The strategies by which several ranks train one model, what each refuses, and how it is applied.
 
-Left out so far: offloading of shards, and compiled sharded steps.
+Left out: compiled steps that PyTorch plans, of divided layers and of DeepSpeed; fp8; and the pairs
+that docs/sharded_combinations.md lists with their reasons.
 """
 
 import contextlib
@@ -10,11 +11,10 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
-from memlab.techniques.sharding import deepspeed_settings
+from memlab.config import OptimizerImplementation, Precision, Sharding, StepConfig
+from memlab.techniques.sharding import deepspeed_settings, refused_pairs
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import (
-    FULLY_SHARDED,
     REPLICATED,
     Divided,
     Sharded,
@@ -152,7 +152,7 @@ def most_ranks(device: torch.device) -> int:
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
-    """Refuse strategies that are not implemented, and settings that do not go with sharding."""
+    """Refuse settings that do not go with a strategy."""
     config = asked.config
     if config.sharding is Sharding.NONE:
         return
@@ -160,91 +160,10 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     said = f"sharding={str(config.sharding)!r}"
     if config.tensor_parallel_size > 1:
         said += f", tensor_parallel_size={config.tensor_parallel_size}"
-    known = (*REPLICATED, *FULLY_SHARDED, Sharding.TENSOR, *deepspeed_settings.STAGES)
-    if config.sharding not in known:
-        yield Refusal(
-            why=f"{said} is not implemented yet", remedies=({"sharding": Sharding.ZERO3},)
-        )
-        return
-    yield from _of_both(config, said)
-    yield from _of_replicas(config, said)
-    yield from _of_shards(config, said)
+    yield from refused_pairs.refusals(config, said)
     yield from _of_tensors(config, said)
     if is_deepspeed(config):
         yield from deepspeed_settings.refusals(config, said)
-
-
-def _of_both(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what is implemented for one process only."""
-    offloads = () if is_deepspeed(config) else ("offload_parameters", "offload_optimizer")
-    for field in ("compile", "offload_activations", *offloads):
-        if getattr(config, field):
-            yield Refusal(
-                why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
-            )
-    if config.memory_budget < 1.0 and not config.is_planned:
-        yield Refusal(
-            why=f"{said} with budget_engine='compile' is not implemented yet",
-            remedies=({"budget_engine": "eager"}, {"memory_budget": 1.0}),
-        )
-    if config.precision is Precision.FP8_MIXED:
-        yield Refusal(
-            why=f"{said} with precision='fp8-mixed' is not implemented yet",
-            remedies=({"precision": Precision.BF16_MIXED},),
-        )
-
-
-def _of_replicas(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what would make the copies of a model different, or use one rank's gradients."""
-    if config.sharding in REPLICATED and config.optimizer_in_backward:
-        yield Refusal(
-            why=f"{said} with optimizer_in_backward=True: each rank would update its weights "
-            "before the ranks have averaged their gradients",
-            remedies=({"optimizer_in_backward": False},),
-        )
-    has_copies = config.sharding in (Sharding.DDP, Sharding.HYBRID)
-    if has_copies and config.precision is Precision.BF16_STOCHASTIC:
-        yield Refusal(
-            why=f"{said} with precision='bf16-stochastic': each rank would round its copy of the "
-            "weights by other random numbers, and the copies would drift apart",
-            remedies=({"precision": Precision.BF16_MASTER},),
-        )
-
-
-def _of_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what does not work with parameters of which a rank holds a part."""
-    is_whole = config.sharding in REPLICATED and not is_tensor_parallel(config)
-    if is_whole or is_deepspeed(config):
-        return
-    adamw = {"optimizer": Optimizer.ADAMW}
-    if config.optimizer is Optimizer.ADAMW_8BIT:
-        yield Refusal(
-            why=f"{said} with optimizer='adamw-8bit': bitsandbytes knows no DTensor, as which each "
-            "rank holds its part of a parameter",
-            remedies=(adamw,),
-        )
-    if config.optimizer is Optimizer.ADAFACTOR:
-        yield Refusal(
-            why=f"{said} with optimizer='adafactor': torch.optim.Adafactor takes norms of "
-            "a DTensor in place, which DTensor does not implement (torch 2.13)",
-            remedies=(adamw,),
-        )
-    if config.channels_last and config.sharding in FULLY_SHARDED:
-        yield Refusal(
-            why=f"{said} with channels_last=True: FSDP2 divides contiguous parameters only",
-            remedies=({"channels_last": False},),
-        )
-    if config.loss_chunks > 1 and config.sharding in FULLY_SHARDED:
-        yield Refusal(
-            why=f"{said} with loss_chunks={config.loss_chunks}: FSDP2 hooks the output of the "
-            "model, which is then computed only in the loss",
-            remedies=({"loss_chunks": 1},),
-        )
-    for field in ("inplace", "optimizer_in_backward"):
-        if getattr(config, field):
-            yield Refusal(
-                why=f"{said} with {field}=True is not implemented yet", remedies=({field: False},)
-            )
 
 
 def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
@@ -263,9 +182,10 @@ def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
             "with divided layers has both",
             remedies=({"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},),
         )
-    if config.loss_chunks > 1 and config.sharding not in FULLY_SHARDED:
+    if config.loss_chunks > 1:
         yield Refusal(
-            why=f"{said} with loss_chunks={config.loss_chunks} is not implemented yet",
+            why=f"{said} with loss_chunks={config.loss_chunks}: the ranks divide the head too, and "
+            "a chunk of the loss multiplies by a whole weight",
             remedies=({"loss_chunks": 1},),
         )
     if config.precision is Precision.FP16_MIXED:

@@ -17,12 +17,12 @@ from memlab.techniques.sharding.deepspeed_settings import (
     is_deepspeed,
 )
 from memlab.techniques.sharding.fully_sharded import mesh_of
-from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, offloads_shards
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 
-NOT_WRITTEN = ("compile", "offload_activations", "offload_parameters", "offload_optimizer")
+BY_DEEPSPEED = ("offload_activations", "offload_parameters", "offload_optimizer")
 TERMS = (
     "# the loss is a mean over these terms, and micro-batches have different numbers of them",
     "terms = [float(num_loss_terms(part)) for part in parts]",
@@ -94,11 +94,16 @@ def check_written(config: StepConfig) -> None:
             f"a script for {said} with tensor_parallel_size={config.tensor_parallel_size} is not "
             "implemented yet; use tensor_parallel_size=1"
         )
-    is_built_in_parts = config.sharding in FULLY_SHARDED
-    for field in (*NOT_WRITTEN, *["init_on_meta"] * is_built_in_parts):
+    if config.sharding in FULLY_SHARDED and config.init_on_meta:
+        raise UnsupportedError(
+            f"a script for {said} with init_on_meta=True would need all of memlab that makes the "
+            "values of one parameter after the other; use init_on_meta=False"
+        )
+    for field in BY_DEEPSPEED if is_deepspeed(config) else ():
         if getattr(config, field):
             raise UnsupportedError(
-                f"a script for {said} with {field}=True is not implemented yet; use {field}=False"
+                f"a script for {said} with {field}=True is not implemented: no card has run "
+                f"DeepSpeed's offloading in memlab's tests; use {field}=False"
             )
 
 
@@ -120,14 +125,16 @@ def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
         why = GROUPS.format(config.shard_group_size)
     frees = config.sharding is not Sharding.ZERO2
     narrow = AUTOCAST_DTYPE.get(config.precision)
-    formats = "" if narrow is None else f", narrow={narrow}"
+    more = "" if narrow is None else f", narrow={narrow}"
+    more += ", on_host=True" if offloads_shards(config) else ""
+    more += ", read_by_loss=head" if config.loss_chunks > 1 else ""
     made = f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
     return ScriptLines(
         imports=() if mesh else ("from torch.distributed.device_mesh import init_device_mesh",),
         model=(
             why,
             f"mesh = {mesh or made}",
-            f"shard_blocks(model, mesh, frees={frees}{formats})",
+            f"shard_blocks(model, mesh, frees={frees}{more})",
         ),
     )
 

@@ -18,7 +18,13 @@ from memlab.techniques.recompute.repeated_blocks import find_blocks
 
 
 def shard_blocks(
-    model: nn.Module, mesh: DeviceMesh, *, frees: bool, narrow: torch.dtype | None = None
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    frees: bool,
+    narrow: torch.dtype | None = None,
+    on_host: bool = False,
+    read_by_loss: nn.Module | None = None,
 ) -> None:
     """Shard a model in place; it stays the same object and may be called as before.
 
@@ -27,24 +33,34 @@ def shard_blocks(
         mesh: the ranks that share its parts; with two dimensions, groups of them in rows.
         frees: whether a block's whole parameters are freed after its forward.
         narrow: the format in which parameters are gathered; None keeps theirs.
+        on_host: whether parts of parameters, gradients and optimizer state stay in host memory.
+        read_by_loss: a module whose parameters are needed after the model's forward too. It is left
+            to the model as a whole, which then keeps its parameters until the end of backward.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # 0.3 s that few need
+    from torch.distributed.fsdp import (  # 0.3 s that few need
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
 
     options: dict[str, Any] = {"mesh": mesh}
+    if on_host:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     if narrow is not None:
         # normalisation over the batch has kernels for fp32 parameters only
         for module in model.modules():
             if isinstance(module, _BatchNorm) and any(True for _ in module.parameters()):
                 exact = MixedPrecisionPolicy(cast_forward_inputs=False)
-                fully_shard(module, mesh=mesh, mp_policy=exact)
+                fully_shard(module, mp_policy=exact, **options)
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
 
-    blocks = units(model)
+    blocks = [b for b in units(model) if read_by_loss not in set(b.modules())]
     for block in blocks:
         fully_shard(block, reshard_after_forward=frees, **options)
 
     # without blocks the whole model is one unit
-    fully_shard(model, reshard_after_forward=frees and (not blocks or None), **options)
+    is_freed = frees and not blocks and read_by_loss is None
+    fully_shard(model, reshard_after_forward=is_freed, **options)
 
 
 def units(model: nn.Module) -> list[nn.Module]:

@@ -29,7 +29,8 @@ from memlab.worker.wire import Channel, Garbage
 SOCKET, JOB, ARGUMENTS, ANSWERS = "socket", "job", "arguments", "answers"
 """Names in the folder of a group; those of arguments and answers are followed by numbers."""
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+# beside a card some tensors are in host memory: parts that are offloaded
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {"measure": measure_rank, "updates": update_rank}
 
 

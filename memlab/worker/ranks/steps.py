@@ -85,7 +85,7 @@ def _device(device_type: str) -> torch.device:
 def _agreed(goes_on: bool) -> bool:
     """Return whether all ranks go on. A rank that ended alone would leave the others waiting."""
     votes = torch.tensor([int(goes_on)])
-    if dist.get_backend() == "nccl":
+    if "nccl" in dist.get_backend():
         votes = votes.cuda()
     dist.all_reduce(votes, op=dist.ReduceOp.MIN)
     return bool(votes.item())
