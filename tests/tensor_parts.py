@@ -1,9 +1,12 @@
 """Small models whose layers several ranks divide, or cannot."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from memlab import Workload
+from memlab.techniques.batch_tensors import map_tensors
 
 IN, HIDDEN, OUT = 12, 32, 6
 WIDTH, HEADS, TOKENS, WORDS = 16, 4, 6, 40
@@ -172,6 +175,18 @@ def decoder(**options):
 def looked_up(*, is_tied=False):
     """The workload of a model whose embedding's output stays until backward."""
     return _repeating("tied" if is_tied else "looked-up", lambda: LookedUp(is_tied))
+
+
+def in_fp64(workload):
+    """The workload of the same model in a format that rounds a billion times less."""
+
+    def make_batch(num_samples):
+        return map_tensors(lambda t: t.double() if t.is_floating_point() else t,
+                           workload.make_batch(num_samples))  # fmt: skip
+
+    return replace(
+        workload, build_model=lambda: workload.build_model().double(), make_batch=make_batch
+    )
 
 
 def _repeating(name, build_model):

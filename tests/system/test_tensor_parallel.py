@@ -7,7 +7,7 @@ from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, predict
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from tests.models import linear
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, looked_up, mixing, mlp
+from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, in_fp64, looked_up, mixing, mlp
 
 TENSOR = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
 OF_A_MESH = 4  # bytes for each rank, whose numbers a real mesh holds
@@ -73,6 +73,21 @@ def test_updates_are_those_of_one_process(ranks, workload, fields):
     report = verified(ranks, workload, **fields)
     assert report.ok, report.why
     assert report.outcome is Outcome.OK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "fields"),
+    [
+        (decoder(), {}),
+        (gated(), {"max_grad_norm": 0.05}),
+        (decoder(padding=None), {"sharding": "ddp", "world_size": 4, "tensor_parallel_size": 2}),
+    ],
+)
+def test_all_that_is_different_is_rounding(ranks, workload, fields):
+    report = verified(ranks, in_fp64(workload), **fields)
+    assert report.ok, report.why
+    assert report.max_relative_error < 1e-12
 
 
 @pytest.mark.slow
