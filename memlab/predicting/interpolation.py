@@ -14,6 +14,7 @@ from memlab.config import StepConfig
 from memlab.meters.lifetimes import step_memory
 from memlab.result import StepResult
 from memlab.techniques.offload import offload
+from memlab.trace import Timeline
 
 if TYPE_CHECKING:
     from memlab.predicting.predict import Prediction
@@ -54,6 +55,7 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         peak_place=memory.peak_place,
         peak_holdings=memory.holdings(),
         first_step_peak_bytes=step_memory(trace, 0).peak_bytes,
+        saving_peak_bytes=_saving_peak(base.result, memory.timeline),
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,
         uncertainty=spread,
@@ -64,3 +66,11 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         fit=None,
         printed="",  # the shapes that it may name are of another batch
     )
+
+
+def _saving_peak(result: StepResult, timeline: Timeline) -> int | None:
+    """Return the peak of saving after this timeline: what is added does not depend on the batch."""
+    if result.saving_peak_bytes is None or result.timeline is None:
+        return None
+    more = timeline.total_bytes[-1] - result.timeline.total_bytes[-1]
+    return result.saving_peak_bytes + int(more)

@@ -224,6 +224,8 @@ def _check_numbers(result: StepResult) -> None:
         result.peak_allocated_bytes,
         result.peak_reserved_bytes,
         result.first_step_peak_bytes,
+        result.saving_peak_bytes,
+        result.saving_host_bytes,
         result.memory_limit_bytes,
         *(result.peak_by_category or {}).values(),
         *(holding.nbytes for holding in result.peak_holdings),

@@ -11,6 +11,9 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from benchmarks import saving_peak
 from memlab import StepConfig, predict, training_step
+from memlab.devices.cards import Target
+from memlab.predicting.interpolation import interpolated
+from memlab.predicting.predict import predict_in_process
 from memlab.saving import messages
 from memlab.saving.contents import SavedTensor, saved_tensors
 from memlab.saving.peak import added_by_saving
@@ -45,6 +48,19 @@ def test_one_process_adds_the_state_of_the_random_generator():
     assert result.saving_peak_bytes == WEIGHT + batch + RANDOM
     assert result.saving_host_bytes is None
     assert "peak while saving" in result._repr_html_()
+
+
+def test_another_batch_size_moves_the_peak_by_its_batch():
+    cpu = Target(kind="cpu", card=None, name="cpu")
+    made = {
+        size: predict_in_process(
+            linear(), StepConfig(batch_size=size), cpu, seed=0, memory_limit=None, report=print
+        )
+        for size in (8, 4)
+    }
+    few = interpolated(made[8], StepConfig(batch_size=4))
+    assert few.saving_peak_bytes == made[4].result.saving_peak_bytes
+    assert few.saving_peak_bytes == made[8].result.saving_peak_bytes - 4 * 4 * IN
 
 
 def test_a_card_copies_weights_and_states_to_the_host():
