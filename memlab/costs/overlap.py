@@ -13,7 +13,8 @@ of 1 ms on stream 0 that waits for the collective:
 
 With one stream the time is the sum of the operators' times. Left out: that kernels and collectives
 beside each other slow each other down, since they share multiprocessors and memory; the other
-ranks, which are taken to be as fast as this one; the time of Python between operators.
+ranks, which are taken to be as fast as this one. How long Python takes between operators is in
+doubt: a step of small kernels may wait for it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memlab.arguments.units import format_seconds
+from memlab.costs.roofline import LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS
 from memlab.recording.recording import Recording, StreamMark
+from memlab.result import format_percent
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 DEFAULT = 0  # the stream of a step's own operators
+MUCH_WAITING = 0.1  # for the host, as a share of a step's time: it is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,6 +48,7 @@ class Overlap:
         step_seconds: of the last recorded step.
         communication_seconds: of its collectives, one after the other.
         exposed_seconds: what the step takes longer than it would without them.
+        waiting_seconds: what it takes longer if the host is slow.
         half_width: the relative half-width of its time.
     """
 
@@ -50,6 +56,7 @@ class Overlap:
     step_seconds: float
     communication_seconds: float
     exposed_seconds: float
+    waiting_seconds: float
     half_width: float
 
     @property
@@ -67,13 +74,14 @@ def overlap_of(
     kernels_half_width: float,
     links_half_width: float,
     launch_seconds: float,
+    slow_launch_seconds: float,
 ) -> Overlap:
     """Return how the operators of a recording overlap.
 
-    The half-width has three parts, which do not depend on one another: what the times of kernels
+    The half-width has four parts, which do not depend on one another: what the times of kernels
     make of the step if all of them are too short or too long by theirs, the same of collectives,
-    and all that is hidden. For how much kernels and collectives slow each other down is not known,
-    and at worst they run one after the other.
+    all that is hidden, and all that a slow host adds. For how much kernels and collectives slow
+    each other down is not known, and at worst they run one after the other.
 
     Args:
         recording: of two steps.
@@ -81,15 +89,16 @@ def overlap_of(
         kernels_half_width: the relative half-width of the times of kernels.
         links_half_width: of the times of collectives.
         launch_seconds: that the host takes to issue an operator; in doubt as kernels are.
+        slow_launch_seconds: that it takes where Python does more between them.
     """
     is_sent = np.array([bool(operator.ranks) for operator in recording.operators], dtype=bool)
     last = max(interval.step for interval in recording.intervals)
     in_last = np.array([interval.step == last for interval in recording.intervals], dtype=bool)
     of_last = in_last[[operator.interval for operator in recording.operators]]
 
-    def total(kernels: float, links: float) -> float:
+    def total(kernels: float, links: float, launch: float = launch_seconds) -> float:
         varied = seconds * np.where(is_sent, links, kernels)
-        return float(seconds_of_streams(recording, varied, kernels * launch_seconds)[in_last].sum())
+        return float(seconds_of_streams(recording, varied, kernels * launch)[in_last].sum())
 
     def spread(kernels: float, links: float) -> float:
         return (total(1.0 + kernels, 1.0 + links) - total(1.0 - kernels, 1.0 - links)) / 2
@@ -98,14 +107,37 @@ def overlap_of(
     whole, sent = float(of_intervals[in_last].sum()), float(seconds[is_sent & of_last].sum())
     exposed = whole - total(1.0, 0.0)
     hidden = max(sent - exposed, 0.0)
-    width = math.hypot(spread(kernels_half_width, 0.0), spread(0.0, links_half_width), hidden)
+    waiting = max(total(1.0, 1.0, slow_launch_seconds) - whole, 0.0)
+    spreads = spread(kernels_half_width, 0.0), spread(0.0, links_half_width)
+    width = math.hypot(*spreads, hidden, waiting)
     return Overlap(
         interval_seconds=of_intervals,
         step_seconds=whole,
         communication_seconds=sent,
         exposed_seconds=exposed,
+        waiting_seconds=waiting,
         half_width=max(width / whole, kernels_half_width),
     )
+
+
+def overlap_notes(overlap: Overlap) -> list[str]:
+    """Return sentences on what communication and the host add to the time and its uncertainty."""
+    said = (
+        f"Collectives take {format_seconds(overlap.communication_seconds)}, of which "
+        f"{format_percent(overlap.hidden_share)} is hidden behind other operators. The time of the "
+        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels, links and the "
+        "host, and because what runs beside each other may slow each other down."
+    )
+    if overlap.waiting_seconds < MUCH_WAITING * overlap.step_seconds:
+        return [said]
+    slow = format_seconds(overlap.step_seconds + overlap.waiting_seconds)
+    own, most = (f"{1e6 * each:.0f} µs" for each in (LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS))
+    return [
+        said,
+        f"Kernels of this step are so short that the card may wait for the host. A kernel each "
+        f"{own} is assumed; with {most} of Python for each, as under Megatron, the step takes "
+        f"{slow}. Larger micro-batches wait less.",
+    ]
 
 
 def seconds_of_streams(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlab.arguments.units import GIB, format_seconds
+from memlab.arguments.units import GIB
 from memlab.costs import cuda_kernels, links
 from memlab.costs.calibration import Calibration, calibrate
 from memlab.costs.collectives import cost_of, is_collective
@@ -17,10 +17,11 @@ from memlab.costs.cost_store import Store
 from memlab.costs.host import python_seconds
 from memlab.costs.kernel_times import time_half_width, time_note
 from memlab.costs.overheads import overhead_seconds
-from memlab.costs.overlap import Overlap, overlap_of
+from memlab.costs.overlap import Overlap, overlap_notes, overlap_of
 from memlab.costs.roofline import (
     HOST_EFFICIENCY,
     LAUNCH_SECONDS,
+    SLOW_LAUNCH_SECONDS,
     KernelCall,
     StepTime,
     known_time,
@@ -44,7 +45,6 @@ from memlab.recording import cuda_functions
 from memlab.recording.assembly import Effect
 from memlab.recording.program import Program
 from memlab.recording.recording import Operator, Recording
-from memlab.result import format_percent
 from memlab.trace import Phase
 
 if TYPE_CHECKING:
@@ -148,11 +148,11 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
         every = float(seconds[[not operator.ranks for operator in recording.operators]].sum())
         unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
         half_width = time_half_width(card, unsure)
-        overlap = _overlap(recording, seconds, target.cluster, half_width)
+        overlap = _overlap(recording, seconds, target, half_width)
         notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
 
     if overlap is not None:
-        notes.insert(-1, _overlap_note(overlap))
+        notes[-1:-1] = overlap_notes(overlap)
         half_width = overlap.half_width
     if seconds is not None and costs is not None and costs.origin:
         notes += _origin_note(recording, seconds, costs)
@@ -168,11 +168,11 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
 def _overlap(
     recording: Recording,
     seconds: npt.NDArray[np.float64],
-    cluster: Cluster | None,
+    target: Target,
     kernels_half_width: float,
 ) -> Overlap | None:
     """Return how operators overlap between the cards of a cluster; None without collectives."""
-    groups = {operator.ranks for operator in recording.operators} - {()}
+    groups, cluster = {operator.ranks for operator in recording.operators} - {()}, target.cluster
     if cluster is None or not groups:
         return None
     return overlap_of(
@@ -180,17 +180,8 @@ def _overlap(
         seconds,
         kernels_half_width=kernels_half_width,
         links_half_width=max(links.half_width(ranks, cluster) for ranks in groups),
-        launch_seconds=LAUNCH_SECONDS,
-    )
-
-
-def _overlap_note(overlap: Overlap) -> str:
-    """Return a sentence on what communication adds to the time, and to its uncertainty."""
-    return (
-        f"Collectives take {format_seconds(overlap.communication_seconds)}, of which "
-        f"{format_percent(overlap.hidden_share)} is hidden behind other operators. The time of the "
-        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels and links, and "
-        "because what runs beside each other may slow each other down."
+        launch_seconds=target.launch_seconds or LAUNCH_SECONDS,
+        slow_launch_seconds=target.launch_seconds or SLOW_LAUNCH_SECONDS,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import iteration_times
-from benchmarks.iteration_times import Case
+from benchmarks.iteration_times import PACES, Case
 
 SMALL = Case(hidden=256, heads=4, sequence=64, micro_batch=2, accumulation=2, tensor=1, data=2)
 
@@ -62,11 +62,37 @@ def test_ranks_share_the_work_as_the_row_says(tensor, data, sharding) -> None:
 @pytest.mark.parametrize(("tensor", "data"), [(1, 2), (2, 1)])
 def test_a_whole_recording_takes_what_a_few_layers_and_micro_batches_say(tensor, data) -> None:
     case = dataclasses.replace(SMALL, tensor=tensor, data=data, accumulation=8)
-    forecast, _ = iteration_times.recorded(case, 12)
-    seconds, half_width = iteration_times.predicted(case, 12)
-    # DDP's buckets do not end with layers
-    assert seconds == pytest.approx(forecast.step_seconds((2,) * 8), rel=0.02)
-    assert 0.2 < half_width < 0.5
+    whole = iteration_times.recorded(case, 12)
+    for pace in (PACES[0], PACES[-1]):
+        seconds, half_width = iteration_times.predicted(case, 12, pace)
+        # DDP's buckets do not end with layers
+        assert seconds == pytest.approx(whole.step_seconds(8, pace), rel=0.02)
+        assert half_width > 0.2
+
+
+@pytest.mark.slow
+def test_a_step_of_small_kernels_takes_as_long_as_the_host() -> None:
+    found = iteration_times.recorded(SMALL, 2)
+    seconds = {pace: found.step_seconds(2, pace) for pace in PACES}
+    # the host is what takes the time: three times as slow, three times as long
+    assert seconds[60e-6] / seconds[20e-6] == pytest.approx(3, rel=0.15)
+    # memlab's own pace is in doubt by a slow host, and a pace that is stated is not
+    assert (1 + found.half_widths[5e-6]) * seconds[5e-6] > seconds[40e-6]
+    assert found.half_widths[40e-6] < 0.5
+
+
+def test_a_shape_is_predicted_at_the_pace_of_the_others() -> None:
+    def lines(pace: float, *errors: float) -> list[dict[str, float]]:
+        sizes = (1024, 1024, 2048, 2048)
+        return [
+            {"hidden": size, "layers": 4, "host us": 1e6 * pace, "error %": error}
+            for size, error in zip(sizes, errors, strict=True)
+        ]
+
+    by_pace = {1e-6: lines(1e-6, 1, 2, -30, 40), 2e-6: lines(2e-6, 50, 60, 3, -4)}
+    found = iteration_times.of_left_out_shapes(by_pace)
+    # rows of 2048 choose 2 us, with which those of 1024 are wrong, and the other way round
+    assert [line["error %"] for line in found] == [50, 60, -30, 40]
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:

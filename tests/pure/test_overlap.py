@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memlab.costs.overlap import overlap_of, seconds_of_streams
+from memlab.costs.overlap import overlap_notes, overlap_of, seconds_of_streams
 from memlab.recording.recording import Operator, Recording
 from memlab.recording.streams import Streams
 from memlab.trace import Interval, Phase
@@ -90,7 +90,7 @@ def test_the_host_issues_one_operator_after_the_other():
     assert host.taken(launch=1.0) == [0.0, 2.5, 0.0]
 
 
-def overlap(seconds_of_kernel, seconds_of_collective, kernels=0.1, links=0.2):
+def overlap(seconds_of_kernel, seconds_of_collective, kernels=0.1, links=0.2, slow=0.0):
     """A kernel, a collective beside it, and one more kernel that waits for it."""
     host = Host()
     host.run(seconds_of_kernel)
@@ -100,7 +100,7 @@ def overlap(seconds_of_kernel, seconds_of_collective, kernels=0.1, links=0.2):
     host.run(1.0)
     return overlap_of(
         host.recording, np.array(host.seconds), kernels_half_width=kernels,
-        links_half_width=links, launch_seconds=0.0,
+        links_half_width=links, launch_seconds=0.0, slow_launch_seconds=slow,
     )  # fmt: skip
 
 
@@ -122,3 +122,20 @@ def test_what_is_not_hidden_adds_its_time_and_its_own_doubt():
 
 def test_the_doubt_is_never_less_than_that_of_kernels():
     assert overlap(0.001, 50.0, kernels=0.3, links=0.01).half_width == pytest.approx(0.3)
+
+
+def test_a_slow_host_that_the_card_does_not_wait_for_adds_no_doubt():
+    found = overlap(9.0, 2.0, slow=4.0)
+    assert (found.waiting_seconds, found.half_width) == (0.0, overlap(9.0, 2.0).half_width)
+    (said,) = overlap_notes(found)
+    assert "100 % is hidden" in said
+
+
+def test_what_a_slow_host_adds_is_in_doubt_and_said():
+    # issued after 0, 20 and 40 seconds, so that the step ends after 41
+    found = overlap(9.0, 2.0, slow=20.0)
+    assert (found.step_seconds, found.waiting_seconds) == (10.0, 31.0)
+    assert found.half_width == pytest.approx((1.0**2 + 2.0**2 + 31.0**2) ** 0.5 / 10)
+    _, said = overlap_notes(found)
+    assert "may wait for the host" in said
+    assert "the step takes 41.0 s" in said
