@@ -31,10 +31,10 @@ from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import caches, checkpointing
-from memlab.techniques.sharding import ranks, sharding
+from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import Engine
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
-from memlab.techniques.sharding.ranks import Sharded
+from memlab.techniques.sharding.rank_model import Sharded, own_weights, part_sizes
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
 from memlab.torch_private.dispatch import are_tensors_fake
@@ -106,7 +106,7 @@ class Step:
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of a step: ranks that compute other samples draw other numbers."""
-        set_seed(seed if self.sharded is None else ranks.seed_of(seed, self.sharded.part))
+        set_seed(seed if self.sharded is None else self.sharded.seed_of(seed))
 
     def value_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the values of a parameter, which may be in host memory or in other ranks."""
@@ -361,7 +361,7 @@ def _make_batch(
     """
     mark(Phase.DATA, 0)
     set_seed(seed)
-    shares = [config.batch_size] if sharded is None else ranks.part_sizes(config, sharded)
+    shares = [config.batch_size] if sharded is None else part_sizes(config, sharded)
     batch = workload.make_batch(sum(shares))
     sizes, everyone = config.micro_batch_sizes, []
     said = precision.batch_notes(batch, config.precision)
@@ -376,7 +376,7 @@ def _make_batch(
     micro_batches = _divided(workload, batch, sizes, config, device)
     if sharded is None:
         return micro_batches, accumulation.weights(workload, micro_batches, sizes), said
-    return micro_batches, ranks.own_weights(whole, sharded), said
+    return micro_batches, own_weights(whole, sharded), said
 
 
 def _divided(

@@ -13,7 +13,8 @@ from memlab.script import script
 from memlab.step import build_step
 from memlab.techniques import every
 from memlab.techniques.sharding.fully_sharded import shard
-from memlab.techniques.sharding.ranks import Sharded, own_weights, part_of, seed_of
+from memlab.techniques.sharding.rank_model import Sharded, own_weights
+from memlab.techniques.sharding.ranks import part_of, seed_of
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.shards import units
 from memlab.techniques.technique import Setup

@@ -9,7 +9,7 @@ from benchmarks.ranks import Ranks
 from memlab import StepConfig
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.recording import distinct_ranks
-from memlab.techniques.sharding.ranks import MOST_SIMULATED_PARTS
+from memlab.techniques.sharding.rank_model import MOST_SIMULATED_PARTS
 from tests.models import blocks
 from tests.predictions import simulated
 from tests.tensor_parts import HIDDEN, IN, OUT, mlp

@@ -6,5 +6,5 @@ that the averaged gradient is that of one process with the whole batch.
 
 Start with `sharding.py`, which lists the strategies and what each refuses. `replicated.py` carries
 out ddp and zero1, `fully_sharded.py` zero2, zero3 and hybrid, `tensor_parallel.py` the dividing of
-layers, and `ranks.py` knows the ranks.
+layers. `rank_model.py` is a model as a rank runs it, and `ranks.py` knows the ranks.
 """

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from memlab.config import OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.sharding import deepspeed_settings, refused_pairs
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
+from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
     REPLICATED,
     Divided,
-    Sharded,
     check_group,
     is_tensor_parallel,
     part_of,
