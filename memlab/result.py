@@ -67,8 +67,7 @@ class StepResult:
             peak. Empty if it was not traced.
         peak_place: phase, module and operator of that peak.
         first_step_peak_bytes: the same peak over the first step alone.
-        saving_peak_bytes: most bytes in live storages while `TrainingStep.save` writes a checkpoint
-            after such a step. None if measured, estimated, or if it cannot be saved.
+        saving_peak_bytes: most bytes while `TrainingStep.save` runs after it; None if measured.
         saving_host_bytes: what the rank that copies most to the host has there; None on a CPU.
         timeline: the step whose peak this is.
         step_seconds: median of `step_seconds_all`.
@@ -364,12 +363,10 @@ class StepResult:
         if "torch" in self.versions:
             title += f", torch {self.versions['torch']}"
 
-        limit, usable = self.memory_limit_bytes, self.usable_memory_bytes
+        limit, usable, needed = self.memory_limit_bytes, self.usable_memory_bytes, self.needed_bytes
         judged = "not known whether it fits" if self.fit is None else str(self.fit)
         judged = "too close to say" if self.fit is Judgement.TOO_CLOSE else judged
         of_device = f"{format_bytes(usable)}: {judged}" if usable and not limit else ""
-        saving = self.saving_peak_bytes
-        needed = "" if self.needed_bytes is None else self._cost("needed_bytes", format_bytes)
         held = sorted((self.peak_by_category or {}).items(), key=lambda item: -item[1])
         named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held if size]
         return facts_table(title, {
@@ -381,9 +378,9 @@ class StepResult:
             "peak allocated": self._cost("peak_allocated_bytes", format_bytes),
             "of which": ", ".join(named),
             "peak reserved": self._cost("peak_reserved_bytes", format_bytes),
-            "needed at least": needed,
+            "needed at least": self._cost("needed_bytes", format_bytes) if needed else "",
             "peak allocated in the first step": self._cost("first_step_peak_bytes", format_bytes),
-            "peak while saving": format_bytes(saving) if saving else "",
+            "peak while saving": format_bytes(saved) if (saved := self.saving_peak_bytes) else "",
             "sent to other ranks": "; ".join(map(str, self.communication)),
             "time per step": self._cost("step_seconds", format_seconds),
             "loss": self._cost("loss", "{:.4f}".format),
