@@ -89,6 +89,8 @@ def row_of(config: StepConfig) -> int:
 
 def _is_by_rows(parameter: Any) -> bool:
     """Return whether `fully_shard` has divided a parameter by rows, or has not divided it."""
+    if not parameter.device_mesh.mesh_dim_names:  # a mesh of a person's own
+        return False
     sharded = parameter.placements[_sharded(parameter)] if _group_size(parameter) > 1 else None
     return sharded is None or getattr(sharded, "dim", None) == 0
 
