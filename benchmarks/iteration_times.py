@@ -13,8 +13,7 @@ The optimizer, which is one kernel there and many here, is issued at memlab's ow
 What was run, by vTrain's files (`src/model`, `config/validation/single`) after Megatron-DeepSpeed:
 fp16, each layer checkpointed, no flash attention, dropout 0.1, 50257 tokens, embedding and head
 tied, FusedAdam and FusedLayerNorm of apex, fused kernels for scale, mask and softmax, for bias and
-GELU, and for bias, dropout and addition. The layer here is in plain PyTorch, and a fused kernel is
-the nearest there is: a softmax without a mask, a product with its bias, dropout and an addition.
+GELU, and for bias, dropout and addition. The layer here (`megatron_gpt.py`) is in plain PyTorch.
 The file does not say which A100: those of 80 GB are taken, which most machines of eight have.
 
     data parallel     sharding="ddp", gradients averaged once an update
@@ -29,8 +28,7 @@ fused optimizer, since torch.optim has none for DTensors.
 
 A step's time is linear in its layers, so each setting is recorded with 2 and with 4 of them, and
 with at most 3 micro-batches: `tests/matrix/test_iteration_times.py` holds that against a whole one.
-
-Rows that differ in layers or in the number of micro-batches share a recording.
+Rows that differ in no more than these share recordings: 212 for all, eight minutes of a processor.
 
     python -m benchmarks.iteration_times --out iteration_times.json
 """
@@ -40,17 +38,15 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
 
 from benchmarks import report
-from memlab import StepConfig, Workload
+from benchmarks.megatron_gpt import Case, workload
+from memlab import StepConfig
 from memlab.costs.recorded_step import RecordedStep, from_recorded_step
 from memlab.devices import cards
 from memlab.recording.program import Program
@@ -62,128 +58,8 @@ CARD = "a100-80"
 LAYERS = (2, 4)  # that are recorded
 FEW = 3  # micro-batches, which say how long more of them take
 PACES = tuple(each / 1e6 for each in (5, 10, 20, 30, 40, 50, 60))  # the first is memlab's own
-VOCABULARY = 50_257
-DROPOUT = 0.1
 QUICK = 40  # every so manieth row
 Row = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A model but for its number of layers, and how ranks train it.
-
-    Attributes:
-        hidden: size of a token.
-        heads: of the attention.
-        sequence: tokens of a sample.
-        micro_batch: samples of a rank at a time.
-        accumulation: micro-batches of an update.
-        tensor: ranks that divide each layer.
-        data: groups of such ranks that divide the batch.
-    """
-
-    hidden: int
-    heads: int
-    sequence: int
-    micro_batch: int
-    accumulation: int
-    tensor: int
-    data: int
-
-
-class Layer(nn.Module):
-    """A layer of Megatron's GPT; tensors are (sequence, n, hidden)."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(case.hidden), nn.LayerNorm(case.hidden)
-        self.attention = Attention(case)
-        self.widen = nn.Linear(case.hidden, 4 * case.hidden)
-        self.narrow = nn.Linear(4 * case.hidden, case.hidden)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of tokens."""
-        x = x + functional.dropout(self.attention(self.norm_1(x)), DROPOUT)
-        wide = functional.gelu(self.widen(self.norm_2(x)), approximate="tanh")
-        return x + functional.dropout(self.narrow(wide), DROPOUT)
-
-
-class Attention(nn.Module):
-    """Attention whose scores are in memory, and which computes all of them."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.heads, self.is_divided = case.heads, case.tensor > 1
-        width = case.hidden
-        if self.is_divided:
-            self.query, self.key, self.value = (nn.Linear(width, width) for _ in "qkv")
-        else:
-            self.all_three = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what each token takes from the others; tensors are (sequence, n, hidden)."""
-        query, key, value = (each.permute(1, 2, 0, 3) for each in self.parts(x))
-        scores = torch.softmax(
-            query @ key.transpose(2, 3), dim=-1
-        )  # (n, heads, sequence, sequence)
-        if not self.is_divided:
-            scores = functional.dropout(scores, DROPOUT)
-        mixed = (scores @ value).permute(2, 0, 1, 3)
-        made: torch.Tensor = self.project(mixed.flatten(2))
-        return made
-
-    def parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return query, key and value, (sequence, n, heads, size) each."""
-        if self.is_divided:
-            made = [part(x) for part in (self.query, self.key, self.value)]
-            return [part.unflatten(-1, (self.heads, -1)) for part in made]
-        return self.all_three(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
-
-
-class Gpt(nn.Module):
-    """The whole model: tokens in, logits out."""
-
-    def __init__(self, case: Case, num_layers: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, case.hidden)
-        self.places = nn.Embedding(case.sequence, case.hidden)
-        self.layers = nn.ModuleList(Layer(case) for _ in range(num_layers))
-        self.norm = nn.LayerNorm(case.hidden)
-        self.head = nn.Linear(case.hidden, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits, (n, sequence, vocabulary), of tokens (n, sequence)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = functional.dropout(self.tokens(tokens) + self.places(places), DROPOUT)
-        x = x.transpose(0, 1).contiguous()
-        for layer in self.layers:
-            x = layer(x)
-        logits: torch.Tensor = self.head(self.norm(x.transpose(0, 1).contiguous()))
-        return logits
-
-
-def workload(case: Case, num_layers: int) -> Workload:
-    """Return next-token prediction by such a model."""
-    return Workload(
-        name=f"gpt of {case.hidden}, {num_layers} layers",
-        build_model=partial(Gpt, case, num_layers),
-        make_batch=partial(make_batch, case.sequence),
-        compute_loss=compute_loss,
-    )
-
-
-def make_batch(sequence: int, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and the tokens that follow them."""
-    tokens = torch.zeros(num_samples, sequence, dtype=torch.int64)
-    return tokens, tokens
-
-
-def compute_loss(model: Any, batch: Any) -> torch.Tensor:
-    """Return the cross entropy, computed in fp32."""
-    logits = model(batch[0])
-    return functional.cross_entropy(logits.flatten(0, 1).float(), batch[1].flatten())
 
 
 def read(path: Path = ROWS) -> list[Row]:

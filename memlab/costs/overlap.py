@@ -131,7 +131,7 @@ def overlap_notes(overlap: Overlap) -> list[str]:
     if overlap.waiting_seconds < MUCH_WAITING * overlap.step_seconds:
         return [said]
     slow = format_seconds(overlap.step_seconds + overlap.waiting_seconds)
-    own, most = (f"{1e6 * each:.0f} µs" for each in (LAUNCH_SECONDS, SLOW_LAUNCH_SECONDS))
+    own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
     return [
         said,
         f"Kernels of this step are so short that the card may wait for the host. A kernel each "

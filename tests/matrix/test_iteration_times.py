@@ -5,15 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks import iteration_times
-from benchmarks.iteration_times import PACES, Case
+from benchmarks import iteration_times, megatron_gpt
+from benchmarks.iteration_times import PACES
+from benchmarks.megatron_gpt import Case
 
 SMALL = Case(hidden=256, heads=4, sequence=64, micro_batch=2, accumulation=2, tensor=1, data=2)
 
 
 def test_the_model_has_the_parameters_of_megatron() -> None:
     with torch.device("meta"):
-        model = iteration_times.Gpt(SMALL, num_layers=3)
+        model = megatron_gpt.Gpt(SMALL, num_layers=3)
     hidden, tokens = 256, 50_257
     of_layer = 12 * hidden**2 + 13 * hidden
     count = sum(weight.numel() for weight in model.parameters())
@@ -21,8 +22,8 @@ def test_the_model_has_the_parameters_of_megatron() -> None:
 
 
 def test_dividing_attention_changes_no_number() -> None:
-    plain = iteration_times.Attention(SMALL).eval()
-    divided = iteration_times.Attention(dataclasses.replace(SMALL, tensor=2))
+    plain = megatron_gpt.Attention(SMALL).eval()
+    divided = megatron_gpt.Attention(dataclasses.replace(SMALL, tensor=2))
     weight, bias = (
         x.unflatten(0, (4, 3, -1)) for x in (plain.all_three.weight, plain.all_three.bias)
     )
@@ -33,7 +34,7 @@ def test_dividing_attention_changes_no_number() -> None:
     divided.project = plain.project
     x = torch.randn(8, 3, 256)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iteration_times, "DROPOUT", 0.0)
+        patch.setattr(megatron_gpt, "DROPOUT", 0.0)
         torch.testing.assert_close(plain(x), divided(x))
 
 
