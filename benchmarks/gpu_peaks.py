@@ -18,7 +18,7 @@ The runs used torchvision 0.21 and transformers 4.51.3, and newer transformers h
         tokenizers==0.21.1 huggingface_hub==0.30.2
 Without the folder the installed transformers are used and the convnets are skipped.
 
-By these rows were chosen: the weights and half-widths of memlab/costs/memory.json, where
+By these rows were chosen: the weights and half-widths of memlab/predicting/memory.json, where
 `benchmarks/calibrate_memory.py` judges each model by the others, and that a new segment lies below
 the earlier ones (memlab/allocator/pools.py). Goals: language models 0.2 % median and 1 % at the
 90th percentile, convnets 1 and 4 %, failures below 3 %.
@@ -46,8 +46,8 @@ from memlab.allocator.replay import AllocatorSettings, least_limit, replay, serv
 from memlab.arguments.units import MIB
 from memlab.costs.cuda_kernels import effects
 from memlab.costs.cudnn_workspace import Workspaces, middle, take_workspace, with_workspaces
-from memlab.costs.memory_widths import weights
 from memlab.devices import cards
+from memlab.predicting.memory_widths import weights
 from memlab.recording.assembly import Effect, trace_of
 from memlab.recording.recording import Recording
 

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from benchmarks import report
 from memlab import StepConfig, StepResult, Workload, workloads
 from memlab.devices.cards import Target, resolve
+from memlab.measuring.collective_threads import paused_for, unseen_free_bytes
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
-from memlab.meters.collective_threads import paused_for, unseen_free_bytes
 from memlab.meters.meter import Meter, record
 from memlab.predicting.predict import predict_in_process
 from memlab.step import Step, build_step

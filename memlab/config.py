@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
 from memlab.arguments.rank_settings import MOST_RANKS, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
 from memlab.arguments.setting_values import (
@@ -295,6 +296,11 @@ class StepConfig:
         if self.sharding is Sharding.TENSOR:
             return 1
         return self.world_size // self.tensor_parallel_size
+
+    @property
+    def offloads_shards(self) -> bool:
+        """Whether FSDP2 keeps parameters, gradients and optimizer state in host memory."""
+        return self.offload_parameters and self.sharding in FULLY_SHARDED
 
     @property
     def rank_batch_size(self) -> int:

@@ -181,11 +181,9 @@ class StepResult:
     @property
     def sent_bytes(self) -> int | None:
         """Bytes that this rank sends to others in a step; None without sharding, or if unknown."""
-        if self.communication:
-            return sum(each.sent_bytes for each in self.communication)
-        config = self.config
-        is_alone = config.sharding is not Sharding.NONE and config.world_size == 1
-        return 0 if is_alone and self.outcome is Outcome.OK else None
+        sent = [each.sent_bytes for each in self.communication]
+        is_alone = self.config.world_size == 1 and self.config.sharding is not Sharding.NONE
+        return sum(sent) if sent or (is_alone and self.outcome is Outcome.OK) else None
 
     @property
     def ended_before_its_peak(self) -> bool:
@@ -214,9 +212,8 @@ class StepResult:
         """
         limit = size("memory_limit", memory_limit)
         fits, is_close = self._judged(limit, runs_within)
-        fit = Judgement.of(fits, is_close=is_close)
-        if limit is None:
-            fit = self._fit_of_device(runs_within)
+        of_limit = Judgement.of(fits, is_close=is_close)
+        fit = self._fit_of_device(runs_within) if limit is None else of_limit
         judged: dict[str, Any] = {
             "memory_limit_bytes": limit, "fits": fits, "close_to_limit": is_close, "fit": fit,
         }  # fmt: skip

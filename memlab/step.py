@@ -35,7 +35,6 @@ from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import Engine
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.rank_model import Sharded, own_weights, part_sizes
-from memlab.techniques.sharding.ranks import offloads_shards
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
 from memlab.torch_private.dispatch import are_tensors_fake
@@ -283,7 +282,7 @@ def build_step(
     if config.channels_last:
         layout.apply(model)
 
-    by_shards = offloads_shards(config)
+    by_shards = config.offloads_shards
     weights = offload.apply(model, config, device) if on_host and not by_shards else None
     # `fully_shard` takes what it offloads to the device block by block, which fake tensors cannot
     if built.unfilled is None and (not by_shards or are_tensors_fake()):

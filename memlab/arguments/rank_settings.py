@@ -41,6 +41,8 @@ class Sharding(StrEnum):
     DEEPSPEED_ZERO3 = "deepspeed-zero3"
 
 
+FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
+"""By `fully_shard`: each rank keeps its part of parameters, gradients and optimizer state."""
 WITH_TENSOR_PARALLEL = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 
 

@@ -13,10 +13,10 @@ import torch
 
 from memlab import workloads
 from memlab.arguments.quoting import shown
+from memlab.commands import made_up
 from memlab.commands.imports import IMPORT_PATH, cause, imported, to_stderr
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import Workload
-from memlab.workloads import made_up
 
 UNITS = {"tokens": "--tokens", "pixels": "--image-size"}  # of a `SampleSize`, and its option
 

@@ -29,7 +29,6 @@ from memlab.result import Outcome
 from memlab.running import Progress, Report, explain
 from memlab.techniques import every
 from memlab.techniques.compiling.compilation import is_compiled
-from memlab.techniques.sharding.ranks import offloads_shards
 from memlab.torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from memlab.workload import Workload
 
@@ -60,7 +59,7 @@ class RecordedStep:
         """Return the memory and time of its kernels; the arguments are those of `kernels_of`."""
         text = "running new operators alone"
         card, target = self.target.card, self.target
-        if card is not None and offloads_shards(self.config):
+        if card is not None and self.config.offloads_shards:
             # the host updates the weights, in a time that no rate of the card says
             target = replace(target, card=replace(card, memory_bytes_per_second=None))
         return kernels_of(

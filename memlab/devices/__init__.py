@@ -7,7 +7,7 @@
   each card, with the sources.
 - `cards.py` finds a card or a cluster; `resolve` turns what a person typed ("cpu", "rtx-4060",
   "24GiB", "8x-h100") into a `Target` to predict for.
-- `load.py`, `processes.py`: what other programs use of this machine meanwhile.
+- `load.py`: what other programs use of this machine meanwhile.
 - `generators.py`: the random numbers of a device, and autocast: noted and put back.
 
 To add a card, add a line to the table in `card_table.py`.

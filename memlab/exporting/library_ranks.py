@@ -9,9 +9,9 @@ from enum import StrEnum
 
 import torch
 
-from memlab.config import Precision, Sharding, StepConfig
+from memlab.config import FULLY_SHARDED, Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.sharding.ranks import FULLY_SHARDED, SEEDS_BETWEEN_RANKS
+from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
 from memlab.techniques.sharding.sharding_source import MEAN, check_written, files_of
 from memlab.techniques.source import ScriptLines, together
 

@@ -9,7 +9,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.exporting.whole_file import Loop
-from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS, offloads_shards
+from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
 
 PER_MACHINE = 8  # devices, as most machines for training have
 IMPORTS = ("import os", "import torch.distributed as dist")
@@ -53,7 +53,7 @@ def open_group(config: StepConfig, device: torch.device) -> str:
     lines = ['dist.init_process_group("gloo")']
     if device.type != "cpu":
         # the norm of offloaded gradients is added up in host memory
-        backends = "cpu:gloo,cuda:nccl" if offloads_shards(config) else "nccl"
+        backends = "cpu:gloo,cuda:nccl" if config.offloads_shards else "nccl"
         lines = [
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
             f'dist.init_process_group("{backends}")',

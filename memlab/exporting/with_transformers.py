@@ -2,14 +2,13 @@
 
 import torch
 
-from memlab.config import Precision, Sharding, StepConfig
+from memlab.config import FULLY_SHARDED, Precision, Sharding, StepConfig
 from memlab.exporting.library_parts import library_parts
 from memlab.exporting.library_ranks import CLASSES
 from memlab.exporting.library_ranks import REPORT as REPORT_RANKS
 from memlab.exporting.rank_parts import of_ranks
 from memlab.exporting.whole_file import Loop
 from memlab.plan import Plan
-from memlab.techniques.sharding.ranks import FULLY_SHARDED
 from memlab.workload import Workload
 
 TRAINER = '''

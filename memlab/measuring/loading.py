@@ -20,9 +20,9 @@ from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import synchronize
-from memlab.devices.processes import private_bytes, resident_bytes
 from memlab.errors import UnsupportedError
 from memlab.loading import LoadingConfig, LoadingResult
+from memlab.measuring.processes import private_bytes, resident_bytes
 from memlab.meters import cuda
 from memlab.plan import Plan
 from memlab.result import Outcome

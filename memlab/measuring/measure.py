@@ -25,9 +25,9 @@ from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import describe, synchronize
 from memlab.devices.load import LoadWatch
 from memlab.errors import WorkloadError
+from memlab.measuring.collective_calls import CollectiveCalls
+from memlab.measuring.collective_threads import paused_for, unseen_free_bytes
 from memlab.meters import cuda
-from memlab.meters.collective_calls import CollectiveCalls
-from memlab.meters.collective_threads import paused_for, unseen_free_bytes
 from memlab.meters.lifetimes import build_peak_bytes, first_crossing, step_memory
 from memlab.meters.meter import Meter, record
 from memlab.plan import Plan

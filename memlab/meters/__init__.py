@@ -4,7 +4,6 @@
 - `lifetimes.py` makes a timeline by category from a trace. Predictions use it as well.
 - `cuda.py` reads the statistics of CUDA's caching allocator and sets its limit.
 - `module_calls.py` reports which module is running.
-- `collective_calls.py` notes the collectives that a rank calls.
 - `garbage.py` lets collections of garbage pass over what existed before a run.
 
 A `Trace` (`memlab/trace.py`) comes out.

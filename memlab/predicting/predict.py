@@ -18,7 +18,6 @@ from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import Precision, Sharding, StepConfig
-from memlab.costs.memory_widths import width_of
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
@@ -27,6 +26,7 @@ from memlab.meters.lifetimes import build_peak_bytes, step_memory
 from memlab.plan import Plan
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
+from memlab.predicting.memory_widths import width_of
 from memlab.predicting.rank_spread import peak_of, with_ranks
 from memlab.predicting.taken import Taken, taken
 from memlab.recording.assembly import sizes_of
@@ -38,7 +38,6 @@ from memlab.saving.peak import added_by_saving
 from memlab.step import notes
 from memlab.techniques.building.meta_init import peak_notes
 from memlab.techniques.offload import offload
-from memlab.techniques.sharding.ranks import offloads_shards
 from memlab.trace import Timeline, Trace
 from memlab.workload import Workload
 
@@ -165,7 +164,7 @@ def _predicted(
         "rank_numbers": step.program.ranks,
         **_saving(step, facts["timeline"]),
     }
-    if offloads_shards(config):
+    if config.offloads_shards:
         facts = facts | _with_bound(facts, ON_HOST)
         forecast = replace(forecast, seconds=None)
     elif config.sharding is not Sharding.NONE and made.kernels.overlap is None:

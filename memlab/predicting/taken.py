@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from memlab.allocator.replay import AllocatorSettings
 from memlab.costs.cudnn_workspace import Workspaces, middle, take_workspace, with_workspaces
-from memlab.costs.memory_widths import weights
 from memlab.costs.targets import Kernels
 from memlab.devices.cards import Card
 from memlab.predicting.forecast import Replayed, replayed
+from memlab.predicting.memory_widths import weights
 from memlab.recording.assembly import sizes_of
 from memlab.recording.program import Program
 

@@ -12,7 +12,7 @@ from benchmarks.calibrate_memory import (
     weights_of,
 )
 from memlab.costs.cudnn_workspace import Workspaces
-from memlab.costs.memory_widths import weights, width_of
+from memlab.predicting.memory_widths import weights, width_of
 
 NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes")
 

@@ -11,9 +11,9 @@ from torch import nn
 from memlab import StepConfig, Workload
 from memlab.allocator.replay import AllocatorSettings, least_limit, replay, serves
 from memlab.arguments.units import MIB
-from memlab.costs.memory_widths import width_of
 from memlab.devices import cards
 from memlab.limits.judgement import CountedPeak, Judgement
+from memlab.predicting.memory_widths import width_of
 from memlab.predicting.predict import Prediction, predict_in_process
 from tests.models import blocks
 

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from memlab import LoadingConfig, MemlabError, StepConfig, Workload, measure_loading
 from memlab.arguments.units import MIB
-from memlab.devices.processes import private_bytes, resident_bytes
 from memlab.measuring import loading as measuring
+from memlab.measuring.processes import private_bytes, resident_bytes
 from memlab.worker.isolation import run_here
 from memlab.workloads import JpegDigits
 

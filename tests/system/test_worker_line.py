@@ -18,7 +18,7 @@ from torch import nn
 
 from memlab import StepConfig, Workload, measure, predict
 from memlab.arguments.units import MIB
-from memlab.devices.processes import resident_bytes
+from memlab.measuring.processes import resident_bytes
 from memlab.running import Progress
 from memlab.worker import isolation, serving
 from memlab.worker.process import WorkerProcess

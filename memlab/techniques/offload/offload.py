@@ -18,7 +18,7 @@ from memlab.techniques.loss.heads import find_head
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
-from memlab.techniques.sharding.ranks import local, offloads_shards
+from memlab.techniques.sharding.ranks import local
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
 
@@ -87,7 +87,7 @@ def host_bytes(
     held = 0 if offloader is None else offloader.peak_host_bytes
     if offloader is not None and offloader.weights is not None:
         held += offloader.weights.nbytes
-    if offloads_shards(config):
+    if config.offloads_shards:
         held += shard_bytes(model)
     if config.offload_optimizer:
         held += state_bytes(optimizer)
@@ -125,7 +125,7 @@ def notes(config: StepConfig, host_bytes: int) -> list[str]:
 def _offloaded(config: StepConfig) -> str:
     """Return what is offloaded, in words; "" if nothing is."""
     names = [what for field, what in FIELDS.items() if getattr(config, field)]
-    if offloads_shards(config):
+    if config.offloads_shards:
         names.insert(-1, "gradients")
     *others, last = names or [""]
     return f"{', '.join(others)} and {last}" if others else last
@@ -180,11 +180,11 @@ def _in_ranks(config: StepConfig) -> ScriptLines:
     hooks = (HOOKS_WHY, f"offloader = Offloader(model, {config.offload_fraction!r})")
     is_hooked = config.offload_activations
     lines = ScriptLines(
-        place=(SHARDS_WHY,) if offloads_shards(config) else (),
+        place=(SHARDS_WHY,) if config.offloads_shards else (),
         optimizer=hooks if is_hooked else (),
         contexts=("offloader",) if is_hooked else (),
     )
-    is_needed = is_hooked or not offloads_shards(config)
+    is_needed = is_hooked or not config.offloads_shards
     return together([*([whole(offloading)] if is_needed else []), lines])
 
 

@@ -19,7 +19,7 @@ from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
-from memlab.techniques.sharding.ranks import is_tensor_parallel, local, offloads_shards
+from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
@@ -159,7 +159,7 @@ def source(asked: Setup) -> ScriptLines:
         parts.append(whole(stochastic_rounding))
     if _offloads_state(config):
         made = f"offload_state({made})"
-    if config.offload_parameters and not offloads_shards(config):
+    if config.offload_parameters and not config.offloads_shards:
         made = f"update_one_by_one({made}, weights.on_the_device)"
     if config.optimizer_in_backward:
         parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
@@ -267,7 +267,7 @@ def _offloads_state(config: StepConfig) -> bool:
 
     DeepSpeed offloads by itself, and state of offloaded parts is in host memory as they are.
     """
-    return config.offload_optimizer and not (is_deepspeed(config) or offloads_shards(config))
+    return config.offload_optimizer and not (is_deepspeed(config) or config.offloads_shards)
 
 
 def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:

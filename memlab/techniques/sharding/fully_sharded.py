@@ -19,7 +19,7 @@ from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.techniques.loss.heads import find_head
 from memlab.techniques.precision import AUTOCAST_DTYPE
-from memlab.techniques.sharding.ranks import REPLICATED, offloads_shards
+from memlab.techniques.sharding.ranks import REPLICATED
 from memlab.techniques.sharding.shards import shard_blocks
 from memlab.torch_private.dispatch import without_modes
 
@@ -58,7 +58,7 @@ def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
     """Shard a model in place; it stays the same object and may be called as before."""
     if config.tensor_parallel_size > 1:
         mesh = dimension(mesh, "shard")
-    if offloads_shards(config) and config.max_grad_norm is not None:
+    if config.offloads_shards and config.max_grad_norm is not None:
         _check_sums_on_host()
     frees = config.sharding is not Sharding.ZERO2
     shard_blocks(
@@ -66,7 +66,7 @@ def shard(model: nn.Module, config: StepConfig, mesh: DeviceMesh) -> None:
         mesh,
         frees=frees,
         narrow=AUTOCAST_DTYPE.get(config.precision),
-        on_host=offloads_shards(config),
+        on_host=config.offloads_shards,
         read_by_loss=find_head(model)[1] if config.loss_chunks > 1 else None,
     )
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memlab.config import FULLY_SHARDED as FULLY_SHARDED
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
-FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
 
 
@@ -51,11 +51,6 @@ def is_tensor_parallel(config: StepConfig) -> bool:
     """Return whether several ranks divide each layer."""
     is_of_all = config.sharding is Sharding.TENSOR
     return (config.world_size if is_of_all else config.tensor_parallel_size) > 1
-
-
-def offloads_shards(config: StepConfig) -> bool:
-    """Return whether FSDP2 keeps parameters, gradients and optimizer state in host memory."""
-    return config.offload_parameters and config.sharding in FULLY_SHARDED
 
 
 def seed_of(seed: int, part: int) -> int:

@@ -17,7 +17,7 @@ from memlab.techniques.sharding.deepspeed_settings import (
     is_deepspeed,
 )
 from memlab.techniques.sharding.fully_sharded import mesh_of
-from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, offloads_shards
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
@@ -126,7 +126,7 @@ def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
     frees = config.sharding is not Sharding.ZERO2
     narrow = AUTOCAST_DTYPE.get(config.precision)
     more = "" if narrow is None else f", narrow={narrow}"
-    more += ", on_host=True" if offloads_shards(config) else ""
+    more += ", on_host=True" if config.offloads_shards else ""
     more += ", read_by_loss=head" if config.loss_chunks > 1 else ""
     made = f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
     return ScriptLines(

@@ -31,10 +31,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from memlab.torch_private.operators import MODULE_OF_OPERATORS
-from memlab.torch_private.process import DEFAULT_GROUP
 from memlab.worker.unchanged.parts import Parts
 from memlab.worker.unchanged.usual_changes import (
     CHANGED_ONCE,
+    DEFAULT_GROUP,
     IGNORED_NAMES,
     PRINT_ONLY,
     is_cache,

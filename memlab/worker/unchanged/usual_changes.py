@@ -42,6 +42,7 @@ CHANGED_ONCE = (
     "networkx.", *torch_process.CHANGED_ONCE,
     "multiprocessing.synchronize.SemLock._make_name",  # joblib names semaphores its own way
 )  # fmt: skip
+DEFAULT_GROUP = torch_process.DEFAULT_GROUP
 
 
 def is_definition(value: Any) -> bool:
