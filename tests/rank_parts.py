@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from memlab import Workload
+from memlab.worker import start
 from tests import ROOT
 
 WIDTH = 64
@@ -109,7 +110,8 @@ def running():
     """Return the ranks that this test process or one of its workers has started, as `ps` does."""
     command = ["ps", "axeww", "-o", "args"]  # with the environment of each process
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = [line for line in listed.stdout.splitlines() if "rank_folder" in line]
+    of_this_copy = f'{start.__file__} {{"rank_folder"'
+    found = [line for line in listed.stdout.splitlines() if of_this_copy in line]
     name = os.environ.get("PYTEST_XDIST_WORKER")
     return [line for line in found if name is None or f" PYTEST_XDIST_WORKER={name} " in f"{line} "]
 
