@@ -39,7 +39,6 @@ from memlab.planning.plans import plan_for
 from memlab.predicting.predict import predict_in_process
 from memlab.running import Ended
 from memlab.techniques import every
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sharded_combinations.md"
 ONCE = {"sync_each_micro_batch": False}  # as the first stage of DeepSpeed does
@@ -92,7 +91,7 @@ def tried(strategy: str, technique: str, ranks: Ranks) -> Found:
     """Return what comes of a pair."""
     own = SETTINGS.get(technique, {})
     config = StepConfig(batch_size=BATCH, **own, **STRATEGIES[strategy])
-    if set(ON_A_CARD) & own.keys() and not is_deepspeed(config):
+    if set(ON_A_CARD) & own.keys() and not config.is_deepspeed:
         return _predicted(replace(config, batch_size=BATCH_ON_A_CARD), technique)
     try:
         every.check(config, CPU)

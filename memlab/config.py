@@ -12,7 +12,7 @@ from typing import Any
 
 from memlab.arguments.checks import Rule, count, rule_for
 from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
-from memlab.arguments.rank_settings import MOST_RANKS, check_ranks
+from memlab.arguments.rank_settings import MOST_RANKS, OF_DEEPSPEED, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
 from memlab.arguments.setting_values import (
     Policy,
@@ -296,6 +296,11 @@ class StepConfig:
         if self.sharding is Sharding.TENSOR:
             return 1
         return self.world_size // self.tensor_parallel_size
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed's engine carries out the step."""
+        return self.sharding in OF_DEEPSPEED
 
     @property
     def offloads_shards(self) -> bool:

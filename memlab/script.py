@@ -15,7 +15,6 @@ from memlab.plan import Plan
 from memlab.techniques import accumulation, batches, every
 from memlab.techniques.recompute import checkpointing
 from memlab.techniques.sharding import sharding_source
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.source import ScriptLines, merged, together
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
@@ -49,7 +48,7 @@ def script(
     >>> print(script(StepConfig(optimizer="sgd"), "cpu").splitlines()[-1].strip())
     return model, losses
     """
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         raise UnsupportedError(
             f"sharding={str(config.sharding)!r} has no script in plain PyTorch; use "
             "memlab.export_script with flavor='deepspeed'"

@@ -33,7 +33,6 @@ from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import Engine
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.rank_model import Sharded, own_weights, part_sizes
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
@@ -269,7 +268,7 @@ def build_step(
     mark(Phase.BUILD, 0)
     set_seed(seed)
     # offloaded weights are created in host memory
-    on_host = config.offload_parameters and not is_deepspeed(config)
+    on_host = config.offload_parameters and not config.is_deepspeed
     where = torch.device("cpu") if on_host else device
     built = meta_init.built(workload.build_model, where, config)
     model = built.model
@@ -316,7 +315,7 @@ def build_step(
     built.fill(device, where)
     group = None if sharded is None else sharded.group
     optimizer, scheduler = optimizers.make(model, config, weights, group)
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         sharded = sharding.with_engine(model, optimizer, config, device)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
     run_in: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext

@@ -43,6 +43,7 @@ class Sharding(StrEnum):
 
 FULLY_SHARDED = (Sharding.ZERO2, Sharding.ZERO3, Sharding.HYBRID)
 """By `fully_shard`: each rank keeps its part of parameters, gradients and optimizer state."""
+OF_DEEPSPEED = (Sharding.DEEPSPEED_ZERO1, Sharding.DEEPSPEED_ZERO2, Sharding.DEEPSPEED_ZERO3)
 WITH_TENSOR_PARALLEL = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 
 

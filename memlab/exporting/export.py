@@ -26,7 +26,7 @@ from memlab.running import Ended
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
-from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES, is_deepspeed
+from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 
@@ -107,10 +107,10 @@ def export_script(
 def _check_engine(config: StepConfig, flavor: Flavor) -> None:
     """Refuse DeepSpeed's strategies in other files than DeepSpeed's, and others there."""
     said = f"sharding={str(config.sharding)!r} is not expressed by flavor={str(flavor)!r}"
-    if is_deepspeed(config) and flavor is not Flavor.DEEPSPEED:
+    if config.is_deepspeed and flavor is not Flavor.DEEPSPEED:
         torchs = str(OF_TORCH[STAGES[config.sharding]])
         raise UnsupportedError(f"{said}; use flavor='deepspeed', or sharding={torchs!r}")
-    if flavor is Flavor.DEEPSPEED and not is_deepspeed(config):
+    if flavor is Flavor.DEEPSPEED and not config.is_deepspeed:
         raise UnsupportedError(
             f"{said}, which is for DeepSpeed's engine; use sharding='deepspeed-zero1', "
             "'deepspeed-zero2' or 'deepspeed-zero3', or flavor='pytorch'"

@@ -90,7 +90,8 @@ class Meter:
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
         """Record which module is running, by hooks on forward calls; not for compiled models."""
         self._paths = {
-            id(module): path or type(module).__name__ for path, module in model.named_modules()
+            id(module): path or module_calls.name_of_class(module)
+            for path, module in model.named_modules()
         }
         stack: list[Any] = []
 

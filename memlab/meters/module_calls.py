@@ -1,6 +1,7 @@
 """Report which module is running, by hooks on forward calls; not for compiled models."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ def reported(
 
     Modules of other models are ignored. The path of the model itself is the name of its class.
     """
-    paths = {module: path or type(module).__name__ for path, module in model.named_modules()}
+    paths = {module: path or name_of_class(module) for path, module in model.named_modules()}
 
     def enter(module: torch.nn.Module, _: Any) -> None:
         if module in paths:
@@ -36,3 +37,11 @@ def reported(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def name_of_class(model: torch.nn.Module) -> str:
+    """Return the name of a model's class; `fully_shard` puts one of its own before it."""
+    kind, fsdp = type(model), sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule:
+        kind = kind.__bases__[-1]
+    return kind.__name__

@@ -29,7 +29,6 @@ from memlab.recording import stand_in
 from memlab.recording.distinct_ranks import row_of
 from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.recording.tracker import Tracker
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.torch_private.ranks import (
     drawn_as_on_a_cpu,
@@ -58,7 +57,7 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
         yield
         return
 
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         plain = str(config.sharding).removeprefix("deepspeed-")
         raise UnsupportedError(
             f"sharding={str(config.sharding)!r} is run, verified and measured, but not predicted: "

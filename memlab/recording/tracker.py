@@ -120,7 +120,7 @@ class Tracker(TorchDispatchMode):
 
     def know(self, model: torch.nn.Module) -> None:
         """Remember which blocks are the model's parameters, its repeated and recomputed modules."""
-        self.recording.root = type(model).__name__
+        self.recording.root = module_calls.name_of_class(model)
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
         if is_scripted(model):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import whole
 from memlab.techniques.source import UPDATE, ScriptLines
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
@@ -53,7 +52,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that clip before each update."""
     config = asked.config
-    if config.max_grad_norm is None or is_deepspeed(config):  # its engine clips by itself
+    if config.max_grad_norm is None or config.is_deepspeed:  # its engine clips by itself
         return ScriptLines()
     clip = CLIP.format(config.max_grad_norm)
     has_scaler = config.precision is config.precision.FP16_MIXED

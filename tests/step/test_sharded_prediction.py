@@ -91,6 +91,14 @@ def test_what_a_collective_returns_is_held_as_long_as_it_is_used():
     assert sum(each.nbytes for each in sums) == 8 * TOKENS * WIDTH * 4  # of the embedding
 
 
+def test_a_model_keeps_the_name_of_its_class_when_it_is_sharded():
+    config = StepConfig(batch_size=4096, sharding="zero3", world_size=2, optimizer="sgd")
+    made = predict_in_process(half_used(), config, CPU, seed=0, memory_limit=None, report=print)
+    modules = {each.module for each in made.result.peak_holdings}
+    assert "Linear" in modules
+    assert not any("FSDP" in module for module in modules)
+
+
 def test_each_rank_holds_its_part_of_the_optimizer_state():
     whole, half, eighth = (
         predicted(StepConfig(batch_size=16, sharding="zero3", world_size=size)).peak_by_category

@@ -18,7 +18,6 @@ from memlab.techniques.offload.offloading import offload_state, update_one_by_on
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
@@ -151,7 +150,7 @@ def source(asked: Setup) -> ScriptLines:
     made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
 
-    if config.precision is Precision.BF16_MASTER and not is_deepspeed(config):
+    if config.precision is Precision.BF16_MASTER and not config.is_deepspeed:
         made = f"given_master_weights({made})"
         parts.append(whole(master_weights))
     if config.precision is Precision.BF16_STOCHASTIC:
@@ -239,7 +238,7 @@ def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.opt
         Precision.BF16_MASTER: master_weights.given_master_weights,
         Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
     }.get(config.precision)
-    if given is None or is_deepspeed(config):  # DeepSpeed keeps fp32 copies by itself
+    if given is None or config.is_deepspeed:  # DeepSpeed keeps fp32 copies by itself
         return kind
     return lambda parameters: given(kind(parameters))
 
@@ -267,7 +266,7 @@ def _offloads_state(config: StepConfig) -> bool:
 
     DeepSpeed offloads by itself, and state of offloaded parts is in host memory as they are.
     """
-    return config.offload_optimizer and not (is_deepspeed(config) or config.offloads_shards)
+    return config.offload_optimizer and not (config.is_deepspeed or config.offloads_shards)
 
 
 def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,11 +29,6 @@ PRECISIONS: dict[Precision, dict[str, Any]] = {
 """The formats that mean the same to memlab and DeepSpeed, and how DeepSpeed is told."""
 
 
-def is_deepspeed(config: StepConfig) -> bool:
-    """Return whether DeepSpeed's engine carries out the step."""
-    return config.sharding in STAGES
-
-
 def deepspeed_settings(config: StepConfig, num_parameters: int | None = None) -> dict[str, Any]:
     """Return the settings of DeepSpeed for a step: what `deepspeed.initialize` takes as `config`.
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from memlab.config import Optimizer, Precision, Sharding, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
 from memlab.techniques.technique import Refusal
 
@@ -34,7 +33,7 @@ def _of_compiling(config: StepConfig, said: str) -> Iterator[Refusal]:
     if not is_compiled(config):
         return
     why = ""
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         why = " is not implemented: DeepSpeed's engine compiles a model by a method of its own"
     elif is_tensor_parallel(config):
         why = ": torch.compile does not trace the DTensors between divided layers (torch 2.13)"
@@ -111,7 +110,7 @@ def _of_in_place(config: StepConfig, said: str) -> Iterator[Refusal]:
 
 def _of_offloading(config: StepConfig, said: str) -> Iterator[Refusal]:
     """Refuse what is not offloaded by a strategy, or only together with something else."""
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         if config.offload_activations:
             yield Refusal(
                 why=f"{said} with offload_activations=True is not implemented: DeepSpeed's engine "

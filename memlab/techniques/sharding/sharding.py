@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from memlab.config import OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.sharding import deepspeed_settings, refused_pairs
-from memlab.techniques.sharding.deepspeed_settings import is_deepspeed
 from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
     REPLICATED,
@@ -75,7 +74,7 @@ def apply(
     Raises:
         UnsupportedError: this process is not one of as many ranks as the config asks for.
     """
-    if config.sharding is Sharding.NONE or is_deepspeed(config):
+    if config.sharding is Sharding.NONE or config.is_deepspeed:
         return None
 
     check_group(config)
@@ -162,7 +161,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         said += f", tensor_parallel_size={config.tensor_parallel_size}"
     yield from refused_pairs.refusals(config, said)
     yield from _of_tensors(config, said)
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         yield from deepspeed_settings.refusals(config, said)
 
 
@@ -206,7 +205,7 @@ def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
 def notes(asked: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
     config = asked.config
-    own = deepspeed_settings.notes(config) if is_deepspeed(config) else []
+    own = deepspeed_settings.notes(config) if config.is_deepspeed else []
     if config.sharding is Sharding.NONE or config.accumulation_steps == 1:
         return own
     if config.sync_each_micro_batch:

@@ -14,7 +14,6 @@ from memlab.techniques.sharding.deepspeed_settings import (
     STAGES,
     USUAL_BUCKET,
     deepspeed_settings,
-    is_deepspeed,
 )
 from memlab.techniques.sharding.fully_sharded import mesh_of
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
@@ -59,7 +58,7 @@ def source(asked: Setup) -> ScriptLines:
         return ScriptLines()
 
     check_written(config)
-    if is_deepspeed(config):
+    if config.is_deepspeed:
         return deepspeed_lines(config, asked.workload)
     is_replicated = config.sharding in REPLICATED
     lines = replicated_lines() if is_replicated else sharded_lines(config)
@@ -99,7 +98,7 @@ def check_written(config: StepConfig) -> None:
             f"a script for {said} with init_on_meta=True would need all of memlab that makes the "
             "values of one parameter after the other; use init_on_meta=False"
         )
-    for field in BY_DEEPSPEED if is_deepspeed(config) else ():
+    for field in BY_DEEPSPEED if config.is_deepspeed else ():
         if getattr(config, field):
             raise UnsupportedError(
                 f"a script for {said} with {field}=True is not implemented: no card has run "
