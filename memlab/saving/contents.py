@@ -84,17 +84,20 @@ def states_in(step: Step) -> dict[str, torch.Tensor]:
 
 
 def saved_tensors(step: Step) -> tuple[SavedTensor, ...] | None:
-    """Return the tensors of a step's checkpoint; None if it cannot be saved."""
+    """Return the tensors of a recorded step's checkpoint; None if they are not known."""
     try:
         weights = weights_in(step)
-    except UnsupportedError:
+    except Exception:  # it is not saved, or the model's own `state_dict` needs values
+        return None
+    states = states_in(step)
+    if any(tensor.layout is not torch.strided for tensor in (*weights.values(), *states.values())):
         return None
 
     # an optimizer of shares keeps whole states, each in one rank
     num_state_holders = 1 if hasattr(step.optimizer, "optim") else step.config.world_size
     with torch.no_grad():  # else asking for a part would be an operator of autograd
         found = _facts(weights, step, step.config.world_size)
-        found += _facts(states_in(step), step, num_state_holders)
+        found += _facts(states, step, num_state_holders)
     return tuple(found)
 
 

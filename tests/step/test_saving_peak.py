@@ -153,3 +153,20 @@ def test_the_lists_are_as_large_as_those_of_pytorch(tmp_path):
     assert len(pickle.dumps(own)) == pytest.approx(
         len(pickle.dumps(planner.create_local_plan())), rel=0.03
     )
+
+
+class ReadsValues(torch.nn.Linear):
+    """A layer that saves what it computes from values, as those of 4-bit weights do."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}sum"] = self.weight.sum().item()
+
+
+def test_what_is_saved_may_depend_on_values_that_a_prediction_does_not_have():
+    plain = linear()
+    workload = dataclasses.replace(plain, build_model=lambda: ReadsValues(IN, OUT, bias=False))
+    config = StepConfig(batch_size=4)
+    result = predict(workload, config, "cpu")
+    assert result.peak_allocated_bytes == predict(plain, config, "cpu").peak_allocated_bytes
+    assert result.saving_peak_bytes is None
