@@ -260,7 +260,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},
         "plots.step_graph": {"table": graph}, "plots.rank_peaks": {"result": result},
-        "plots.scaling": {"results": [result]},
+        "plots.rank_timelines": {"result": result}, "plots.scaling": {"results": [result]},
         "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},

@@ -32,7 +32,7 @@ class Ranks:
             deadline = time.monotonic() + GROUP_SECONDS
             job = Job(
                 function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
-                own_files={}, own_values={}, environment={}, threads=world_size,
+                own_files={}, own_values={}, environment={}, threads=1,
             )  # fmt: skip
             group = RankGroup(job, world_size, "cpu", deadline, lambda progress: None)
             self.group = self.opened.enter_context(group)

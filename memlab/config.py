@@ -307,6 +307,10 @@ class StepConfig:
         """Whether FSDP2 keeps parameters, gradients and optimizer state in host memory."""
         return self.offload_parameters and self.sharding in FULLY_SHARDED
 
+    def threads_of_rank(self, threads: int) -> int:
+        """Return how many threads of this machine's CPU each rank has for an operator."""
+        return max(1, threads // self.world_size)
+
     @property
     def rank_batch_size(self) -> int:
         """Samples per update that one rank computes; `batch_size` without sharding."""

@@ -110,9 +110,10 @@ def from_recorded_step(
         report: called with the progress. It may raise an error to stop the recording.
         purpose: the end of the progress text, such as "on fake tensors".
     """
-    tracker = None
+    tracker, threads = None, torch.get_num_threads()
     try:
         _check(config, target)
+        torch.set_num_threads(config.threads_of_rank(threads))  # kernels take memory by them
         stand_in.device()  # autograd counts the devices at the first backward of a process
         with _recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)
@@ -125,6 +126,8 @@ def from_recorded_step(
         )
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         return _failure(error, tracker)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _check(config: StepConfig, target: Target) -> None:

@@ -94,7 +94,7 @@ def predict_in_process(
     asked: dict[str, Any] = {
         "source": Source.PREDICTED,
         "device": target.name,
-        "versions": _versions(target),
+        "versions": _versions(config, target),
         "config": config,
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
@@ -371,13 +371,13 @@ def _summary(facts: dict[str, Any], target: Target) -> str:
     return text
 
 
-def _versions(target: Target) -> dict[str, str]:
+def _versions(config: StepConfig, target: Target) -> dict[str, str]:
     found = {
         "memlab": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
     if target.kind == "cpu":
-        threads = str(torch.get_num_threads())
+        threads = str(config.threads_of_rank(torch.get_num_threads()))
         return found | {"device_name": describe(torch.device("cpu")), "threads": threads}
     return found | ({"device_name": target.card.title} if target.card else {})

@@ -91,6 +91,20 @@ def test_what_a_collective_returns_is_held_as_long_as_it_is_used():
     assert sum(each.nbytes for each in sums) == 8 * TOKENS * WIDTH * 4  # of the embedding
 
 
+def test_a_rank_has_its_share_of_the_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)  # kernels take more workspace with more of them
+    try:
+        few, many = (
+            predicted(StepConfig(sharding="ddp", world_size=size, batch_size=size))
+            for size in (2, 64)
+        )
+        assert (few.versions["threads"], many.versions["threads"]) == ("2", "1")
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_model_keeps_the_name_of_its_class_when_it_is_sharded():
     config = StepConfig(batch_size=4096, sharding="zero3", world_size=2, optimizer="sgd")
     made = predict_in_process(half_used(), config, CPU, seed=0, memory_limit=None, report=print)

@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_is_named_with_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     job = Job(
         function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
-        own_files={}, own_values={}, environment={}, threads=2,
+        own_files={}, own_values={}, environment={}, threads=1,
     )  # fmt: skip
     result = measure_ranks(
         faulty("hang", sign), StepConfig(batch_size=4, **TWO), torch.device("cpu"), job=job,

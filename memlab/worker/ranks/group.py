@@ -70,7 +70,8 @@ class RankGroup:
     """The ranks of one step; a context manager that ends them whatever happens.
 
     Args:
-        job: of the worker, whose surroundings the ranks share: path, folder, the person's files.
+        job: whose surroundings the ranks share: path, folder, the person's files; its threads are
+            those of each rank.
         world_size: number of ranks.
         device_type: "cpu" or "cuda".
         deadline: by `time.monotonic`, when the ranks are stopped.
@@ -99,7 +100,7 @@ class RankGroup:
             folder=job.folder,
             own_files=job.own_files,
             own_values=job.own_values,
-            threads=max(1, job.threads // world_size),
+            threads=job.threads,
             device_type=device_type,
             world_size=world_size,
         )

@@ -58,6 +58,7 @@ def measure_ranks(
     }
     try:
         check_devices(config, device)
+        job = dataclasses.replace(job, threads=config.threads_of_rank(job.threads))
         with RankGroup(job, config.world_size, device.type, deadline, report) as group:
             own = {"workload": workload, "config": config, "device_type": device.type}
             answers = group.call("measure", own | arguments, _is_ok)

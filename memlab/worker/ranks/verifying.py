@@ -51,7 +51,8 @@ def verify_ranks(
         def group() -> RankGroup:
             if not groups:  # what the reference refuses needs no ranks
                 check_devices(config, device)
-                ranks = RankGroup(job, config.world_size, device.type, deadline, report)
+                own = dataclasses.replace(job, threads=config.threads_of_rank(job.threads))
+                ranks = RankGroup(own, config.world_size, device.type, deadline, report)
                 groups.append(opened.enter_context(ranks))
             return groups[0]
 
