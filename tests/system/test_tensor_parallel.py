@@ -133,7 +133,11 @@ def test_peaks_with_embeddings_are_those_of_real_ranks(ranks, workload, fields):
     result, predicted = measured(ranks, workload, **fields), predict(workload, config, "cpu")
     assert result.outcome is Outcome.OK, result.message
     found = [rank.peak_allocated_bytes - config.world_size * OF_A_MESH for rank in result.ranks]
-    assert set(found) == {predicted.peak_allocated_bytes}
+    # a thread of Gloo may free a tensor that it has sent after its rank has recorded what is held
+    assert all(abs(b - predicted.peak_allocated_bytes) < MOST_UNSEEN_BYTES for b in found)
+    for category in ("parameters", "optimizer_state"):
+        for rank in result.ranks:
+            assert rank.peak_by_category[category] == predicted.peak_by_category[category]
 
 
 class Different(torch.nn.Linear):
