@@ -1,7 +1,7 @@
 """A script that trains a few updates, saves or loads, and prints its losses; run it by torchrun.
 
 FOLDER, "save", "load", "train" (neither) or "differ" (in each rank other samples), and the settings
-as JSON.
+as JSON; with "is_held_twice" the model is one of which two modules hold a weight.
 """
 
 import faulthandler
@@ -13,15 +13,19 @@ import torch
 import torch.distributed as dist
 
 from memlab import StepConfig, training_step
+from memlab.techniques.batch_tensors import map_tensors
 from memlab.techniques.sharding.ranks import part_of
 from tests.rank_parts import WIDTH, faulty
+from tests.tensor_parts import TOKENS, WORDS, shared
 
 BATCH, NUM_BATCHES, SAVED_AFTER = 8, 6, 3
 
 
-def batches():
+def batches(is_of_words):
     """Return the batches of all ranks, the same in every process."""
     draw = torch.Generator().manual_seed(1)
+    if is_of_words:
+        return [torch.randint(WORDS, (BATCH, TOKENS), generator=draw) for _ in range(NUM_BATCHES)]
     shapes = [(BATCH, WIDTH)] * 2
     return [tuple(torch.randn(shape, generator=draw) for shape in shapes)
             for _ in range(NUM_BATCHES)]  # fmt: skip
@@ -36,13 +40,15 @@ def main(folder, what, settings):
         dist.init_process_group("gloo")
         rank, count = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
+    is_held_twice = settings.pop("is_held_twice", False)
     config = StepConfig(batch_size=BATCH, **settings)
     size, part = BATCH // config.data_parallel_size, part_of(config, rank)
-    mine = [tuple(t[part * size : (part + 1) * size] for t in batch) for batch in batches()]
+    own = slice(part * size, (part + 1) * size)
+    mine = [map_tensors(lambda t: t[own], batch) for batch in batches(is_held_twice)]
     if what == "differ":
         mine = [tuple(t + rank for t in batch) for batch in mine]
 
-    step = training_step(faulty(), config, "cpu")
+    step = training_step(shared() if is_held_twice else faulty(), config, "cpu")
     if what not in ("load", "train"):
         for batch in mine[:SAVED_AFTER]:
             step(batch)

@@ -147,6 +147,39 @@ class LookedUp(nn.Module):
         return self.head(x + self.down(self.up(self.norm(x)).relu()))
 
 
+class Shared(nn.Module):
+    """A weight of an embedding that never runs itself, as in T5, BART and Marian."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.words = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
+        self.words.weight = self.shared.weight
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words):
+        return self.head(torch.tanh(self.words(words)))
+
+
+class UsedOutside(nn.Module):
+    """A head that is the embedding's weight without a layer of its own, as in nanoGPT's kin."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, words):
+        weight = self.words.weight
+        if self.what == "before":
+            x = torch.nn.functional.one_hot(words, WORDS).to(weight.dtype) @ weight
+        else:
+            x = 0.0
+        x = x + self.words(words)
+        x = x + self.down(torch.relu(self.up(x)))
+        return nn.functional.linear(x, weight.detach() if self.what == "detached" else weight)
+
+
 def gated():
     """The workload of such layers."""
     return Workload(
@@ -175,6 +208,16 @@ def decoder(**options):
 def looked_up(*, is_tied=False):
     """The workload of a model whose embedding's output stays until backward."""
     return _repeating("tied" if is_tied else "looked-up", lambda: LookedUp(is_tied))
+
+
+def shared():
+    """The workload of a model that holds a weight twice and runs one of its holders."""
+    return _repeating("shared", Shared)
+
+
+def used_outside(what=""):
+    """The workload of a model that reads a weight by itself: also before its layer, or detached."""
+    return _repeating(f"used-outside{what}", lambda: UsedOutside(what))
 
 
 def in_fp64(workload):

@@ -13,7 +13,7 @@ from memlab.step import build_step
 from memlab.techniques.every import check
 from memlab.techniques.sharding.divided_layers import Role
 from memlab.torch_private.ranks import group_of_none, replicated_by
-from tests.tensor_parts import Mixing, decoder, mixing, mlp
+from tests.tensor_parts import Mixing, decoder, mixing, mlp, shared, used_outside
 
 COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE
 
@@ -110,6 +110,48 @@ def test_sizes_that_do_not_divide_stay_whole():
     }  # fmt: skip
 
 
+def test_a_weight_stays_one_parameter_in_all_modules_that_hold_it():
+    step, found = divided(shared())
+    assert found == {"shared.weight": Shard(0), "head.weight": Shard(0)}
+    assert step.model.shared.weight is step.model.words.weight
+    state = step.model.state_dict()
+    assert torch.equal(state["shared.weight"].to_local(), state["words.weight"].to_local())
+
+
+@pytest.mark.parametrize("what", ["", "before", "detached"])
+def test_a_layer_whose_weight_is_used_outside_of_it_is_whole_and_no_other(what):
+    step, found = divided(used_outside(what))
+    assert found == {
+        "words.weight": None, "up.weight": Shard(0), "up.bias": Shard(0), "down.weight": Shard(1),
+        "down.bias": Replicate(),
+    }  # fmt: skip
+    note = "Whole in every rank: words (its weight is also used outside of its own forward)."
+    assert note in step.notes
+    assert not any(note.startswith("Not divided together") for note in step.notes)
+
+
+class Named(nn.Module):
+    """Gives one layer its input by name, which the trial does not know how to divide."""
+
+    def __init__(self):
+        super().__init__()
+        self.odd, self.up, self.down = nn.Linear(12, 12), nn.Linear(12, 32), nn.Linear(32, 6)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.odd(input=x))))
+
+
+def test_layers_that_were_suspected_before_the_one_at_fault_are_divided():
+    named = Workload(
+        name="named", build_model=Named, make_batch=mlp().make_batch,
+        compute_loss=mlp().compute_loss,
+    )  # fmt: skip
+    step, found = divided(named)
+    assert found["odd.weight"] is None
+    assert (found["up.weight"], found["down.weight"]) == (Shard(0), Shard(1))
+    assert any(note.startswith("Whole in every rank: odd (") for note in step.notes)
+
+
 def test_a_model_without_such_layers_is_refused_with_a_remedy():
     convolution = Workload(
         name="convolution",
@@ -121,6 +163,15 @@ def test_a_model_without_such_layers_is_refused_with_a_remedy():
         divided(convolution)
     with pytest.raises(UnsupportedError, match="no layer of Sequential can be divided over 5"):
         divided(mlp(), count=5)
+    only_used_outside = Workload(
+        name="outside", build_model=lambda: nn.Embedding(4, 2),
+        make_batch=lambda n: torch.zeros(n, dtype=torch.int64),
+        compute_loss=lambda model, batch: (model(batch) @ model.weight.T).square().mean(),
+    )  # fmt: skip
+    with pytest.raises(
+        UnsupportedError, match=r"Embedding: its weight is also used outside .*'zero3'"
+    ):
+        divided(only_used_outside)
 
 
 def test_a_model_that_fails_by_itself_says_its_own_error_and_stays_whole():

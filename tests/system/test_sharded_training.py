@@ -40,3 +40,13 @@ def test_layers_that_are_divided_are_saved_whole(tmp_path):
     assert trained(1, tmp_path, "load", {}) == pytest.approx(saved, rel=1e-6)
     with pytest.raises(AssertionError, match="ranks that divide layers were given different"):
         trained(2, tmp_path, "differ", tensor)
+
+
+@pytest.mark.slow
+def test_a_divided_weight_of_two_modules_is_saved_as_one(tmp_path):
+    twice = {"is_held_twice": True}
+    tensor = {"sharding": "tensor", "world_size": 2, **twice}
+    saved = trained(2, tmp_path, "save", tensor)
+    assert trained(1, tmp_path, "load", twice) == pytest.approx(saved, rel=1e-6)
+    both = {"sharding": "zero3", "world_size": 4, "tensor_parallel_size": 2, **twice}
+    assert trained(4, tmp_path, "load", both) == pytest.approx(saved, rel=1e-6)

@@ -1,13 +1,28 @@
 """Divided layers in real ranks: the bytes of each, and the updates of one process."""
 
+import json
+
 import pytest
 import torch
 
+import memlab
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, predict
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from tests.models import linear
-from tests.tensor_parts import HIDDEN, IN, OUT, decoder, gated, in_fp64, looked_up, mixing, mlp
+from tests.tensor_parts import (
+    HIDDEN,
+    IN,
+    OUT,
+    decoder,
+    gated,
+    in_fp64,
+    looked_up,
+    mixing,
+    mlp,
+    shared,
+    used_outside,
+)
 
 TENSOR = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
 OF_A_MESH = 4  # bytes for each rank, whose numbers a real mesh holds
@@ -66,6 +81,9 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
         (mixing("gate"), {}),
         (gated(), {}),
         (mixing("dropout"), {"precision": "bf16-master"}),
+        (shared(), {"max_grad_norm": 0.05}),
+        (used_outside(), {}),
+        (used_outside("before"), {}),
     ],
     ids=lambda value: getattr(value, "name", None) or "-".join(value) or "plain",
 )
@@ -118,10 +136,29 @@ def test_replicas_of_divided_layers_average_their_gradients_once_an_update(ranks
     assert report.ok, report.why
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["tensor", "zero3", "ddp"])
+def test_a_weight_of_several_modules_gets_the_updates_of_one_process(ranks, sharding, tmp_path):
+    config = {
+        "model_type": "t5", "num_layers": 1, "d_model": 16, "num_heads": 2, "d_kv": 4, "d_ff": 32,
+        "vocab_size": 40, "dropout_rate": 0.0, "architectures": ["T5ForConditionalGeneration"],
+        "decoder_start_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    t5 = memlab.workloads.from_config(tmp_path, tokens=8)
+    pairs = {} if sharding == "tensor" else {"world_size": 4, "tensor_parallel_size": 2}
+    for workload in (t5, shared(), used_outside()):
+        report = verified(ranks, workload, sharding=sharding, **pairs)
+        assert report.ok, (workload.name, report.why)
+        assert report.outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(
     ("workload", "fields"),
     [
         (looked_up(), {}),
+        (shared(), {}),
+        (used_outside(), {}),
         (looked_up(is_tied=True), {"precision": "bf16-mixed"}),
         (decoder(padding=None), {}),
         (looked_up(), {"world_size": 4}),

@@ -48,6 +48,8 @@ class DividedLayers:
         roles: of each divided layer.
         before: called with a layer and its input before it runs, to give it a role.
         is_exchanging: whether the ranks send tensors to one another because of a role.
+        read: parameters that operators read outside of the forward of a divided layer; of a divided
+            one also the whole one, which a model may have got hold of before.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -55,13 +57,19 @@ class DividedLayers:
         self.roles: dict[nn.Module, Role] = {}
         self.before: Callable[[nn.Module, Any], None] | None = None
         self.is_exchanging = False
-        self._undivided: dict[nn.Module, dict[str, Any]] = {}
-        self._made: dict[nn.Parameter, nn.Parameter] = {}  # shared weights stay shared
+        self.read: set[nn.Parameter] = set()
+        # every place of a parameter: shared weights stay shared, also by layers that never run
+        self._places: dict[nn.Parameter, list[tuple[dict[str, Any], str]]] = {}
+        self._whole_of: dict[nn.Parameter, nn.Parameter] = {}  # by the divided one
         self._hooks: dict[nn.Module, list[Any]] = {}
         self._last: tuple[torch.Tensor, tuple[Any, ...], DTensor] | None = None
 
     def listen(self, module: nn.Module) -> None:
-        """Hook a layer that may get a role."""
+        """Hook a layer that may get a role, or that holds a weight of one that may."""
+        own = parameters_of(module)
+        for name, parameter in own.items():
+            if parameter is not None:
+                self._places.setdefault(parameter, []).append((own, name))
         self._hooks[module] = [
             module.register_forward_pre_hook(self._enter),
             module.register_forward_hook(self._leave),
@@ -72,15 +80,16 @@ class DividedLayers:
         self.before = None
         for module in [module for module in self._hooks if module not in self.roles]:
             self._unhook(module)
-        self._undivided.clear()
-        self._made.clear()
+        self._places.clear()
+        self._whole_of.clear()
+        self.read.clear()
 
     def undo(self) -> None:
         """Give all layers their whole weights back."""
-        for module, weights in self._undivided.items():
-            parameters_of(module).update(weights)
-        self._undivided.clear()
-        self._made.clear()
+        for parameter in self._whole_of.values():
+            self._put(parameter, parameter)
+        self._whole_of.clear()
+        self.read.clear()
         self.roles.clear()
         self._last = None
 
@@ -92,18 +101,28 @@ class DividedLayers:
 
     def divide(self, module: nn.Module, role: Role, dim: int | None = None) -> None:
         """Divide the weight of a layer along a dimension; without one, all its parameters stay."""
-        own = parameters_of(module)
-        self._undivided[module] = {name: p for name, p in own.items() if p is not None}
         self.roles[module] = role
-        for name, parameter in self._undivided[module].items():
+        own = [(name, p) for name, p in parameters_of(module).items() if p in self._places]
+        self.is_exchanging = True  # what is read from here on is read for the division
+        for name, parameter in own:
             placement: Placement = Replicate()
             if dim is not None and name == "weight":
                 placement = Shard(dim)
             elif dim is not None and dim == features_of(module)[0]:
                 placement = Shard(0)
-            if parameter not in self._made:
-                self._made[parameter] = _divided(parameter, self.mesh, placement)
-            own[name] = self._made[parameter]
+            made = _divided(parameter, self.mesh, placement)
+            self._put(parameter, made)
+            self._whole_of[made] = parameter
+        self.is_exchanging = False
+
+    def is_read(self, module: nn.Module) -> bool:
+        """Return whether an operator read a parameter of a divided layer, but not for the layer."""
+        own = [p for p in parameters_of(module).values() if p is not None]
+        return any(p in self.read or self._whole_of.get(p) in self.read for p in own)
+
+    def _put(self, parameter: nn.Parameter, new: nn.Parameter) -> None:
+        for holder, name in self._places[parameter]:
+            holder[name] = new
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         """Give a layer its input as its role needs it."""

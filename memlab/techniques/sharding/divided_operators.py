@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from memlab.techniques.sharding.divided_layers import DividedLayers
@@ -45,6 +46,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at an operator before it runs."""
         kwargs = kwargs or {}
+        if not self.layers.is_exchanging:
+            self.layers.read.update(_read(func, args, kwargs))
         if any(issubclass(kind, DTensor) for kind in types):
             if not self.layers.is_exchanging:
                 _check_heads(func, args, self.layers.mesh.size())
@@ -53,6 +56,17 @@ class Watch(TorchDispatchMode):
         if func.namespace in COLLECTIVES and not self.layers.is_exchanging:
             raise NeedsWholeError("an operator needs the parts of other ranks")
         return func(*args, **kwargs)
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> Iterator[nn.Parameter]:
+    """Yield the parameters that an operator reads; of divided ones those that get a gradient.
+
+    A divided one may be looked at, say for its norm, which the loss does not depend on.
+    """
+    has_gradient = torch.is_grad_enabled() and func is not torch.ops.aten.detach.default
+    for given in pytree.tree_leaves((args, kwargs)):
+        if isinstance(given, nn.Parameter) and (has_gradient or not isinstance(given, DTensor)):
+            yield given
 
 
 def _check(func: Any, args: Any, kwargs: Any) -> None:

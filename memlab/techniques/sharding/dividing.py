@@ -15,6 +15,11 @@ If an operator in between needs the parts of other ranks, or PyTorch has no rule
 that are open there cannot stay divided. They are divided alone (their output is gathered at once,
 which is always right), and all is tried anew. What is found in one repeated block holds for all.
 
+A layer whose weight is also used outside of its forward, as a head does in
+`linear(x, embedding.weight)`, stays whole, and so do all layers that share this weight. If
+nothing else helps, layers that are divided alone are kept whole too, from the last to the
+first, until the trial runs. The last one kept whole was at fault, so the others are tried again.
+
 The trial only asks which operators run on what shapes, so all ranks find the same, and so does a
 simulated one, which has no values. Left out: sequence parallelism, and convolutions.
 """
@@ -73,15 +78,19 @@ class Division:
     Attributes:
         layers: those that are divided.
         reasons: why layers are not divided by columns and rows, by a pattern of their paths.
+        whole: why layers are not divided at all, by the same.
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self.model = model
         self.layers = DividedLayers(mesh)
         self.reasons: dict[str, str] = {}
+        self.whole: dict[str, str] = {}
         self.keys = _keys(model)
         self._alone: set[Key] = set()
         self._whole: set[Key] = set()
+        self._at_fault: dict[nn.Module, str] = {}
+        self._suspected: dict[nn.Module, str] = {}
         self._open: list[nn.Module] = []
         self._closed: list[list[nn.Module]] = []
         self._shared, self._with_others = _sharing(model)
@@ -104,13 +113,28 @@ class Division:
                 raise
             self.layers.undo()
             return False
+        if self._suspected:
+            module, why = self._suspected.popitem()  # without it the trial ran at last
+            self._start_again({module: why})
+            return False
         return True
+
+    def _start_again(self, at_fault: dict[nn.Module, str]) -> None:
+        """Forget all demotions but those of layers that are known to be at fault."""
+        self._at_fault.update(at_fault)
+        for found in (self._suspected, self._alone, self._whole, self.reasons, self.whole):
+            found.clear()
+        for module, why in self._at_fault.items():
+            self._keep_whole(module, why)
+        self.layers.undo()
 
     def _run(self, loss_of_few: Loss) -> None:
         with Watch(self.layers):
             loss = loss_of_few()
         if self._open:
             raise NeedsWholeError("its output is used outside of layers that are divided")
+        if any(map(self._is_used_outside, self.layers.roles)):
+            raise NeedsWholeError("an operator has used a weight whole before it was divided")
         loss.backward()
 
     def _decide(self, module: nn.Module, given: Any) -> None:
@@ -119,6 +143,8 @@ class Division:
             return
         key, shard_of = self.keys[module], divided_dim(given)
         if not is_layer(module):
+            if shard_of is not None and module in self._with_others:
+                raise NeedsWholeError("a module between shares its weight with another one")
             if shard_of is not None:
                 self.layers.divide(module, Role.INSIDE)
             return
@@ -161,24 +187,40 @@ class Division:
         """Divide fewer layers in the next trial; return whether there were any."""
         roles = self.layers.roles
         alone = [module for module, role in roles.items() if role is Role.ALONE]
-        if self._open or self._closed:
+        used = [module for module in roles if self._is_used_outside(module)]
+        if used:
+            why = "its weight is also used outside of its own forward"
+            self._start_again(dict.fromkeys(used, why))
+        elif self._open or self._closed:
             blamed = self._open or self._closed[-1]
             self._alone |= {self.keys[module] for module in blamed}
+            for module in blamed:
+                if self.keys[module][0] or not alone:  # a head alone needs no reason
+                    self.reasons[self._name(module)] = why
         elif alone:
-            blamed = alone[-1:]
-            self._whole.add(self.keys[blamed[0]])
+            self._suspected[alone[-1]] = why
+            self._keep_whole(alone[-1], why)
         else:
             return False
-        for module in blamed:
-            block, path = self.keys[module]
-            if block or not alone:  # a head that is divided alone needs no reason
-                self.reasons[f"{block}.{path}".lstrip(".")] = why
         return True
+
+    def _is_used_outside(self, module: nn.Module) -> bool:
+        return is_layer(module) and self.layers.is_read(module)
+
+    def _keep_whole(self, module: nn.Module, why: str) -> None:
+        """Divide this layer no more, and none that shares a weight with it."""
+        self._whole |= {self.keys[other] for other in self._shared.get(module, (module,))}
+        self.reasons.pop(self._name(module), None)
+        self.whole[self._name(module)] = why
+
+    def _name(self, module: nn.Module) -> str:
+        block, path = self.keys[module]
+        return f"{block}.{path}".lstrip(".") or type(module).__name__
 
     def names(self, *roles: Role) -> list[str]:
         """Return the layers with these roles; those of repeated blocks once, after their class."""
-        found = [self.keys[m] for m in self.model.modules() if self.layers.roles.get(m) in roles]
-        return list(dict.fromkeys(f"{block}.{path}".lstrip(".") for block, path in found))
+        found = [m for m in self.model.modules() if self.layers.roles.get(m) in roles]
+        return list(dict.fromkeys(self._name(module) for module in found))
 
 
 def _keys(model: nn.Module) -> dict[nn.Module, Key]:
@@ -193,9 +235,9 @@ def _keys(model: nn.Module) -> dict[nn.Module, Key]:
 
 
 def _sharing(model: nn.Module) -> tuple[dict[nn.Module, list[nn.Module]], set[nn.Module]]:
-    """Return the layers that share a weight, each with all of them.
+    """Return the modules that share a weight, each with all of them.
 
-    Then those of them that share it with other modules, or in another way.
+    Then those of them that share it with others than layers, or in another way.
     """
     holders: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
@@ -204,13 +246,15 @@ def _sharing(model: nn.Module) -> tuple[dict[nn.Module, list[nn.Module]], set[nn
                 holders.setdefault(parameter, []).append(module)
 
     shared: dict[nn.Module, list[nn.Module]] = {}
-    with_others: set[nn.Module] = set()
     for together in holders.values():
-        if len(together) > 1:
-            alike = all(map(is_layer, together)) and len({features_of(m) for m in together}) == 1
-            shared.update(dict.fromkeys(together, together))
-            with_others.update(() if alike else together)
-    return shared, with_others
+        if len(together) > 1:  # those that share another weight with one of these belong to them
+            every = list(dict.fromkeys(m for one in together for m in shared.get(one, (one,))))
+            shared.update(dict.fromkeys(every, every))
+    return shared, {module for module, every in shared.items() if not _are_alike(every)}
+
+
+def _are_alike(modules: list[nn.Module]) -> bool:
+    return all(map(is_layer, modules)) and len({features_of(module) for module in modules}) == 1
 
 
 @contextlib.contextmanager

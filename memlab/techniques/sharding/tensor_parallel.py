@@ -42,10 +42,12 @@ def apply(
     before = sum(p.nbytes for p in model.parameters())
     found = divide(model, mesh, loss_of_few)
     if not found.layers.roles:
+        whole = "".join(f"; {layers}: {why}" for layers, why in _by_reason(found.whole))
         raise UnsupportedError(
-            f"no layer of {type(model).__name__} can be divided over {mesh.size()} ranks: only "
-            "linear layers and embeddings are, if one of their sizes divides by "
-            f"{mesh.size()}{_because(found)}; use sharding='zero3', which divides any parameter"
+            f"no layer of {type(model).__name__} can be divided over {mesh.size()} ranks: "
+            "linear layers and embeddings are, if they run by their own forward, share a weight "
+            f"only with such layers, and one of their sizes divides by {mesh.size()}{whole}; "
+            "use sharding='zero3', which divides any parameter"
         )
     return _notes(found, before)
 
@@ -78,16 +80,18 @@ def _notes(found: Division, before: int) -> tuple[str, ...]:
         said.append(f"Divided together, output features and then input features: {_listed(pairs)}.")
     if alone := found.names(Role.ALONE):
         said.append(f"Divided alone, so that the output is gathered at once: {_listed(alone)}.")
-    for why in dict.fromkeys(found.reasons.values()):
-        layers = [path for path, reason in found.reasons.items() if reason == why]
-        said.append(f"Not divided together with others: {_listed(layers)} ({why}).")
+    for layers, why in _by_reason(found.reasons):
+        said.append(f"Not divided together with others: {layers} ({why}).")
+    for layers, why in _by_reason(found.whole):
+        said.append(f"Whole in every rank: {layers} ({why}).")
     return tuple(said)
+
+
+def _by_reason(reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for why in dict.fromkeys(reasons.values()):
+        yield _listed([path for path, reason in reasons.items() if reason == why]), why
 
 
 def _listed(names: list[str]) -> str:
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _because(found: Division) -> str:
-    return "".join(f"; {path}: {why}" for path, why in list(found.reasons.items())[:1])
