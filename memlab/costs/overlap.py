@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 DEFAULT = 0  # the stream of a step's own operators
+LEAST_SHARE = 0.005  # of the communication, below which nothing is hidden: floats leave a rest
 MUCH_WAITING = 0.1  # for the host, as a share of a step's time: it is said
 
 
@@ -61,10 +62,11 @@ class Overlap:
 
     @property
     def hidden_share(self) -> float:
-        """The share of the communication that other operators hide."""
+        """The share of the communication that other operators hide; a tiny one is 0."""
         if not self.communication_seconds:
             return 0.0
-        return min(max(1.0 - self.exposed_seconds / self.communication_seconds, 0.0), 1.0)
+        share = min(1.0 - self.exposed_seconds / self.communication_seconds, 1.0)
+        return share if share >= LEAST_SHARE else 0.0
 
 
 def overlap_of(

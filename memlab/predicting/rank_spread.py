@@ -12,19 +12,27 @@ def with_ranks(worst: StepResult, results: Sequence[StepResult]) -> StepResult:
 
     Args:
         worst: of `results`.
-        results: of different ranks of one simulated step, each with its `rank_numbers`.
+        results: of different ranks of one step, each with its `rank_numbers`.
     """
     ordered = sorted(results, key=lambda result: result.rank_numbers)
-    notes = worst.notes
-    if len(results) > 1:
-        least = min(results, key=peak_of)
-        notes = (
-            f"These are the numbers of rank {worst.rank_numbers[0]}, which has the highest peak of "
-            f"{worst.config.world_size} ranks; that of rank {least.rank_numbers[0]} is "
-            f"{format_bytes(peak_of(least))}.",
-            *notes,
-        )
+    notes = (*spread_notes(worst, results), *worst.notes)
     return replace(worst, notes=notes, ranks=tuple(ordered), rank_numbers=())
+
+
+def spread_notes(worst: StepResult, results: Sequence[StepResult]) -> tuple[str, ...]:
+    """Return a note on whose numbers these are, and how far the peaks of ranks lie apart."""
+    if len(results) < 2:
+        return ()
+    known, every = sum(len(r.rank_numbers) for r in results), worst.config.world_size
+    ranks = f"{known} ranks" if known == every else f"{known} of {every} ranks"
+    highest, lowest = peak_of(worst), min(map(peak_of, results))
+    number = worst.rank_numbers[0]
+    if highest == lowest:
+        return (f"These are the numbers of rank {number}; {ranks} have the same peak.",)
+    return (
+        f"These are the numbers of rank {number}, which has the highest peak of {ranks}; the "
+        f"lowest is {format_bytes(lowest)}.",
+    )
 
 
 def peak_of(result: StepResult) -> int:

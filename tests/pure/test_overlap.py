@@ -120,6 +120,20 @@ def test_what_is_not_hidden_adds_its_time_and_its_own_doubt():
     assert found.half_width == pytest.approx((0.1**2 + 2.0**2 + 4.0**2) ** 0.5 / 11)
 
 
+def test_what_rounding_leaves_is_not_hidden():
+    host = Host()
+    for _ in range(3):
+        host.run(1.1)
+        host.run(1.3, ranks=(0, 1))
+    found = overlap_of(
+        host.recording, np.array(host.seconds), kernels_half_width=0.1, links_half_width=0.2,
+        launch_seconds=0.0, slow_launch_seconds=0.0,
+    )  # fmt: skip
+    assert 0 < 1 - found.exposed_seconds / found.communication_seconds < 1e-15
+    assert found.hidden_share == 0
+    assert "of which 0 % is hidden" in overlap_notes(found)[0]
+
+
 def test_the_doubt_is_never_less_than_that_of_kernels():
     assert overlap(0.001, 50.0, kernels=0.3, links=0.01).half_width == pytest.approx(0.3)
 

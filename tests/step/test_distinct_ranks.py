@@ -7,9 +7,12 @@ import pytest
 import memlab
 from benchmarks.ranks import Ranks
 from memlab import StepConfig
+from memlab.arguments.units import format_bytes
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
+from memlab.predicting.rank_spread import spread_notes
 from memlab.recording import distinct_ranks
 from memlab.techniques.sharding.rank_model import MOST_SIMULATED_PARTS
+from tests.figure_parts import MIB, make_result
 from tests.models import blocks
 from tests.predictions import simulated
 from tests.tensor_parts import HIDDEN, IN, OUT, mlp
@@ -45,8 +48,28 @@ def test_parts_by_hand():
         assert held(each, "optimizer_state") == 4 * ADAM * weights + 4 * 18
     peaks = [each.peak_allocated_bytes for each in result.ranks]
     assert result.peak_allocated_bytes == max(peaks)
-    assert any(f"rank {result.ranks[peaks.index(min(peaks))].rank_numbers[0]}" in note
-               for note in result.notes)  # fmt: skip
+    highest = result.ranks[peaks.index(max(peaks))].rank_numbers[0]
+    assert result.notes[0] == (
+        f"These are the numbers of rank {highest}, which has the highest peak of 5 ranks; the "
+        f"lowest is {format_bytes(min(peaks))}."
+    )
+
+
+def test_whose_numbers_these_are():
+    def rank(peak, *numbers):
+        config = StepConfig(batch_size=8, sharding="zero1", world_size=8)
+        return make_result(config=config, peak_allocated_bytes=peak, rank_numbers=numbers)
+
+    worst = rank(3 * MIB, 2, 3)
+    others = [rank(3 * MIB, 0, 1), rank(3 * MIB, 4, 5, 6, 7)]
+    assert spread_notes(worst, [worst, *others]) == (
+        "These are the numbers of rank 2; 8 ranks have the same peak.",
+    )
+    assert spread_notes(worst, [worst, rank(2 * MIB, 0, 1, 4, 5)]) == (
+        "These are the numbers of rank 2, which has the highest peak of 6 of 8 ranks; the lowest "
+        "is 2.00 MiB.",
+    )
+    assert spread_notes(worst, [worst]) == ()
 
 
 def test_groups_of_a_hybrid_step_are_copies():

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
+from memlab.predicting.rank_spread import peak_of, with_ranks
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Report, explain
 from memlab.techniques.sharding.sharding import most_ranks
@@ -96,35 +96,22 @@ def together(results: Sequence[StepResult]) -> StepResult:
         said = f"rank {number} of {len(results)}{first.message.removeprefix(f'rank {number}')}"
         if not first.message.startswith("rank "):
             said = f"rank {number} of {len(results)}: {first.message}"
-        kept = first if first in known or not known else max(known, key=_peak)
+        kept = first if first in known or not known else max(known, key=peak_of)
         return dataclasses.replace(
             kept, outcome=first.outcome, message=said, fits=first.fits, fit=first.fit,
             ranks=tuple(results), rank_numbers=(),
         )  # fmt: skip
 
-    worst = max(results, key=_peak)
+    worst = max(results, key=peak_of)
     seconds = max(result.step_seconds or 0.0 for result in results)
-    least = min(map(_peak, results))
-    note = (
-        f"These are the numbers of rank {worst.rank_numbers[0]}, which has the highest peak of "
-        f"{len(results)} ranks; the lowest is {format_bytes(least)}."
-    )
     losses = [result.loss for result in results if result.loss is not None]
     return dataclasses.replace(
-        worst,
+        with_ranks(worst, results),
         step_seconds=seconds,
         samples_per_second=worst.config.batch_size / seconds if seconds else None,
         loss=sum(losses) / len(losses) if losses else None,
         finite=all(result.finite for result in results),
-        notes=(note, *worst.notes),
-        ranks=tuple(results),
-        rank_numbers=(),
     )
-
-
-def _peak(result: StepResult) -> int:
-    counted = result.counted_peak
-    return 0 if counted is None else counted.nbytes
 
 
 def _is_ok(result: StepResult) -> bool:
