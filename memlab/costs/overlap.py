@@ -50,7 +50,7 @@ class Overlap:
         communication_seconds: of its collectives, one after the other.
         exposed_seconds: what the step takes longer than it would without them.
         waiting_seconds: what it takes longer if the host is slow.
-        half_width: the relative half-width of its time.
+        half_width: the relative half-width of its time, without what a slow host adds.
     """
 
     interval_seconds: npt.NDArray[np.float64]
@@ -68,6 +68,12 @@ class Overlap:
         share = min(1.0 - self.exposed_seconds / self.communication_seconds, 1.0)
         return share if share >= LEAST_SHARE else 0.0
 
+    @property
+    def slow_seconds(self) -> float | None:
+        """What the step takes with a slow host; None where that is not much more."""
+        is_much = self.waiting_seconds >= MUCH_WAITING * self.step_seconds
+        return self.step_seconds + self.waiting_seconds if is_much else None
+
 
 def overlap_of(
     recording: Recording,
@@ -80,10 +86,11 @@ def overlap_of(
 ) -> Overlap:
     """Return how the operators of a recording overlap.
 
-    The half-width has four parts, which do not depend on one another: what the times of kernels
+    The half-width has three parts, which do not depend on one another: what the times of kernels
     make of the step if all of them are too short or too long by theirs, the same of collectives,
-    all that is hidden, and all that a slow host adds. For how much kernels and collectives slow
-    each other down is not known, and at worst they run one after the other.
+    and all that is hidden. For how much kernels and collectives slow each other down is not known,
+    and at worst they run one after the other. What a slow host adds is no part of it, since it can
+    be many times the step and only makes it longer.
 
     Args:
         recording: of two steps.
@@ -111,7 +118,7 @@ def overlap_of(
     hidden = max(sent - exposed, 0.0)
     waiting = max(total(1.0, 1.0, slow_launch_seconds) - whole, 0.0)
     spreads = spread(kernels_half_width, 0.0), spread(0.0, links_half_width)
-    width = math.hypot(*spreads, hidden, waiting)
+    width = math.hypot(*spreads, hidden)
     return Overlap(
         interval_seconds=of_intervals,
         step_seconds=whole,
@@ -127,18 +134,18 @@ def overlap_notes(overlap: Overlap) -> list[str]:
     said = (
         f"Collectives take {format_seconds(overlap.communication_seconds)}, of which "
         f"{format_percent(overlap.hidden_share)} is hidden behind other operators. The time of the "
-        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels, links and the "
-        "host, and because what runs beside each other may slow each other down."
+        f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels and links, and "
+        "because what runs beside each other may slow each other down."
     )
-    if overlap.waiting_seconds < MUCH_WAITING * overlap.step_seconds:
+    if overlap.slow_seconds is None:
         return [said]
-    slow = format_seconds(overlap.step_seconds + overlap.waiting_seconds)
+    slow = format_seconds(overlap.slow_seconds)
     own, most = format_seconds(LAUNCH_SECONDS), format_seconds(SLOW_LAUNCH_SECONDS)
     return [
         said,
         f"Kernels of this step are so short that the card may wait for the host. A kernel each "
         f"{own} is assumed; with {most} of Python for each, as under Megatron, the step takes "
-        f"{slow}. Larger micro-batches wait less.",
+        f"{slow}, which the ± does not include. Larger micro-batches wait less.",
     ]
 
 

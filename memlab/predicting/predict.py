@@ -120,7 +120,7 @@ def predict_in_process(
         return Prediction(result=result, forecast=None)
     of_ranks = []
     for facts, forecast in made:
-        result = StepResult(**asked, **facts, outcome=Outcome.OK, message=_summary(facts, target))
+        result = StepResult(**asked, **facts, outcome=Outcome.OK)
         judged = forecast.against_limit(result, memory_limit)
         of_ranks.append(Prediction(result=judged, forecast=forecast))
     if config.sharding is Sharding.NONE:
@@ -158,7 +158,8 @@ def _predicted(
         )
 
     made = check_against_runs(measured, attempt)
-    facts, forecast = made.facts, made.forecast
+    facts, forecast, overlap = made.facts, made.forecast, made.kernels.overlap
+    is_connected = overlap is not None or (config.world_size == 1 and target.kind != "cpu")
     facts = facts | {
         "communication": step.program.communication(config.micro_batch_sizes),
         "rank_numbers": step.program.ranks,
@@ -167,7 +168,7 @@ def _predicted(
     if config.offloads_shards:
         facts = facts | _with_bound(facts, ON_HOST)
         forecast = replace(forecast, seconds=None)
-    elif config.sharding is not Sharding.NONE and made.kernels.overlap is None:
+    elif config.sharding is not Sharding.NONE and not is_connected:
         facts = facts | _without_communication(facts, target)
         forecast = replace(forecast, seconds=None)
     elif not made.is_whole:
@@ -185,6 +186,7 @@ def _predicted(
     facts = facts | {
         "parameter_formats": recording.parameter_formats,
         "notes": (*of_step, *facts["notes"]),
+        "message": _summary(facts, None if overlap is None else overlap.slow_seconds),
     }
     return facts, forecast
 
@@ -360,7 +362,7 @@ def _width_notes(held: Taken | None) -> tuple[str, ...]:
     )
 
 
-def _summary(facts: dict[str, Any], target: Target) -> str:
+def _summary(facts: dict[str, Any], slow_seconds: float | None) -> str:
     unsure = facts["uncertainty"]["peak_allocated_bytes"]
     text = (
         f"predicted peak {format_bytes(facts['peak_allocated_bytes'])} allocated "
@@ -368,6 +370,8 @@ def _summary(facts: dict[str, Any], target: Target) -> str:
     )
     if facts["step_seconds"] is not None:
         text += f", about {format_seconds(facts['step_seconds'])} a step"
+        if slow_seconds is not None:
+            text += f", up to {format_seconds(slow_seconds)} with a slow host"
     return text
 
 

@@ -299,7 +299,17 @@ def test_a_step_between_the_cards_of_a_cluster_has_a_time():
     alone = predicted(pairs(4), "h100", world_size=1, sharding="none")
     assert fast.uncertainty["step_seconds"] >= alone.uncertainty["step_seconds"]
     assert any(note.startswith("Collectives take") for note in fast.notes)
+    assert "with a slow host" in fast.message  # its kernels are short
+    assert fast.uncertainty["step_seconds"] < 1
     assert by_itself.peak_allocated_bytes == fast.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero3"])
+@pytest.mark.parametrize("device", ["h100", "8x-h100"])
+def test_one_rank_sends_nothing_and_has_the_time_of_its_kernels(sharding, device):
+    result = predicted(pairs(2), device, sharding=sharding, world_size=1)
+    assert result.step_seconds > 0
+    assert not any("communication between ranks" in note for note in result.notes)
 
 
 def test_lists_of_tensors_are_gathered_through_one_tensor():
