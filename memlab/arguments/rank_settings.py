@@ -89,10 +89,16 @@ def _check_alone(config: Any) -> None:
 def _check_groups(config: Any) -> None:
     """Raise ConfigError if the ranks do not divide into equal groups."""
     ranks, sharding, tensor = config.world_size, config.sharding, config.tensor_parallel_size
-    if tensor > 1 and sharding not in WITH_TENSOR_PARALLEL:
+    if tensor > 1 and sharding is Sharding.TENSOR:
         raise ConfigError(
-            f"tensor_parallel_size={tensor} with sharding={str(sharding)!r}; use sharding='zero2' "
-            "or 'zero3', or sharding='tensor', which divides each layer over all ranks by itself"
+            f"tensor_parallel_size={tensor} with sharding='tensor', which divides each layer over "
+            "all ranks by itself; leave tensor_parallel_size out"
+        )
+    if tensor > 1 and sharding not in WITH_TENSOR_PARALLEL:
+        *names, last = (repr(str(each)) for each in WITH_TENSOR_PARALLEL)
+        raise ConfigError(
+            f"tensor_parallel_size={tensor} with sharding={str(sharding)!r}; use sharding="
+            f"{', '.join(names)} or {last}, or leave tensor_parallel_size out"
         )
     if ranks % tensor:
         raise ConfigError(

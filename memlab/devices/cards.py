@@ -255,7 +255,8 @@ def resolve(device: str | torch.device | None) -> Target:
         raise DeviceError(
             f"device={shown(device)} is not a card that memlab knows.{_of_nearest(device)} Allowed "
             f"are 'cpu', 'cuda', {', '.join(map(repr, names()))}, the memory of any other card, "
-            f"such as '24GiB', or several cards, such as '8x-h100'"
+            f"such as '24GiB', or several cards: '8x-h100' is one machine, '64x8-h100' are 64, "
+            f"'4x1-rtx-4090' are four PCs with a card each, {' and '.join(map(repr, NAMED))} two"
         )
 
     return Target(kind="cuda", card=card, name=card.name)

@@ -95,6 +95,8 @@ class LibraryParts:
 def check(workload: Workload, config: StepConfig, device: torch.device, flavor: StrEnum) -> None:
     """Raise UnsupportedError for a setting that a script for a library cannot express."""
     every.check(config, device)
+    # first what no flavor writes, since the others are sent to flavor='pytorch'
+    library_ranks.check_ranks(config, device, flavor)
     plain = f"use flavor='pytorch', which knows every setting, or {{}} with flavor={str(flavor)!r}"
     for field in fields(config):
         value, known = getattr(config, field.name), KNOWN.get(field.name, (field.default,))
@@ -105,7 +107,6 @@ def check(workload: Workload, config: StepConfig, device: torch.device, flavor: 
                 f"{field.name}={written!r} is not expressed by flavor={str(flavor)!r}; "
                 + plain.format(f"{field.name}={default!r}")
             )
-    library_ranks.check_ranks(config, device, flavor)
     if config.batch_size % config.accumulation_steps:
         raise UnsupportedError(
             f"accumulation_steps={config.accumulation_steps} does not divide "

@@ -23,7 +23,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         yield Refusal(
             why="expandable_segments=True does nothing on a CPU, which has no caching allocator",
             remedies=({"expandable_segments": False},),
-            otherwise="memlab.predict for a card: device='h200'",
+            otherwise="memlab.predict or memlab.export_script for a card: device='h200'",
         )
 
 

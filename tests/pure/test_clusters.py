@@ -56,6 +56,16 @@ def test_other_texts_name_no_cluster(text):
         cards.resolve(text)
 
 
+@pytest.mark.parametrize("text", ["3-pcs", "2-pcs-5gbit", "2x-gtx"])
+def test_an_unknown_cluster_is_refused_with_the_forms_that_there_are(text):
+    with pytest.raises(DeviceError) as refused:
+        cards.resolve(text)
+    forms = ("8x-h100", "64x8-h100", "4x1-rtx-4090", "2-pcs", "2-pcs-1gbit")
+    for form in forms:
+        assert f"'{form}'" in str(refused.value)
+        assert cards.resolve(form).cluster is not None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

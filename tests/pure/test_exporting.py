@@ -344,6 +344,21 @@ def test_what_a_library_cannot_express_is_refused_by_name(flavor, fields, named)
         export_script(blocks(), StepConfig(**fields), "cpu", flavor=flavor)
 
 
+@pytest.mark.parametrize("flavor", ["pytorch", *LIBRARIES])
+def test_what_no_script_expresses_is_not_sent_to_another_flavor(flavor):
+    config = StepConfig(sharding="zero3", world_size=2, tensor_parallel_size=2)
+    with pytest.raises(UnsupportedError, match=r"not implemented yet; use tensor_parallel_size=1$"):
+        export_script(blocks(), config, "cpu", flavor=flavor)
+
+
+def test_what_needs_a_card_is_exported_for_one():
+    both = {"offload_parameters": True, "offload_optimizer": True}
+    config = StepConfig(batch_size=2, sharding="zero3", world_size=2, **both)
+    with pytest.raises(UnsupportedError, match=r"memlab\.export_script for a card: device='h200'"):
+        export_script(blocks(), config, "cpu")
+    assert "CPUOffloadPolicy" in export_script(blocks(), config, "h200")
+
+
 @pytest.mark.parametrize("flavor", Flavor)
 def test_micro_batches_of_a_list_of_samples_are_refused(flavor):
     workload = a_workload(make_batch=lambda n: {"images": [torch.ones(3, 4) for _ in range(n)]})

@@ -66,7 +66,10 @@ def test_a_batch_is_divided_over_the_data_parallel_ranks(fields, parts, sizes):
         ({"sharding": "hybrid", "world_size": 4, "shard_group_size": 3}, ["1, 2 or 4"]),
         ({"sharding": "zero3", "world_size": 4, "shard_group_size": 2}, ["sharding='hybrid'"]),
         ({"sharding": "ddp", "world_size": 4, "tensor_parallel_size": 3}, ["1, 2 or 4"]),
-        ({"sharding": "hybrid", "world_size": 4, "tensor_parallel_size": 2}, ["'zero3'"]),
+        ({"sharding": "hybrid", "world_size": 4, "tensor_parallel_size": 2},
+         ["sharding='ddp', 'zero1', 'zero2' or 'zero3', or leave tensor_parallel_size out"]),
+        ({"sharding": "tensor", "world_size": 2, "tensor_parallel_size": 2},
+         ["sharding='tensor', which", "; leave tensor_parallel_size out"]),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_go_together_are_refused_with_a_remedy(fields, said):

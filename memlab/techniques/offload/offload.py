@@ -59,7 +59,7 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
             why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} are already in "
             "host memory",
             remedies=(stay,),
-            otherwise="memlab.predict for a card: device='h200'",
+            otherwise="memlab.predict or memlab.export_script for a card: device='h200'",
         )
 
     if field == "offload_optimizer":
