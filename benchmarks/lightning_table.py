@@ -13,9 +13,9 @@ Nothing is judged. What differs for certain: the guide's FSDP is FSDP1, which ga
 of a layer in one flat tensor; memlab's zero2 and zero3 are FSDP2. The guide's units are the layers
 of encoder and decoder, memlab's the blocks of one class, the decoder; so each row is predicted once
 more with the units of the guide. A step of 35 tokens waits for the
-host, whose time memlab takes as 5 us a kernel and as nothing for Lightning's own loop. NO_SHARD and
-the offloading of parameters are not predicted: the one is FSDP1's own form of ddp, the other is
-refused with sharding.
+host, whose time memlab takes as 5 us a kernel and as nothing for Lightning's own loop. NO_SHARD is
+not predicted, since it is FSDP1's own form of ddp, and the row with CPU offload is not run: of such
+a step memlab predicts the memory alone.
 
     python -m benchmarks.lightning_table --out lightning_table.json
 """
