@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memlab.config import FP32_FORMATS, Checkpointing, Optimizer, Precision, StepConfig
+from memlab.config import (
+    FP32_FORMATS,
+    Checkpointing,
+    Optimizer,
+    Precision,
+    Sharding,
+    StepConfig,
+)
 from memlab.explaining import logits
 from memlab.explaining.holdings import blocks_pattern, patterns
 from memlab.result import StepResult
@@ -36,6 +43,7 @@ OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", 
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
 TWO_STATES = (Optimizer.ADAM, Optimizer.ADAMW)
+REPLICATED = (Sharding.DDP, Sharding.ZERO1)  # each rank holds all weights, gradients and buckets
 ANOTHER_OPTIMIZER = "another optimizer: its learning rate has to be found anew"
 
 
@@ -119,7 +127,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         return ()
     peak = float(timeline.total_bytes.max())
     step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
-                       live=timeline.bytes_by_category.astype(np.float64), peak=peak)  # fmt: skip
+                       live=_live(result.config, timeline), peak=peak)  # fmt: skip
     least = LEAST_SHARE * peak
     found = [
         remedy
@@ -130,6 +138,21 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
+
+
+def _live(config: StepConfig, timeline: Timeline) -> npt.NDArray[np.float64]:
+    """Return the live bytes by category, with DistributedDataParallel's buckets as buffers.
+
+    They are made in the forward of the second step and counted as activations, but they stand when
+    the step is over, and nothing that shrinks activations shrinks them.
+    """
+    live = timeline.bytes_by_category.astype(np.float64)
+    if config.sharding in REPLICATED:
+        activations = live[:, CATEGORIES.index(Category.ACTIVATIONS)]
+        buckets = np.minimum(activations, activations[-1])
+        activations -= buckets
+        live[:, CATEGORIES.index(Category.BUFFERS)] += buckets
+    return live
 
 
 def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Remedy:
@@ -291,6 +314,25 @@ def _in_backward(step: _TracedStep) -> Iterator[Remedy]:
     )
 
 
+def _parts(step: _TracedStep) -> Iterator[Remedy]:
+    config = step.config
+    if config.sharding not in REPLICATED or config.data_parallel_size == 1:
+        return
+    for sharding, price in (
+        (Sharding.ZERO2, "weights are gathered in each forward, and are whole until backward ends"),
+        (Sharding.ZERO3, "weights are gathered in each forward and again in each backward"),
+    ):
+        yield _remedy(
+            step,
+            {"sharding": sharding},
+            effect=f"each of {config.data_parallel_size} ranks holds its part of weights, "
+            "gradients and optimizer state, and there are no buckets, which no smaller micro-batch "
+            "shrinks",
+            price=price,
+            categories=(Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE),
+        )
+
+
 def _budget(step: _TracedStep) -> Iterator[Remedy]:
     config = step.config
     is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
@@ -317,7 +359,8 @@ def _is_possible(config: StepConfig) -> bool:
     return next(every.refusals(asked), None) is None
 
 
-MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward, _budget)
+MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward,
+          _parts, _budget)  # fmt: skip
 
 
 def _text(value: Any) -> str:

@@ -153,6 +153,21 @@ def test_accumulation_counts_the_gradients_that_then_stand():
     )
 
 
+def test_buckets_of_gradients_shrink_with_nothing_but_parts():
+    config = StepConfig(sharding="ddp", world_size=2, batch_size=8)
+    alone, result = transformer(config=replace(config, sharding="zero2")), transformer()
+    table = result.timeline.bytes_by_category.copy()
+    table[1:, CATEGORIES.index(Category.ACTIVATIONS)] += 48 * MIB  # made in forward, never freed
+    timeline = replace(result.timeline, bytes_by_category=table)
+    with_buckets = remedies(replace(result, config=config, timeline=timeline))
+    assert {"sharding='zero2'", "sharding='zero3'"} <= set(with_buckets)
+    assert "no buckets" in with_buckets["sharding='zero2'"].effect
+    # what is freed is what would be freed without them
+    freed = with_buckets["accumulation_steps=2"].freed_bytes
+    assert freed == remedies(alone)["accumulation_steps=2"].freed_bytes == 100 * MIB
+    assert not any(name.startswith("sharding=") for name in remedies(alone))
+
+
 def test_a_remedy_is_named_at_the_rows_that_it_frees_alone():
     explanation = explain(transformer())
     freed_by = {(row.category, row.where): row.freed_by for row in explanation.rows}
