@@ -64,7 +64,9 @@ def rank_timelines(result: StepResult, *, size: Size = (9.0, 4.2)) -> Figure:
 
     figure = new_figure(size)
     unit = _draw_all(figure, ranks)
-    write_title(figure, f"{unit} allocated in each rank over a step ({origin([result])})")
+    num_drawn, num_ranks = sum(len(bar.numbers) for bar in ranks), result.config.world_size
+    left_out = f", {num_drawn} of {num_ranks} ranks" if 0 < num_drawn < num_ranks else ""
+    write_title(figure, f"{unit} allocated in each rank over a step ({origin([result])}){left_out}")
     draw_names(Canvas(figure), ranks)
     return figure
 

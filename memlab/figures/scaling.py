@@ -97,8 +97,14 @@ def _name(result: StepResult) -> str:
     config = result.config
     if config.sharding is Sharding.NONE:
         return "one process"
-    group = f", groups of {config.shard_group_size}" if config.shard_group_size else ""
-    return f"{config.sharding}{group}"
+    name = str(config.sharding)
+    if config.shard_group_size:
+        name += f", groups of {config.shard_group_size}"
+    if config.tensor_parallel_size > 1:
+        name += f", tensor {config.tensor_parallel_size}"
+    if config.offload_parameters:
+        name += ", offloaded"
+    return name
 
 
 def _number_ranks(axes: Axes, shown: Sequence[StepResult]) -> None:

@@ -548,7 +548,8 @@ def ranks(*optimizer_mib):
     made = []
     for number, size in enumerate(optimizer_mib):
         held = {"parameters": 10 * MIB, "optimizer_state": size * MIB, "activations": 30 * MIB}
-        config = StepConfig(sharding="zero1", world_size=4, batch_size=4)
+        count = max(len(optimizer_mib), 2)
+        config = StepConfig(sharding="zero1", world_size=count, batch_size=count)
         made.append(make_result(config=config, peak_by_category=held, rank_numbers=(number,)))
     return replace(made[0], ranks=tuple(made), rank_numbers=())
 
@@ -595,6 +596,7 @@ def test_of_many_distinct_ranks_the_highest_have_a_timeline():
     texts = texts_of(plots.rank_timelines(ranks(*range(1, 13))))
     assert sum(": peak " in text for text in texts) == 8
     assert not any(text.startswith("rank 0:") for text in texts)
+    assert any(text.endswith(", 8 of 12 ranks") for text in texts)
 
 
 def test_a_prediction_of_the_heaviest_rank_is_a_bar():

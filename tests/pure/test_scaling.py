@@ -75,3 +75,13 @@ def test_one_process_is_named_as_that_and_groups_by_their_size():
         ),
     ]
     assert {" one process", " hybrid, groups of 4"} <= set(texts_of(plots.scaling(results)))
+
+
+def test_what_goes_with_a_strategy_is_a_line_of_its_own():
+    both = {"offload_parameters": True, "offload_optimizer": True}
+    results = [
+        make_result(config=StepConfig(batch_size=8, sharding="zero3", world_size=8, **fields))
+        for fields in ({}, {"tensor_parallel_size": 2}, both)
+    ]
+    names = {" zero3", " zero3, tensor 2", " zero3, offloaded"}
+    assert names <= set(texts_of(plots.scaling(results)))
