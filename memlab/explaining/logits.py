@@ -15,7 +15,7 @@ from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
 SAVED = "aten::_log_softmax"
 OPERATORS = (SAVED, "aten::_log_softmax_backward_data", "aten::nll_loss_backward")
-OF_TOKENS = "aten::nll_loss_forward"
+OF_TOKENS = ("aten::nll_loss_forward", "aten::nll_loss_backward")
 ACTIVATIONS, TEMPORARIES = (
     CATEGORIES.index(c) for c in (Category.ACTIVATIONS, Category.TEMPORARIES)
 )
@@ -25,7 +25,7 @@ OUTSIDE = [PHASES.index(phase) for phase in PHASES if phase not in (Phase.FORWAR
 def saved_logits(holdings: Sequence[Holding]) -> tuple[int, int]:
     """Return the bytes of all log-softmaxes that are saved at the peak, and of one; 0 if none."""
     saved = [h for h in holdings if h.operator == SAVED and h.category is Category.ACTIVATIONS]
-    if not saved or not any(h.operator == OF_TOKENS for h in holdings):
+    if not saved or not any(h.operator in OF_TOKENS for h in holdings):
         return 0, 0
     total = sum(h.nbytes for h in saved)
     return total, total // sum(h.num_blocks for h in saved)
