@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from memlab.torch_private.ranks import waited_by
 from memlab.trace import Trace
@@ -23,11 +24,12 @@ PAUSE_SECONDS = 0.003  # a thread that has to wait for a processor needs as long
 def paused_for() -> Iterator[None]:
     """Pause after each collective that Python code waits for, until its thread holds no tensor.
 
-    Not for a timed step. Collectives that only C++ code waits for, as those of
-    DistributedDataParallel, have no pause.
+    Not for a timed step. For collectives of DistributedDataParallel, which C++ code waits for, the
+    pause is before the next forward, as the second one makes its buckets of gradients anew.
     """
     kind: Any = dist.Work
-    own = kind.wait
+    replica: Any = DistributedDataParallel
+    own, own_forward = kind.wait, replica.forward
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = own(self, *args, **kwargs)
@@ -39,12 +41,16 @@ def paused_for() -> Iterator[None]:
         time.sleep(PAUSE_SECONDS)
         return out
 
-    kind.wait = wait
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(PAUSE_SECONDS)
+        return own_forward(self, *args, **kwargs)
+
+    kind.wait, replica.forward = wait, forward
     try:
         with waited_by(wait_for):
             yield
     finally:
-        kind.wait = own
+        kind.wait, replica.forward = own, own_forward
 
 
 def unseen_free_bytes(trace: Trace) -> int:
