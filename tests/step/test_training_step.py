@@ -66,9 +66,9 @@ def test_training_continues_bit_for_bit_from_a_checkpoint(tmp_path, fields):
 
 def test_a_kill_during_a_save_loses_nothing_that_was_saved(tmp_path, monkeypatch):
     step = training_step(faulty(), StepConfig(batch_size=8), "cpu")
-    step(batches()[0])
+    step(batches(is_of_words=False)[0])
     step.save(tmp_path)
-    step(batches()[1])
+    step(batches(is_of_words=False)[1])
 
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
