@@ -206,12 +206,12 @@ class Step:
             mark(Phase.BACKWARD, index)
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
-            loss = loss if weight == 1.0 else loss * weight
+            weighted = loss if weight == 1.0 else loss * weight
             with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
                 if self.engine is None:
-                    loss.backward()
+                    weighted.backward()
                 else:
-                    self.engine.backward(loss, is_last=index == len(self.micro_batches) - 1)
+                    self.engine.backward(weighted, is_last=index == len(self.micro_batches) - 1)
 
         return value
 
