@@ -23,7 +23,10 @@ TWO = {"sharding": "zero3", "world_size": 2}
 WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
 
 
-def test_each_rank_of_zero3_holds_its_half():
+def test_each_rank_of_zero3_holds_its_half(monkeypatch):
+    # a panel closed by a test before may still use the other one
+    lane = isolation.Lane(is_predicting=False)
+    monkeypatch.setattr(isolation, "measuring", lane)
     sharded = measure(faulty(), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
     worker = isolation.measuring.worker
     alone = measure(faulty(), StepConfig(batch_size=4), "cpu", repeats=1)
@@ -44,6 +47,7 @@ def test_each_rank_of_zero3_holds_its_half():
     assert sharded.peak_allocated_bytes == highest
     assert sharded.loss == pytest.approx(alone.loss, rel=1e-6)
     assert not left_running()
+    worker.kill()
 
 
 @pytest.mark.parametrize(
