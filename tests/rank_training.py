@@ -21,7 +21,7 @@ from tests.tensor_parts import TOKENS, WORDS, shared
 BATCH, NUM_BATCHES, SAVED_AFTER = 8, 6, 3
 
 
-def batches(is_of_words):
+def batches(is_of_words=False):
     """Return the batches of all ranks, the same in every process."""
     draw = torch.Generator().manual_seed(1)
     if is_of_words:
