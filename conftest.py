@@ -1,13 +1,15 @@
 """Options that all tests and the examples in docstrings share."""
 
+import gc
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from memlab.meters.garbage import collect_and_freeze
+from memlab.meters.garbage import collect_and_freeze, keep_frozen
 from memlab.recording import stand_in
 from tests import ROOT
 
@@ -16,6 +18,8 @@ MATRIX = TESTS / "matrix"
 # files that take minutes begin first, or one of them would still run when nothing else is left
 SYSTEM = TESTS / "system"
 FIRST = (SYSTEM / "test_notebooks.py", SYSTEM / "browser", SYSTEM, MATRIX, TESTS / "step", TESTS)
+
+num_modules = itertools.count()  # that have run
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,8 +45,16 @@ def environment_kept() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def older_objects_frozen() -> None:
-    """Collections of garbage pass over libraries and earlier tests, as they do in a worker."""
-    collect_and_freeze()
+    """Collections of garbage pass over libraries and earlier tests, as they do in a worker.
+
+    What a run has frozen and left in a cycle is found once in ten modules: to look at everything
+    takes a second.
+    """
+    if next(num_modules) % 10 == 0:
+        collect_and_freeze()
+    else:
+        gc.collect()
+        keep_frozen()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +81,16 @@ def pytest_configure() -> None:
     # autograd counts the devices at the first backward of a process; a card must stay the only one
     if not torch.cuda.is_available():
         stand_in.device()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while all files are imported: that alone takes six seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,7 +14,6 @@ A prediction that follows another one waits less: memory is given back after the
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import os
 import pickle
 import socket
@@ -28,7 +27,7 @@ import torch
 from memlab.measuring.inspect import inspect_in_process
 from memlab.measuring.loading import loading_in_process
 from memlab.measuring.measure import measure_in_process
-from memlab.meters.garbage import collect_and_freeze
+from memlab.meters.garbage import collect_and_freeze, keep_frozen
 from memlab.running import Progress, Report
 from memlab.sending.environment import Environment
 from memlab.sending.own_values import OwnValues
@@ -119,7 +118,7 @@ def serve(descriptor: int, standard_library: StandardLibrary) -> None:
     limit_memory(sys.maxsize)
     import_late_modules()
     state.note_modules()
-    gc.freeze()
+    keep_frozen()
     channel.send(0, _pickled(("ready", os.getpid())))
 
     while True:

@@ -1,0 +1,58 @@
+"""Older objects are frozen while something runs, and stay so in a process that keeps them so."""
+
+import gc
+
+import pytest
+
+from memlab.meters import garbage
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How often frozen objects are counted, in a process that has not frozen any yet."""
+    seen = []
+    count = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: seen.append(count()) or seen[-1])
+    monkeypatch.setattr(garbage, "_is_kept_frozen", False)
+    gc.unfreeze()
+    yield seen
+    gc.freeze()
+
+
+def num_frozen(counts):
+    gc.get_freeze_count()
+    return counts.pop()
+
+
+def test_what_was_frozen_for_a_run_is_thawed(counts):
+    with garbage.older_objects_frozen():
+        assert num_frozen(counts) > 1000
+    assert num_frozen(counts) == 0
+
+
+def test_what_a_person_has_frozen_stays_frozen(counts):
+    gc.freeze()
+    with garbage.older_objects_frozen():
+        pass
+    assert num_frozen(counts) > 1000
+
+
+@pytest.mark.parametrize("keep", [garbage.keep_frozen, garbage.collect_and_freeze])
+def test_a_process_that_keeps_them_frozen_does_not_count_them(counts, keep):
+    keep()
+    with garbage.older_objects_frozen():
+        pass
+    assert counts == [], "a walk through all frozen objects"
+    assert num_frozen(counts) > 1000
+
+
+def test_garbage_that_was_frozen_is_collected_and_the_rest_can_be_looked_at(counts):
+    cycle = [[]]
+    cycle[0].append(cycle)
+    known = id(cycle)
+    garbage.keep_frozen()
+    del cycle
+    seen = []
+    garbage.collect_and_freeze(lambda: seen.extend(id(each) for each in gc.get_objects()))
+    assert len(seen) > 1000
+    assert known not in seen
