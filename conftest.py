@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memlab.meters.garbage import collect_and_freeze, keep_frozen
+from memlab.meters.garbage import collect_and_freeze, collect_new_and_freeze
 from memlab.recording import stand_in
 from tests import ROOT
 
@@ -53,8 +53,7 @@ def older_objects_frozen() -> None:
     if next(num_modules) % 10 == 0:
         collect_and_freeze()
     else:
-        gc.collect()
-        keep_frozen()
+        collect_new_and_freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,6 +35,12 @@ def keep_frozen() -> None:
     gc.freeze()
 
 
+def collect_new_and_freeze() -> None:
+    """Collect the garbage of what is not frozen, then keep what is left frozen."""
+    gc.collect()
+    keep_frozen()
+
+
 def collect_and_freeze(look: Callable[[], None] = lambda: None) -> None:
     """Collect the garbage of the whole process, then keep what is left frozen.
 

@@ -1,10 +1,18 @@
 """Older objects are frozen while something runs, and stay so in a process that keeps them so."""
 
 import gc
+import weakref
 
 import pytest
 
 from memlab.meters import garbage
+
+
+class Cycle:
+    """Holds itself."""
+
+    def __init__(self):
+        self.own = self
 
 
 @pytest.fixture
@@ -37,7 +45,10 @@ def test_what_a_person_has_frozen_stays_frozen(counts):
     assert num_frozen(counts) > 1000
 
 
-@pytest.mark.parametrize("keep", [garbage.keep_frozen, garbage.collect_and_freeze])
+KEEPING = [garbage.keep_frozen, garbage.collect_new_and_freeze, garbage.collect_and_freeze]
+
+
+@pytest.mark.parametrize("keep", KEEPING)
 def test_a_process_that_keeps_them_frozen_does_not_count_them(counts, keep):
     keep()
     with garbage.older_objects_frozen():
@@ -47,12 +58,20 @@ def test_a_process_that_keeps_them_frozen_does_not_count_them(counts, keep):
 
 
 def test_garbage_that_was_frozen_is_collected_and_the_rest_can_be_looked_at(counts):
-    cycle = [[]]
-    cycle[0].append(cycle)
-    known = id(cycle)
+    cycle, seen = Cycle(), []
+    known = weakref.ref(cycle)
     garbage.keep_frozen()
     del cycle
-    seen = []
-    garbage.collect_and_freeze(lambda: seen.extend(id(each) for each in gc.get_objects()))
-    assert len(seen) > 1000
-    assert known not in seen
+    garbage.collect_new_and_freeze()
+    assert known() is not None
+    garbage.collect_and_freeze(lambda: seen.append(len(gc.get_objects())))
+    assert known() is None
+    assert seen[0] > 1000
+
+
+def test_new_garbage_is_collected_before_the_rest_is_frozen(counts):
+    cycle = Cycle()
+    known = weakref.ref(cycle)
+    del cycle
+    garbage.collect_new_and_freeze()
+    assert known() is None

@@ -26,12 +26,15 @@ def predicted(config: StepConfig, report: Any = lambda progress: None) -> StepRe
     return made.result
 
 
-def test_a_prediction_has_the_bytes_of_real_ranks():
-    ranks = Ranks()
-    try:
-        rows = compared(ranks, 2, "^plain-mlp, (ddp|zero1|zero3), (plain|2, averaged once), ")
-    finally:
-        ranks.end()
+@pytest.fixture(scope="module")
+def ranks():
+    started = Ranks()
+    yield started
+    started.end()
+
+
+def test_a_prediction_has_the_bytes_of_real_ranks(ranks):
+    rows = compared(ranks, 2, "^plain-mlp, (ddp|zero1|zero3), (plain|2, averaged once), ")
     assert len(rows) == 6
     for row in rows:
         # real meshes hold 4 bytes for each rank; and a thread may free something unseen
@@ -39,20 +42,16 @@ def test_a_prediction_has_the_bytes_of_real_ranks():
         assert row.get("gradient error", 0.0) < 1e-5
 
 
-def test_a_loss_in_chunks_and_updates_in_backward_have_the_bytes_of_real_ranks():
-    ranks = Ranks()
-    try:
-        for fields in (
-            {"sharding": "zero3", "loss_chunks": 4},
-            {"sharding": "zero2", "optimizer_in_backward": True},
-            {"sharding": "tensor", "optimizer_in_backward": True},
-        ):
-            asked = {"world_size": 2, "batch_size": 32, **fields}
-            measured = in_ranks(ranks, "plain-mlp", asked).peak_allocated_bytes
-            foreseen = simulated("plain-mlp", asked).peak_allocated_bytes
-            assert abs(measured - foreseen) < MOST_UNSEEN_BYTES, fields
-    finally:
-        ranks.end()
+def test_a_loss_in_chunks_and_updates_in_backward_have_the_bytes_of_real_ranks(ranks):
+    for fields in (
+        {"sharding": "zero3", "loss_chunks": 4},
+        {"sharding": "zero2", "optimizer_in_backward": True},
+        {"sharding": "tensor", "optimizer_in_backward": True},
+    ):
+        asked = {"world_size": 2, "batch_size": 32, **fields}
+        measured = in_ranks(ranks, "plain-mlp", asked).peak_allocated_bytes
+        foreseen = simulated("plain-mlp", asked).peak_allocated_bytes
+        assert abs(measured - foreseen) < MOST_UNSEEN_BYTES, fields
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "hybrid"])

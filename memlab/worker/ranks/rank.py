@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from memlab.meters.garbage import collect_new_and_freeze
 from memlab.running import Progress
 from memlab.sending.by_value import dumps
 from memlab.sending.own_values import OwnValues, Values
@@ -104,6 +105,8 @@ def _serve(channel: Channel, group: Path, rank: int, job: RankJob) -> None:
         except (EOFError, OSError, Garbage):
             return
 
+        # libraries, also those that the call before has imported, are in no collection's way
+        collect_new_and_freeze()
         try:
             own_values = OwnValues(job.own_values)
             arguments = pickle.loads((group / f"{ARGUMENTS}{number}").read_bytes())
