@@ -10,19 +10,16 @@ Lightning's demos on WikiText-2 by Adam. What the guide leaves open is assumed a
 - the two A100 have NVLink (SXM form), since the guide does not say.
 
 Nothing is judged. What differs for certain: the guide's FSDP is FSDP1, which gathers all parameters
-of a layer in one flat tensor; memlab's zero2 and zero3 are FSDP2. The guide's units are the layers
-of encoder and decoder, memlab's the blocks of one class, the decoder; so each row is predicted once
-more with the units of the guide. A step of 35 tokens waits for the
-host, whose time memlab takes as 5 us a kernel and as nothing for Lightning's own loop. NO_SHARD is
-not predicted, since it is FSDP1's own form of ddp, and the row with CPU offload is not run: of such
-a step memlab predicts the memory alone.
+of a layer in one flat tensor; memlab's zero2 and zero3 are FSDP2. The units of both are the layers
+of encoder and decoder. A step of 35 tokens waits for the host, whose time memlab takes as 5 us a
+kernel and as nothing for Lightning's own loop. NO_SHARD is not predicted, since it is FSDP1's own
+form of ddp, and the row with CPU offload is not run: of such a step memlab predicts the memory
+alone.
 
     python -m benchmarks.lightning_table --out lightning_table.json
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,7 +31,6 @@ from memlab import StepConfig, StepResult, Workload
 from memlab.arguments.units import MIB
 from memlab.devices import cards
 from memlab.predicting.predict import predict_in_process
-from memlab.techniques.sharding import shards
 
 CLUSTER, NUM_CARDS = "2x-a100-40", 2
 WORDS, WIDTH, INNER, HEADS, LAYERS, DROPOUT, TOKENS = 33_278, 1024, 4096, 64, 32, 0.2, 35
@@ -82,29 +78,12 @@ def workload(num_layers: int) -> Workload:
     )
 
 
-@contextlib.contextmanager
-def units_of_guide() -> Iterator[None]:
-    """Let `fully_shard` divide the model as the guide's policy names its units."""
-    own = shards.find_blocks
-    shards.find_blocks = layers_of
-    try:
-        yield
-    finally:
-        shards.find_blocks = own
-
-
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of encoder and decoder by path."""
-    kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
-    return {path: part for path, part in model.named_modules() if isinstance(part, kinds)}
-
-
 def compared(row: str, num_layers: int) -> dict[str, Any]:
     """Return a row of the table beside what is predicted of it; errors are signed."""
     strategy, measured_mb, measured_speed = TABLE[row]
     found: dict[str, Any] = {
         "guide": row, "memlab": strategy or "not predicted", "MB": measured_mb,
-        "predicted MiB": None, "error %": None, "with its units": None, "its error %": None,
+        "predicted MiB": None, "error %": None,
         "steps/s": measured_speed, "predicted": None, "why": "",
     }  # fmt: skip
     if strategy is None:
@@ -114,15 +93,11 @@ def compared(row: str, num_layers: int) -> dict[str, Any]:
         world_size=NUM_CARDS,
     )  # fmt: skip
     made = predicted(config, num_layers)
-    with units_of_guide():
-        theirs = predicted(config, num_layers)
-    if made.peak_allocated_bytes is None or theirs.peak_allocated_bytes is None:
+    if made.peak_allocated_bytes is None:
         return found | {"why": made.message}
     return found | {
         "predicted MiB": made.peak_allocated_bytes / MIB,
         "error %": 100 * (made.peak_allocated_bytes / MIB / measured_mb - 1),
-        "with its units": theirs.peak_allocated_bytes / MIB,
-        "its error %": 100 * (theirs.peak_allocated_bytes / MIB / measured_mb - 1),
         "predicted": None if made.step_seconds is None else 1 / made.step_seconds,
         "stated +-%": 100 * (made.uncertainty or {}).get("step_seconds", 0.0),
         "at the peak": {kind: size / MIB for kind, size in (made.peak_by_category or {}).items()},

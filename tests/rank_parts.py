@@ -106,6 +106,55 @@ ODD = Workload(
 )
 
 
+class Half(nn.Module):
+    """What the blocks of either half have: a layer between a residual and its activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + nn.functional.gelu(self.layer(x))
+
+
+class Encoding(Half):
+    """A block of the encoder."""
+
+
+class Decoding(Half):
+    """A block of the decoder, which reads what the encoder made."""
+
+    def forward(self, x, memory):
+        return super().forward(x + memory)
+
+
+class TwoStacks(nn.Module):
+    """An encoder and a decoder, whose blocks are of two classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList(Encoding() for _ in range(3))
+        self.decoder = nn.ModuleList(Decoding() for _ in range(3))
+
+    def forward(self, x):
+        memory = x
+        for block in self.encoder:
+            memory = block(memory)
+        for block in self.decoder:
+            x = block(x, memory)
+        return x
+
+
+def two_stacks():
+    """The workload of an encoder and a decoder."""
+    return Workload(
+        name="two-stacks",
+        build_model=TwoStacks,
+        make_batch=lambda n: (torch.randn(n, WIDTH), torch.randn(n, WIDTH)),
+        compute_loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+    )
+
+
 def running():
     """Return the ranks that this test process or one of its workers has started, as `ps` does."""
     command = ["ps", "axeww", "-o", "args"]  # with the environment of each process

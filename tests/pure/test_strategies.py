@@ -113,6 +113,88 @@ def test_a_block_that_shares_a_parameter_is_left_to_the_whole_model():
     assert units(model) == [model.blocks[0], model.blocks[2]]
 
 
+SIZES = {"d_model": 32, "vocab_size": 64, "encoder_layers": 2, "decoder_layers": 2,
+         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
+         "decoder_ffn_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+         "decoder_start_token_id": 0}  # fmt: skip
+LAYERS = ("EncoderLayer", "DecoderLayer", "T5Block")
+TRANSLATORS = {
+    "BartForConditionalGeneration": SIZES,
+    "WhisperForConditionalGeneration": SIZES,
+    "MarianMTModel": SIZES,
+    "T5ForConditionalGeneration": {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2,
+                                   "num_heads": 2, "vocab_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_the_units_of_an_encoder_and_decoder_are_the_layers_of_both(name):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, name)
+    with torch.device("meta"):
+        model = kind(kind.config_class(**TRANSLATORS[name]))
+    expected = [m for m in model.modules() if type(m).__name__.endswith(LAYERS)]
+    assert set(units(model)) == set(expected)
+    assert len(expected) == 4
+
+
+class Double(nn.Module):
+    """Two convolutions."""
+
+    def __init__(self, given, made):
+        super().__init__()
+        self.double = nn.Sequential(nn.Conv2d(given, made, 3), nn.Conv2d(made, made, 3))
+
+
+class Down(nn.Module):
+    """A block of the first half of a UNet."""
+
+    def __init__(self, given, made):
+        super().__init__()
+        self.pooled = nn.Sequential(nn.MaxPool2d(2), Double(given, made))
+
+
+class Up(nn.Module):
+    """A block of the second half of a UNet."""
+
+    def __init__(self, given, made):
+        super().__init__()
+        self.up, self.double = nn.ConvTranspose2d(given, made, 2, 2), Double(given, made)
+
+
+class UNet(nn.Module):
+    """Its blocks are attributes, in no list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.down1, self.down2 = Double(3, 8), Down(8, 16), Down(16, 32)
+        self.up1, self.up2, self.last = Up(32, 16), Up(16, 8), nn.Conv2d(8, 2, 1)
+
+
+class Router(nn.Module):
+    """Experts, of which each sample needs one."""
+
+    def __init__(self):
+        super().__init__()
+        self.choose = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(3))
+
+
+def test_the_units_of_a_unet_are_blocks_of_both_halves():
+    model = UNet()
+    downs = {model.down1.pooled[1], model.down2.pooled[1]}  # all that they hold
+    assert set(units(model)) == downs | {model.up1, model.up2}
+
+
+def test_experts_belong_to_their_block_which_every_rank_calls():
+    class Dense(nn.Sequential):
+        pass
+
+    layers = [Dense(nn.Linear(4, 4)), Router(), Dense(nn.Linear(4, 4)), Router()]
+    model = nn.Sequential(*layers)
+    assert set(units(model)) == set(layers)
+
+
 @pytest.mark.parametrize("sharding", [s for s in Sharding if s is not Sharding.NONE])
 def test_a_process_that_is_no_rank_is_told_how_to_start_the_ranks(sharding):
     fields = {"shard_group_size": 1} if sharding is Sharding.HYBRID else {}

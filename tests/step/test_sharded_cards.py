@@ -48,6 +48,24 @@ def pair(_: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)))
 
 
+class Decoding(nn.Sequential):
+    """A block of another class."""
+
+
+class TwoStacks(nn.Module):
+    """Two blocks of one class, then two of another one, of the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(map(pair, range(2)))
+        self.decoder = nn.ModuleList(Decoding(*pair(0)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (*self.encoder, *self.decoder):
+            x = block(x)
+        return x
+
+
 def prediction(workload: Workload, device: str = CARD, **settings: Any) -> Prediction:
     config = StepConfig(**{"world_size": 2, "batch_size": 2 * SAMPLES, **settings})
     made = predict_in_process(
@@ -77,6 +95,22 @@ def test_the_peak_of_two_blocks_counted_by_hand():
     assert result.peak_by_category["parameters"] == parameters
     assert result.peak_by_category["optimizer_state"] == states
     assert result.peak_by_category["gradients"] == reduced
+
+
+def test_the_peak_of_two_stacks_counted_by_hand():
+    # in backward, after the second of four blocks: the first is whole, the gradients of the second
+    # are copied to be sent, and what was sent of the third is still there
+    parameters = 8 * MATRIX // 2
+    states = 2 * parameters
+    whole, gradients = 2 * MATRIX, 2 * MATRIX
+    reduced_from, reduced = 2 * (2 * MATRIX), 2 * MATRIX  # of the third block and the fourth one
+    rows = 5 * ROWS  # the batch, two outputs of the first block, two gradients of the second
+    scalars = 2 * 512
+
+    workload = dataclasses.replace(pairs(0), build_model=TwoStacks)
+    result = predicted(workload, sharding="zero3")
+    by_hand = parameters + states + whole + gradients + reduced_from + reduced + rows + scalars
+    assert result.peak_allocated_bytes == by_hand + CUBLAS
 
 
 def test_replicas_counted_by_hand():

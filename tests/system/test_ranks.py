@@ -12,12 +12,13 @@ from torch import nn
 
 from benchmarks.ranks import Ranks
 from memlab import Outcome, StepConfig, Workload, measure, predict, verify
+from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.worker import isolation
 from memlab.worker.job import Job
 from memlab.worker.ranks import group
 from memlab.worker.ranks.measuring import measure_ranks
 from tests.models import half_used
-from tests.rank_parts import ODD, WIDTH, faulty, left_running, running
+from tests.rank_parts import ODD, WIDTH, faulty, left_running, running, two_stacks
 
 TWO = {"sharding": "zero3", "world_size": 2}
 WEIGHTS = 3 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of three linear layers
@@ -169,6 +170,14 @@ def test_dropout_batch_norm_and_uneven_losses_train_as_in_one_process(sharding, 
     assert report.ok, report.why
     assert report.same_as_full_batch == "no"
     assert "norm" in report.why
+
+
+def test_every_stack_of_blocks_is_sharded_and_trains_as_in_one_process(ranks):
+    config = StepConfig(batch_size=4, **TWO)
+    measured, predicted = ranks.measured(two_stacks(), config), predict(two_stacks(), config, "cpu")
+    assert abs(measured.peak_allocated_bytes - predicted.peak_allocated_bytes) < MOST_UNSEEN_BYTES
+    report = ranks.verified(two_stacks(), config)
+    assert report.max_relative_error < 1e-5
 
 
 @pytest.mark.parametrize("sharding", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""Find the repeated blocks of a model.
+"""Find the repeated blocks of a model: the largest stack of them, or all stacks.
 
 This file imports nothing from memlab but `nesting`, because an exported script contains a copy of
 it.
@@ -20,6 +20,28 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     their own. Of several such classes the one with the most parameters is chosen, and of equals
     the one with the most blocks.
     """
+    return next(iter(find_stacks(model)), {})
+
+
+def find_stacks(model: nn.Module) -> list[dict[str, nn.Module]]:
+    """Return every stack of repeated blocks by path, the one that `find_blocks` returns first.
+
+    An encoder and a decoder may have blocks of two classes, and a UNet of more. After one stack the
+    next is chosen in the same way, from what is neither inside its blocks nor around them.
+    """
+    stacks: list[dict[str, nn.Module]] = []
+    for find in (_in_containers, _repeated):
+        groups = find(model)
+        for stack in stacks:
+            groups = _apart(groups, stack)
+        while stack := _largest(groups):
+            stacks.append(stack)
+            groups = _apart(groups, stack)
+
+    return stacks
+
+
+def _in_containers(model: nn.Module) -> dict[type, dict[str, nn.Module]]:
     groups: dict[type, dict[str, nn.Module]] = defaultdict(dict)
     found: set[nn.Module] = set()  # two containers may hold the same block
     for path, container in model.named_modules():
@@ -29,7 +51,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
                     groups[type(child)][f"{path}.{name}".lstrip(".")] = child
                     found.add(child)
 
-    return _largest(groups) or _largest(_repeated(model))
+    return groups
 
 
 def is_block(module: nn.Module) -> bool:
@@ -46,6 +68,22 @@ def _repeated(model: nn.Module) -> dict[type, dict[str, nn.Module]]:
 
     return {
         kind: {path: m for path, m in group.items() if not is_inside(path, group)}
+        for kind, group in groups.items()
+    }
+
+
+def _apart(
+    groups: dict[type, dict[str, nn.Module]], stack: dict[str, nn.Module]
+) -> dict[type, dict[str, nn.Module]]:
+    """Return the blocks that are not in a stack, nor inside its blocks, nor around them."""
+    return {
+        kind: {
+            path: block
+            for path, block in group.items()
+            if path not in stack
+            and not is_inside(path, stack)
+            and not any(is_inside(other, (path,)) for other in stack)
+        }
         for kind, group in groups.items()
     }
 

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from memlab.errors import MemlabError
 from memlab.running import is_out_of_memory
-from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.techniques.recompute.repeated_blocks import find_stacks
 from memlab.techniques.sharding.divided_layers import (
     DividedLayers,
     Role,
@@ -226,7 +226,7 @@ class Division:
 def _keys(model: nn.Module) -> dict[nn.Module, Key]:
     """Return for each module the class of its repeated block and its path in there."""
     keys: dict[nn.Module, Key] = {}
-    blocks = find_blocks(model)
+    blocks = {path: block for stack in find_stacks(model) for path, block in stack.items()}
     for path, module in model.named_modules():
         block = next((b for b in blocks if path.startswith(f"{b}.")), None)
         inside = "" if block is None else f"{type(blocks[block]).__name__}"

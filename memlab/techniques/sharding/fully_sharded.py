@@ -1,9 +1,10 @@
 """Each rank keeps its part of every parameter, gradient and state: FSDP2's `fully_shard`.
 
-Source: the documentation of `torch.distributed.fsdp.fully_shard`. The repeated blocks of the model
-are units: before a block runs, the ranks gather its whole parameters, and after its backward they
-average its gradients and each keeps its part. Parameters outside of blocks belong to the model as
-a whole, which keeps them from the first forward to the end of backward.
+Source: the documentation of `torch.distributed.fsdp.fully_shard`. The repeated blocks of the model,
+of an encoder and of a decoder alike, are units: before a block runs, the ranks gather its whole
+parameters, and after its backward they average its gradients and each keeps its part. Parameters
+outside of blocks belong to the model as a whole, which keeps them from the first forward to the
+end of backward.
 
 With autocast alone a block's casts to bf16 would be saved for backward, so that every rank would
 hold the whole model in bf16 whatever is sharded. So in the mixed formats the parameters themselves

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from memlab.techniques.recompute.nesting import is_inside
-from memlab.techniques.recompute.repeated_blocks import find_blocks
+from memlab.techniques.recompute.repeated_blocks import find_stacks
 
 
 def shard_blocks(
@@ -64,13 +64,13 @@ def shard_blocks(
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that are sharded by themselves.
+    """Return the blocks that are sharded by themselves: those of every stack of repeated blocks.
 
     A block that shares a parameter with the rest of the model is left to the model as a whole:
     sharded by itself, it would get a parameter of its own. Of nested blocks the inner ones count,
     since a module cannot be sharded before its parts.
     """
-    found = find_blocks(model)
+    found = {path: block for stack in find_stacks(model) for path, block in stack.items()}
     outer = {path for path in found if any(is_inside(inner, (path,)) for inner in found)}
     blocks = {path: block for path, block in found.items() if path not in outer}
     holders: dict[nn.Parameter, set[str]] = {}
