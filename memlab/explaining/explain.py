@@ -12,13 +12,14 @@ from memlab.arguments.checks import checked
 from memlab.arguments.html_tables import columns_table
 from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import WORKSPACE, Group, group, name_of_buffers
-from memlab.explaining.remedies import LEAST_SHARE, Remedy, remedies
+from memlab.explaining.remedies import LEAST_SHARE, REPLICATED, Remedy, remedies
 from memlab.result import StepResult, format_percent
 from memlab.trace import Category
 
 if TYPE_CHECKING:
     import pandas as pd
 
+BUCKETS = "buckets of gradients"
 MOST_ROWS, MOST_SAVED = 8, 5  # in print: the largest of all, and of the saved tensors
 
 
@@ -37,6 +38,7 @@ class Row:
         fraction: of the peak.
         freed_by: the settings that would free some of them.
         is_workspace: whether a library such as cuBLAS holds them; they count as buffers.
+        is_bucket: whether DistributedDataParallel averages gradients in them; they count so too.
     """
 
     category: Category
@@ -48,6 +50,7 @@ class Row:
     fraction: float
     freed_by: tuple[str, ...]
     is_workspace: bool = False
+    is_bucket: bool = False
 
     def __str__(self) -> str:
         """Return one line, such as "12.0 MiB  9 %  activations of h.*.mlp.act (12 modules)"."""
@@ -180,7 +183,11 @@ def explain(result: StepResult) -> Explanation:
     if peak is None or by_category is None:
         return Explanation(title=title, message=_nothing(result), peak_bytes=peak, by_category={})
     offered = remedies(result)
-    groups = group(result.peak_holdings, is_cuda=result.peak_reserved_bytes is not None)
+    groups = group(
+        result.peak_holdings,
+        is_cuda=result.peak_reserved_bytes is not None,
+        is_replicated=result.config.sharding in REPLICATED,
+    )
     return Explanation(
         title=title,
         message=_peak(result, peak),
@@ -222,15 +229,14 @@ def _row(held: Group, peak: int, offered: Iterable[Remedy]) -> Row:
         num_blocks=held.num_blocks,
         nbytes=held.nbytes,
         fraction=held.nbytes / peak,
-        freed_by=tuple(
-            r.name for r in offered if r.frees(held.category, held.pattern, held.operator)
-        ),
+        freed_by=tuple(remedy.name for remedy in offered if remedy.frees(held)),
         is_workspace=held.is_workspace,
+        is_bucket=held.is_bucket,
     )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    where = row.where or "module not known"
+    where = BUCKETS if row.is_bucket else row.where or "module not known"
     if row.num_modules > 1:
         where += f" ({row.num_modules} {_kind(row)})"
     category = WORKSPACE if row.is_workspace else str(row.category).replace("_", " ")

@@ -29,6 +29,15 @@ def is_workspace(held: Holding, *, is_cuda: bool) -> bool:
     return is_cuda and is_buffer and held.operator in CUBLAS
 
 
+def is_bucket(held: Holding, *, is_replicated: bool) -> bool:
+    """Return whether a holding is buckets in which DistributedDataParallel averages gradients.
+
+    It makes them anew in its second forward, outside of the model's modules, and keeps them.
+    """
+    is_buffer = held.category is Category.BUFFERS and held.phase is Phase.FORWARD
+    return is_replicated and is_buffer and not held.module
+
+
 def name_of_buffers(kinds: set[bool], buffers: str = "buffers") -> str:
     """Return what the category of buffers is called.
 
@@ -53,6 +62,7 @@ class Group:
         num_blocks: of memory, in all of them.
         nbytes: in all of them.
         is_workspace: whether a library holds them, and not the model.
+        is_bucket: whether DistributedDataParallel averages gradients in them.
     """
 
     category: Category
@@ -62,6 +72,7 @@ class Group:
     num_blocks: int
     nbytes: int
     is_workspace: bool
+    is_bucket: bool
 
     @property
     def where(self) -> str:
@@ -69,15 +80,18 @@ class Group:
         return self.pattern if len(self.modules) > 1 else self.modules[0]
 
 
-def group(holdings: Iterable[Holding], *, is_cuda: bool = False) -> tuple[Group, ...]:
+def group(
+    holdings: Iterable[Holding], *, is_cuda: bool = False, is_replicated: bool = False
+) -> tuple[Group, ...]:
     """Return the holdings by category, place in the repeated block and operator, largest first."""
     held = sorted(holdings, key=lambda holding: -holding.nbytes)
     pattern_of = patterns(held)
-    found: dict[tuple[Category, str, str, bool], list[Holding]] = defaultdict(list)
+    found: dict[tuple[Category, str, str, bool, bool], list[Holding]] = defaultdict(list)
     for holding in held:
         operator = "" if holding.category in BY_PARAMETER else holding.operator
         of_library = is_workspace(holding, is_cuda=is_cuda)
-        key = holding.category, pattern_of(holding.module), operator, of_library
+        of_ranks = is_bucket(holding, is_replicated=is_replicated)
+        key = holding.category, pattern_of(holding.module), operator, of_library, of_ranks
         found[key].append(holding)
     groups = [
         Group(
@@ -88,8 +102,9 @@ def group(holdings: Iterable[Holding], *, is_cuda: bool = False) -> tuple[Group,
             num_blocks=sum(holding.num_blocks for holding in members),
             nbytes=sum(holding.nbytes for holding in members),
             is_workspace=of_library,
+            is_bucket=of_ranks,
         )
-        for (category, pattern, operator, of_library), members in found.items()
+        for (category, pattern, operator, of_library, of_ranks), members in found.items()
     ]
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
 

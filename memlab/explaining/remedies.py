@@ -26,7 +26,7 @@ from memlab.config import (
     StepConfig,
 )
 from memlab.explaining import logits
-from memlab.explaining.holdings import blocks_pattern, patterns
+from memlab.explaining.holdings import Group, blocks_pattern, patterns
 from memlab.result import StepResult
 from memlab.techniques import every, precision
 from memlab.techniques.compiling import compilation
@@ -60,6 +60,7 @@ class Remedy:
         within: pattern of the modules that it acts in; empty for all.
         operators: whose blocks it frees; empty for all.
         freed_bytes: about how much the peak would fall; None where that cannot be said.
+        needs_no_buckets: whether no gradients are averaged in buckets of their own then.
     """
 
     change: Mapping[str, Any]
@@ -70,17 +71,20 @@ class Remedy:
     within: str = ""
     operators: tuple[str, ...] = ()
     freed_bytes: int | None = None
+    needs_no_buckets: bool = False
 
     @property
     def name(self) -> str:
         """The change as it is written, such as "accumulation_steps=2"."""
         return ", ".join(f"{field}={_text(value)}" for field, value in self.change.items())
 
-    def frees(self, category: Category, pattern: str, operator: str) -> bool:
+    def frees(self, held: Group) -> bool:
         """Return whether it acts on blocks of this category, place in the model and operator."""
-        is_there = f"{pattern}.".startswith(self.within)
-        is_its = not self.operators or operator in self.operators
-        return category in self.categories and is_there and is_its
+        if held.is_bucket:
+            return self.needs_no_buckets
+        is_there = f"{held.pattern}.".startswith(self.within)
+        is_its = not self.operators or held.operator in self.operators
+        return held.category in self.categories and is_there and is_its
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +131,7 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         return ()
     peak = float(timeline.total_bytes.max())
     step = _TracedStep(result=result, holdings=result.peak_holdings, timeline=timeline,
-                       live=_live(result.config, timeline), peak=peak)  # fmt: skip
+                       live=timeline.bytes_by_category.astype(np.float64), peak=peak)  # fmt: skip
     least = LEAST_SHARE * peak
     found = [
         remedy
@@ -138,21 +142,6 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
-
-
-def _live(config: StepConfig, timeline: Timeline) -> npt.NDArray[np.float64]:
-    """Return the live bytes by category, with DistributedDataParallel's buckets as buffers.
-
-    They are made in the forward of the second step and counted as activations, but they stand when
-    the step is over, and nothing that shrinks activations shrinks them.
-    """
-    live = timeline.bytes_by_category.astype(np.float64)
-    if config.sharding in REPLICATED:
-        activations = live[:, CATEGORIES.index(Category.ACTIVATIONS)]
-        buckets = np.minimum(activations, activations[-1])
-        activations -= buckets
-        live[:, CATEGORIES.index(Category.BUFFERS)] += buckets
-    return live
 
 
 def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Remedy:
@@ -330,6 +319,7 @@ def _parts(step: _TracedStep) -> Iterator[Remedy]:
             "shrinks",
             price=price,
             categories=(Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE),
+            needs_no_buckets=True,
         )
 
 

@@ -11,7 +11,8 @@ follows from when it is allocated and freed:
     optimizer      temporary                 optimizer state
 
 A block that an earlier forward or backward left behind for good (a loss scaler's scale, a cache) is
-a buffer.
+a buffer. So is one that a forward of this step leaves behind: DistributedDataParallel makes its
+buckets of gradients anew in the second one.
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ def _blocks(trace: Trace, step: int) -> Blocks:
     died = trace.interval[np.where(freed, deaths, births)]
     outlived_its_step = ~freed | (step_of[died] != step_of[born])
     optimizer = phase_of[born] == PHASES.index(Phase.OPTIMIZER)
-    left_behind = (step_of[born] < step) & outlived_its_step & ~optimizer
+    forward = phase_of[born] == PHASES.index(Phase.FORWARD)
+    has_ended = any(i.step == step and i.phase is Phase.OPTIMIZER for i in trace.intervals)
+    is_earlier = (step_of[born] < step) | (has_ended & forward & (step_of[born] == step))
+    left_behind = is_earlier & outlived_its_step & ~optimizer
     first = np.flatnonzero(step_of[trace.interval] == step)[0]
     _, last = _events_of_steps(trace)
     existed_before = (births < first) & (deaths >= first)

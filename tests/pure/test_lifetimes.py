@@ -80,6 +80,25 @@ def test_holdings_at_an_instant_are_what_is_live_then():
     assert sum(h.nbytes for h in first) == 3317 + 60
 
 
+def test_what_a_forward_leaves_behind_is_no_activation():
+    trace = trace_of(
+        (OUTSIDE, 1, 1000), (OUTSIDE, 2, 70),  # a parameter; the bucket of its gradient
+        (F0, 4, 50), (B0, 4, -50), (O0, 3, 8), (O0, 3, -8),
+        (F1, 2, -70), (F1, 5, 60),  # the bucket is made anew, and stays
+        (F1, 4, 50), (B1, 4, -50), (O1, 3, 8), (O1, 3, -8),
+        (END, 5, -60), (END, 1, -1000),
+        parameters=[1],
+    )  # fmt: skip
+    timeline = step_memory(trace, 1).timeline
+    assert timeline.bytes_of("buffers").tolist() == [70, 0, 60, 60, 60, 60, 60]
+    assert timeline.bytes_of("activations").max() == 50
+
+
+def test_a_step_that_was_cut_off_in_forward_has_activations():
+    cut = trace_of((OUTSIDE, 1, 1000), (F0, 4, 50), parameters=[1])
+    assert step_memory(cut, 0).timeline.bytes_of("activations").tolist() == [0, 50]
+
+
 def test_each_block_gets_the_category_of_its_lifetime():
     memory = step_memory(HAND, 1)
     peak = memory.timeline.peak_by_category

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import memlab
 from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
+from memlab.devices.cards import Target
 from memlab.explaining.holdings import blocks_pattern, group, repeated_children
+from memlab.predicting.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
@@ -157,7 +159,7 @@ def test_buckets_of_gradients_shrink_with_nothing_but_parts():
     config = StepConfig(sharding="ddp", world_size=2, batch_size=8)
     alone, result = transformer(config=replace(config, sharding="zero2")), transformer()
     table = result.timeline.bytes_by_category.copy()
-    table[1:, CATEGORIES.index(Category.ACTIVATIONS)] += 48 * MIB  # made in forward, never freed
+    table[1:, CATEGORIES.index(Category.BUFFERS)] += 48 * MIB  # made in forward, never freed
     timeline = replace(result.timeline, bytes_by_category=table)
     with_buckets = remedies(replace(result, config=config, timeline=timeline))
     assert {"sharding='zero2'", "sharding='zero3'"} <= set(with_buckets)
@@ -166,6 +168,22 @@ def test_buckets_of_gradients_shrink_with_nothing_but_parts():
     freed = with_buckets["accumulation_steps=2"].freed_bytes
     assert freed == remedies(alone)["accumulation_steps=2"].freed_bytes == 100 * MIB
     assert not any(name.startswith("sharding=") for name in remedies(alone))
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1"])
+def test_the_row_of_buckets_offers_what_has_none(sharding):
+    config = StepConfig(sharding=sharding, world_size=2, batch_size=8)
+    target = Target(kind="cpu", card=None, name="cpu")
+    made = predict_in_process(
+        blocks(width=64), config, target, seed=0, memory_limit=None, report=lambda progress: None
+    )
+    explained = explain(made.result)
+    [row] = [row for row in explained.rows if row.is_bucket]
+    weights = sum(p.nbytes for p in blocks(width=64).build_model().parameters())
+    assert (row.category, row.nbytes) == (Category.BUFFERS, weights)
+    assert set(row.freed_by) == {"sharding='zero2'", "sharding='zero3'"}
+    assert "buckets of gradients" in str(row)
+    assert not any(each.is_bucket for each in explain(transformer()).rows)
 
 
 def test_a_remedy_is_named_at_the_rows_that_it_frees_alone():

@@ -121,6 +121,7 @@ def test_replicas_counted_by_hand():
         states, roots = 2 * parameters // share, parameters // share
         by_hand = parameters + gradients + buckets + states + roots + 512  # the loss
         assert result.peak_allocated_bytes == by_hand + CUBLAS
+        assert result.peak_by_category["buffers"] == buckets + CUBLAS
 
 
 def test_offloaded_shards_counted_by_hand():

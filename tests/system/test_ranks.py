@@ -147,6 +147,8 @@ def test_ddp_holds_everything_and_zero1_the_state_of_its_share(ranks):
         for name in ("ddp", "zero1")
     )
     assert [r.peak_by_category["parameters"] for r in whole.ranks] == [WEIGHTS, WEIGHTS]
+    buffers = [r.peak_by_category["buffers"] for r in whole.ranks]
+    assert all(WEIGHTS <= nbytes < WEIGHTS + MOST_UNSEEN_BYTES for nbytes in buffers), buffers
     state = [int(r.timeline.bytes_of("optimizer_state").max()) for r in whole.ranks]
     shares = [int(r.timeline.bytes_of("optimizer_state").max()) for r in share.ranks]
     assert state == [2 * WEIGHTS + 6 * 4] * 2
