@@ -117,6 +117,20 @@ class Mixing(nn.Module):
         return self.down(x)
 
 
+class Named(nn.Module):
+    """Gives its layers their input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)  # divided by its features
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words):
+        x = self.words(input=words)
+        return self.head(input=x + self.down(input=torch.relu(self.up(input=x))))
+
+
 class Gated(nn.Module):
     """Two layers that share their input, which needs a gradient, and one after them."""
 
@@ -178,6 +192,11 @@ class UsedOutside(nn.Module):
         x = x + self.words(words)
         x = x + self.down(torch.relu(self.up(x)))
         return nn.functional.linear(x, weight.detach() if self.what == "detached" else weight)
+
+
+def named():
+    """The workload of a model that gives its layers their input by name."""
+    return replace(shared(), name="named", build_model=Named)
 
 
 def gated():

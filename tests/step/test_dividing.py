@@ -13,7 +13,7 @@ from memlab.step import build_step
 from memlab.techniques.every import check
 from memlab.techniques.sharding.divided_layers import Role
 from memlab.torch_private.ranks import group_of_none, replicated_by
-from tests.tensor_parts import Mixing, decoder, mixing, mlp, shared, used_outside
+from tests.tensor_parts import Mixing, decoder, mixing, mlp, named, shared, used_outside
 
 COLUMNS, ROWS, ALONE, INSIDE = Role.COLUMNS, Role.ROWS, Role.ALONE, Role.INSIDE
 
@@ -130,26 +130,39 @@ def test_a_layer_whose_weight_is_used_outside_of_it_is_whole_and_no_other(what):
     assert not any(note.startswith("Not divided together") for note in step.notes)
 
 
-class Named(nn.Module):
-    """Gives one layer its input by name, which the trial does not know how to divide."""
+class Sparse(nn.Linear):
+    """Multiplies by a sparse copy of its weight, which DTensor does not know."""
+
+    def forward(self, x):
+        return torch.sparse.mm(self.weight.to_sparse(), x.T).T + self.bias
+
+
+class Odd(nn.Module):
+    """Has one such layer before two that go together."""
 
     def __init__(self):
         super().__init__()
-        self.odd, self.up, self.down = nn.Linear(12, 12), nn.Linear(12, 32), nn.Linear(32, 6)
+        self.odd, self.up, self.down = Sparse(12, 12), nn.Linear(12, 32), nn.Linear(32, 6)
 
     def forward(self, x):
-        return self.down(torch.relu(self.up(self.odd(input=x))))
+        return self.down(torch.relu(self.up(self.odd(x))))
 
 
 def test_layers_that_were_suspected_before_the_one_at_fault_are_divided():
-    named = Workload(
-        name="named", build_model=Named, make_batch=mlp().make_batch,
-        compute_loss=mlp().compute_loss,
-    )  # fmt: skip
-    step, found = divided(named)
+    odd = Workload(
+        name="odd", build_model=Odd, make_batch=mlp().make_batch, compute_loss=mlp().compute_loss
+    )
+    step, found = divided(odd)
     assert found["odd.weight"] is None
     assert (found["up.weight"], found["down.weight"]) == (Shard(0), Shard(1))
     assert any(note.startswith("Whole in every rank: odd (") for note in step.notes)
+
+
+def test_layers_that_get_their_input_by_name_are_divided():
+    step, found = divided(named())
+    assert (found["words.weight"], found["head.weight"]) == (Shard(1), Shard(0))
+    assert (found["up.weight"], found["down.weight"]) == (Shard(0), Shard(1))
+    assert not any(note.startswith("Whole in every rank") for note in step.notes)
 
 
 def test_a_model_without_such_layers_is_refused_with_a_remedy():

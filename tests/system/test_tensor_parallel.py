@@ -20,6 +20,7 @@ from tests.tensor_parts import (
     looked_up,
     mixing,
     mlp,
+    named,
     shared,
     used_outside,
 )
@@ -80,6 +81,7 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
         (mixing("outside"), {"optimizer": "sgd-momentum"}),
         (mixing("gate"), {}),
         (gated(), {}),
+        (named(), {}),
         (mixing("dropout"), {"precision": "bf16-master"}),
         (shared(), {"max_grad_norm": 0.05}),
         (used_outside(), {}),

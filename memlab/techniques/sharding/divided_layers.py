@@ -71,7 +71,7 @@ class DividedLayers:
             if parameter is not None:
                 self._places.setdefault(parameter, []).append((own, name))
         self._hooks[module] = [
-            module.register_forward_pre_hook(self._enter),
+            module.register_forward_pre_hook(self._enter, with_kwargs=True),
             module.register_forward_hook(self._leave),
         ]
 
@@ -124,21 +124,22 @@ class DividedLayers:
         for holder, name in self._places[parameter]:
             holder[name] = new
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Give a layer its input as its role needs it."""
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Give a layer its input as its role needs it; it may be called by position or by name."""
+        name = None if args else next(iter(options), None)
+        given = args[0] if name is None and args else options.get(name or "")
         if self.before is not None:
-            self.before(module, args[0] if args else None)
+            self.before(module, given)
         role = self.roles.get(module)
-        if role is None or role is Role.INSIDE:
+        if role is None or role is Role.INSIDE or given is None:
             return None
-        given = args[0]
         self.is_exchanging = True
         if not isinstance(given, DTensor):
             given = self._replicated(given, is_shared=role is Role.COLUMNS)
         if role is Role.ROWS:
             self._last = None  # the layers before have used it; a recompute may end in this one
             given = given.redistribute(placements=[Shard(given.ndim - 1)])
-        return (given, *args[1:])
+        return ((given, *args[1:]), options) if name is None else (args, {**options, name: given})
 
     def _replicated(self, given: torch.Tensor, *, is_shared: bool) -> DTensor:
         """Return a whole tensor as one that all ranks have.
