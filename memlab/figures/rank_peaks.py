@@ -36,6 +36,7 @@ from memlab.figures.look import (
 from memlab.result import StepResult
 
 MOST_BARS = 8  # more do not fit the height
+LEAST_ROWS = 3  # of room
 ALONE = "One device trains by itself; with sharding each rank has a bar here."
 
 
@@ -103,7 +104,8 @@ def rank_peaks(result: StepResult, *, size: Size = (6.0, 2.8)) -> Figure:
     left = max(map(text_width, names)) + 10
     axes = data_axes(figure, "rank peaks", margins=(left, 46, 6, 20))
     name_ticks(axes, "y", range(len(shown)), names)
-    axes.set_ylim(max(len(shown), 3) - 0.5, -0.5)
+    around = max(LEAST_ROWS - len(shown), 0) / 2  # few bars are in the middle, and not thicker
+    axes.set_ylim(len(shown) - 0.5 + around, -0.5 - around)
     room = max(text_width(f" {format_bytes(bar.peak_bytes)} ") for bar in shown)
     most = max(highest[0].peak_bytes, 1)
     axes.set_xlim(0, most / max(1 - room / box_points(axes)[2], 0.2))

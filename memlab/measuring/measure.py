@@ -171,7 +171,8 @@ def _memory_pass(
     unseen = unseen_free_bytes(trace) if is_shared else 0
     _check_born(trace)
     last = len(peaks) - 1
-    facts, said = _facts_of_trace(trace, last), _said_by(trace, len(peaks), *settled[0])
+    facts, said = _facts_of_trace(trace, last), _said_by(len(peaks), *settled[0])
+    said += _left_over(trace, config)
 
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes
@@ -247,19 +248,28 @@ def _check_born(trace: Trace) -> None:
         )
 
 
-def _said_by(trace: Trace, num_steps: int, updates: int, has_script: bool) -> list[str]:
+def _said_by(num_steps: int, updates: int, has_script: bool) -> list[str]:
     said = [SETTLED] if has_script else []
     if num_steps > updates:
         said.append(f"GradScaler skipped {num_steps - updates} updates after an overflow.")
     if updates == 0:
         said.append("No update was made, so these numbers contain no optimizer state.")
-    if trace.leftover_bytes:
-        said.append(
-            f"{format_bytes(trace.leftover_bytes)} were still held after the model, the optimizer "
-            "and the batch were deleted: the workload or a library keeps tensors of its own."
-        )
-
     return said
+
+
+def _left_over(trace: Trace, config: StepConfig) -> list[str]:
+    """Say what is still held at the end.
+
+    Of ranks it is said from `MOST_UNSEEN_BYTES` on: torch.distributed keeps 4 bytes of a device
+    mesh for each rank, and what threads of collectives free is not seen.
+    """
+    least = 1 if config.sharding is Sharding.NONE else MOST_UNSEEN_BYTES
+    if trace.leftover_bytes < least:
+        return []
+    return [
+        f"{format_bytes(trace.leftover_bytes)} were still held after the model, the optimizer "
+        "and the batch were deleted: the workload or a library keeps tensors of its own."
+    ]
 
 
 def _if_over(limit_bytes: int, trace: Trace, peak_bytes: int) -> dict[str, Any]:

@@ -567,6 +567,14 @@ def test_a_bar_of_each_distinct_rank_has_its_bytes_by_category():
     assert "44.0 MiB" in [text.get_text() for text in axes.texts]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_bars_of_ranks_have_as_much_room_above_as_below(count):
+    axes = axes_of(plots.rank_peaks(ranks(*range(1, count + 1))), "rank peaks")
+    bottom, top = axes.get_ylim()
+    assert -0.5 - top == bottom - (count - 0.5) >= 0
+    assert bottom - top == max(count, 3)
+
+
 def test_of_many_distinct_ranks_the_highest_are_drawn_and_one_device_has_none():
     figure = plots.rank_peaks(ranks(*range(1, 13)))
     axes = axes_of(figure, "rank peaks")

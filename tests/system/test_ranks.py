@@ -1,5 +1,6 @@
 """Sharded steps in real ranks: what each holds, equal updates, ends that leave nothing behind."""
 
+import dataclasses
 import os
 import socket
 import sys
@@ -147,8 +148,9 @@ def test_ddp_holds_everything_and_zero1_the_state_of_its_share(ranks):
         for name in ("ddp", "zero1")
     )
     assert [r.peak_by_category["parameters"] for r in whole.ranks] == [WEIGHTS, WEIGHTS]
-    buffers = [r.peak_by_category["buffers"] for r in whole.ranks]
-    assert all(WEIGHTS <= nbytes < WEIGHTS + MOST_UNSEEN_BYTES for nbytes in buffers), buffers
+    # the buckets of gradients, which a forward makes
+    assert all(r.peak_by_category["buffers"] >= WEIGHTS for r in whole.ranks)
+    assert all(r.peak_by_category["activations"] < WEIGHTS for r in whole.ranks)
     state = [int(r.timeline.bytes_of("optimizer_state").max()) for r in whole.ranks]
     shares = [int(r.timeline.bytes_of("optimizer_state").max()) for r in share.ranks]
     assert state == [2 * WEIGHTS + 6 * 4] * 2
@@ -180,6 +182,20 @@ def test_every_stack_of_blocks_is_sharded_and_trains_as_in_one_process(ranks):
     assert abs(measured.peak_allocated_bytes - predicted.peak_allocated_bytes) < MOST_UNSEEN_BYTES
     report = ranks.verified(two_stacks(), config)
     assert report.max_relative_error < 1e-5
+    # a device mesh, which torch.distributed keeps, is not worth a word
+    assert not any("still held" in note for note in measured.notes)
+
+
+def test_what_a_workload_keeps_is_said_of_ranks_too(ranks):
+    kept = []
+
+    def compute_loss(model, batch):
+        kept.append(torch.zeros(1000))
+        return model(batch[0]).square().mean()
+
+    keeping = dataclasses.replace(faulty(), compute_loss=compute_loss)
+    found = ranks.measured(keeping, StepConfig(batch_size=4, **TWO))
+    assert any("still held" in note for note in found.notes), found.notes
 
 
 @pytest.mark.parametrize("sharding", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])

@@ -56,8 +56,8 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
     stay = {field: False}
     if asked.device.type == "cpu":
         yield Refusal(
-            why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} are already in "
-            "host memory",
+            why=f"{field}=True does nothing on a CPU, where the {FIELDS[field]} "
+            f"{_verb(FIELDS[field])} already in host memory",
             remedies=(stay,),
             otherwise="memlab.predict or memlab.export_script for a card: device='h200'",
         )
@@ -131,6 +131,10 @@ def _offloaded(config: StepConfig) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def _verb(offloaded: str) -> str:
+    return "is" if offloaded == FIELDS["offload_optimizer"] else "are"
+
+
 WEIGHTS_WHY = "# weights stay in host memory while other modules run"
 SHARDS_WHY = "# the ranks' parts of the model stay in host memory, where they are updated"
 HOOKS_WHY = "# what backward needs later waits in host memory"
@@ -194,7 +198,7 @@ def says(asked: Setup) -> str:
     if not (offloaded := _offloaded(config)):
         return ""
 
-    verb = "is" if offloaded == "optimizer state" else "are"
+    verb = _verb(offloaded)
     if config.offload_activations and config.offload_fraction < 1.0:
         offloaded = f"{config.offload_fraction:.0%} of the {offloaded}"
     return f"{offloaded} {verb} kept in host memory; the copies take time on the bus"

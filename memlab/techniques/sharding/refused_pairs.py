@@ -1,15 +1,17 @@
 """What other techniques do not go with a strategy of several ranks, and why.
 
-Each refusal is data, as `Technique` says. What does not go with layers that are divided is in
-`sharding.py`, and what DeepSpeed's engine does not do in `deepspeed_settings.py`.
+Each refusal is data, as `Technique` says. What DeepSpeed's engine does not do is in
+`deepspeed_settings.py`.
 """
 
 from collections.abc import Iterator
 
-from memlab.config import Optimizer, Precision, Sharding, StepConfig
+from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
 from memlab.techniques.technique import Refusal
+
+ONE_KIND = (OptimizerImplementation.FOREACH, OptimizerImplementation.FUSED)
 
 
 def refusals(config: StepConfig, said: str) -> Iterator[Refusal]:
@@ -26,6 +28,8 @@ def refusals(config: StepConfig, said: str) -> Iterator[Refusal]:
         yield from _of_shards(config, said)
         yield from _of_in_place(config, said)
     yield from _of_offloading(config, said)
+    if is_tensor_parallel(config):
+        yield from _of_divided_layers(config, said)
 
 
 def _of_compiling(config: StepConfig, said: str) -> Iterator[Refusal]:
@@ -160,4 +164,39 @@ def _of_offloaded_shards(config: StepConfig, said: str) -> Iterator[Refusal]:
             "of PyTorch brings its scale to gradients in host memory by a copy that the processor "
             "does not wait for",
             remedies=({"precision": Precision.BF16_MIXED}, stay),
+        )
+
+
+def _of_divided_layers(config: StepConfig, said: str) -> Iterator[Refusal]:
+    """Refuse what does not work with layers that are divided."""
+    if config.sharding is Sharding.TENSOR and not config.sync_each_micro_batch:
+        yield Refusal(
+            why=f"{said} with sync_each_micro_batch=False does nothing: no gradients are averaged",
+            remedies=({"sync_each_micro_batch": True},),
+        )
+    if config.optimizer_implementation in ONE_KIND:
+        yield Refusal(
+            why=f"{said} with optimizer_implementation={str(config.optimizer_implementation)!r}: "
+            "its kernels update many parameters at once, either DTensors or others, and a model "
+            "with divided layers has both",
+            remedies=({"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},),
+        )
+    if config.loss_chunks > 1:
+        yield Refusal(
+            why=f"{said} with loss_chunks={config.loss_chunks}: the ranks divide the head too, and "
+            "a chunk of the loss multiplies by a whole weight",
+            remedies=({"loss_chunks": 1},),
+        )
+    if config.precision is Precision.FP16_MIXED:
+        yield Refusal(
+            why=f"{said} with precision='fp16-mixed': the loss scaler of PyTorch looks at all "
+            "gradients at once, either DTensors or others, and a model with divided layers has "
+            "both",
+            remedies=({"precision": Precision.BF16_MIXED},),
+        )
+    if config.precision is Precision.BF16_STOCHASTIC:
+        yield Refusal(
+            why=f"{said} with precision='bf16-stochastic': the ranks would round their copies of "
+            "what is not divided by other random numbers",
+            remedies=({"precision": Precision.BF16_MASTER},),
         )

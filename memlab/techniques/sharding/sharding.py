@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from memlab.config import OptimizerImplementation, Precision, Sharding, StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.techniques.sharding import deepspeed_settings, refused_pairs
 from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
@@ -25,7 +25,6 @@ from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
-ONE_KIND = (OptimizerImplementation.FOREACH, OptimizerImplementation.FUSED)
 CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
 
@@ -160,46 +159,8 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     if config.tensor_parallel_size > 1:
         said += f", tensor_parallel_size={config.tensor_parallel_size}"
     yield from refused_pairs.refusals(config, said)
-    yield from _of_tensors(config, said)
     if config.is_deepspeed:
         yield from deepspeed_settings.refusals(config, said)
-
-
-def _of_tensors(config: StepConfig, said: str) -> Iterator[Refusal]:
-    """Refuse what does not work with layers that are divided."""
-    if not is_tensor_parallel(config):
-        return
-    if config.sharding is Sharding.TENSOR and not config.sync_each_micro_batch:
-        yield Refusal(
-            why=f"{said} with sync_each_micro_batch=False does nothing: no gradients are averaged",
-            remedies=({"sync_each_micro_batch": True},),
-        )
-    if config.optimizer_implementation in ONE_KIND:
-        yield Refusal(
-            why=f"{said} with optimizer_implementation={str(config.optimizer_implementation)!r}: "
-            "its kernels update many parameters at once, either DTensors or others, and a model "
-            "with divided layers has both",
-            remedies=({"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},),
-        )
-    if config.loss_chunks > 1:
-        yield Refusal(
-            why=f"{said} with loss_chunks={config.loss_chunks}: the ranks divide the head too, and "
-            "a chunk of the loss multiplies by a whole weight",
-            remedies=({"loss_chunks": 1},),
-        )
-    if config.precision is Precision.FP16_MIXED:
-        yield Refusal(
-            why=f"{said} with precision='fp16-mixed': the loss scaler of PyTorch looks at all "
-            "gradients at once, either DTensors or others, and a model with divided layers has "
-            "both",
-            remedies=({"precision": Precision.BF16_MIXED},),
-        )
-    if config.precision is Precision.BF16_STOCHASTIC:
-        yield Refusal(
-            why=f"{said} with precision='bf16-stochastic': the ranks would round their copies of "
-            "what is not divided by other random numbers",
-            remedies=({"precision": Precision.BF16_MASTER},),
-        )
 
 
 def notes(asked: Setup) -> list[str]:
