@@ -53,23 +53,18 @@ def script(
             f"sharding={str(config.sharding)!r} has no script in plain PyTorch; use "
             "memlab.export_script with flavor='deepspeed'"
         )
-    imports, functions = parts(config, device, plan, workload)
+    asked = Setup(config=config, device=as_device(device), plan=plan, workload=workload)
+    imports, functions = parts(asked)
     first = "\n".join([_docstring(config), "", *imports])
     return "\n\n\n".join([first, *functions]) + "\n"
 
 
-def parts(
-    config: StepConfig,
-    device: torch.device | str,
-    plan: Plan | None,
-    workload: Workload | None = None,
-) -> tuple[list[str], list[str]]:
+def parts(asked: Setup) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
-    device = as_device(device)
+    config, device, workload = asked.config, asked.device, asked.workload
     every.check(config, device)
-    checkpointing.check_plan(config, plan)
+    checkpointing.check_plan(config, asked.plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
-    asked = Setup(config=config, device=device, plan=plan, workload=workload)
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
     always = ["import torch"] if own_kind else ["import torch", TREE_MAP]
     train = "\n".join(_train(config, device, whole, workload))
@@ -95,6 +90,7 @@ def _train(
     more = train_arguments(config, workload)
     is_sharded = config.sharding is not Sharding.NONE
     loss = "mean_of_ranks(float(total), device)" if is_sharded else "float(total)"
+    own = ", and computes its part" * sharding_source.divides_batch(config)
     arguments = ", ".join(["build_model", "batches", "compute_loss", "device", *more])
     said = f"structure of CPU tensors with its samples along dim 0, {config.batch_size} of them;"
     if workload is not None and batches.is_own_kind(workload):
@@ -105,7 +101,7 @@ def _train(
         "",
         f"    A batch is any {said}",
         "    compute_loss(model, batch) is the mean over the samples.",
-        *(["    Every rank is given the same batches, and computes its part."] * is_sharded),
+        *([f"    Every rank is given the same batches{own}."] * is_sharded),
         '    """',
         *_indented(
             [
@@ -152,16 +148,16 @@ def _accumulate(
     for context in reversed(source.around):
         body = _inside(context, body)
 
-    is_sharded = config.sharding is not Sharding.NONE
-    first = (sharding_source.part_lines if is_sharded else accumulation.lines)(config, workload)
+    divides = sharding_source.divides_batch(config)
+    first = (sharding_source.part_lines if divides else accumulation.lines)(config, workload)
     return ["total = 0.0", *first, *_indented(body)] if is_weighted else [*first, *body]
 
 
 def _is_weighted(config: StepConfig, workload: Workload | None) -> bool:
     """Return whether there is a loop over micro-batches with weights."""
-    if config.sharding is Sharding.NONE:
-        return config.accumulation_steps > 1
-    return sharding_source.has_weight(config, workload)
+    if sharding_source.divides_batch(config):
+        return sharding_source.has_weight(config, workload)
+    return config.accumulation_steps > 1
 
 
 def _inside(context: str, lines: list[str]) -> list[str]:

@@ -33,6 +33,7 @@ from memlab.torch_private.fakes import DataDependentOutputException, DynamicOutp
 from memlab.workload import Workload
 
 Made = TypeVar("Made")
+Recorded = TypeVar("Recorded")
 
 OF_JAGGED = "create_symbolic_nested_int"  # torch's function for a size that differs by sample
 
@@ -110,6 +111,36 @@ def from_recorded_step(
         report: called with the progress. It may raise an error to stop the recording.
         purpose: the end of the progress text, such as "on fake tensors".
     """
+
+    def record(device: torch.device, tracker: Tracker) -> RecordedStep:
+        program = record_step(workload, config, device, seed, tracker, plan)
+        return RecordedStep(
+            config=config, target=target, device=device, program=program, report=report
+        )
+
+    text = f"recording {workload.name} {purpose}"
+    return from_recording(record, make, config, target, report=report, text=text)
+
+
+def from_recording(
+    record: Callable[[torch.device, Tracker], Recorded],
+    make: Callable[[Recorded], Made],
+    config: StepConfig,
+    target: Target,
+    *,
+    report: Report,
+    text: str,
+) -> Made | Failure:
+    """Record something in this process and return the result of `make`, or why there is none.
+
+    Args:
+        record: called where tensors dispatch as on the target, with their device.
+        make: called with what it returns. An error that it raises becomes a `Failure` too.
+        config: how the step trains.
+        target: a CPU, or a CUDA card that need not be there.
+        report: called with the progress. It may raise an error to stop the recording.
+        text: of the progress.
+    """
     tracker, threads = None, torch.get_num_threads()
     try:
         _check(config, target)
@@ -117,13 +148,9 @@ def from_recorded_step(
         stand_in.device()  # autograd counts the devices at the first backward of a process
         with _recording_for(target) as device, preserved_random_state(torch.device("cpu")):
             tracker = Tracker(device.type)
-            report(Progress(text=f"recording {workload.name} {purpose}", fraction=0.1))
-            program = record_step(workload, config, device, seed, tracker, plan)
-        return make(
-            RecordedStep(
-                config=config, target=target, device=device, program=program, report=report
-            )
-        )
+            report(Progress(text=text, fraction=0.1))
+            recorded = record(device, tracker)
+        return make(recorded)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         return _failure(error, tracker)
     finally:

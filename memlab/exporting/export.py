@@ -20,13 +20,16 @@ from memlab.exporting import (
 )
 from memlab.exporting.library_parts import check
 from memlab.plan import Plan
+from memlab.planning.divided import Layers, layers_for
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.running import Ended
+from memlab.techniques import every
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
+from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 
@@ -49,8 +52,7 @@ LIBRARIES = {
     Flavor.TRANSFORMERS: with_transformers.loop,
     Flavor.ACCELERATE: with_accelerate.loop,
 }
-OWN_STEPS = {Flavor.PYTORCH: with_pytorch.loop, Flavor.DEEPSPEED: with_deepspeed.loop}
-"""The loops of memlab's own step, which know every setting that the step has."""
+"""The loops of libraries, whose steps know fewer settings than memlab's own."""
 
 
 @checked()
@@ -100,7 +102,13 @@ def export_script(
     if flavor in LIBRARIES:
         check(workload, config, where, flavor)
     plan = plan_of(workload, config, device)
-    loop = (LIBRARIES | OWN_STEPS)[flavor](workload, config, where, plan)
+    if flavor in LIBRARIES:
+        loop = LIBRARIES[flavor](workload, config, where, plan)
+    elif flavor is Flavor.DEEPSPEED:
+        loop = with_deepspeed.loop(workload, config, where, plan)
+    else:
+        layers = layers_of(workload, config, device)
+        loop = with_pytorch.loop(workload, config, where, plan, layers)
     return whole_file.written(workload, config, kind, loop)
 
 
@@ -155,5 +163,19 @@ def plan_of(
     try:
         run = runner(True, PLANNING_SECONDS, None, None)
         return plan_for(workload, config, target_for(device, config), seed=0, run=run)
+    except Ended as ended:
+        raise UnsupportedError(str(ended)) from None
+
+
+def layers_of(
+    workload: Workload, config: StepConfig, device: str | torch.device | None
+) -> Layers | None:
+    """Return which layers the ranks divide, found by trying the model; None if they divide none."""
+    if not is_tensor_parallel(config):
+        return None
+    every.check(config, torch.device(target_for(device, config).kind))
+    try:
+        run = runner(True, PLANNING_SECONDS, None, None)
+        return layers_for(workload, config, target_for(device, config), run=run)
     except Ended as ended:
         raise UnsupportedError(str(ended)) from None

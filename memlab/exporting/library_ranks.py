@@ -11,7 +11,8 @@ import torch
 
 from memlab.config import FULLY_SHARDED, Precision, Sharding, StepConfig
 from memlab.errors import UnsupportedError
-from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
+from memlab.techniques.sharding import divided_source
+from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS, is_tensor_parallel
 from memlab.techniques.sharding.sharding_source import MEAN, check_written, files_of
 from memlab.techniques.source import ScriptLines, together
 
@@ -65,6 +66,11 @@ def check_ranks(config: StepConfig, device: torch.device, flavor: StrEnum) -> No
     if config.sharding is Sharding.NONE:
         return
 
+    if is_tensor_parallel(config):
+        raise UnsupportedError(
+            f"{divided_source.said(config)} is not expressed by flavor={str(flavor)!r}: which "
+            "layers are divided, and how, is written for plain PyTorch; use flavor='pytorch'"
+        )
     check_written(config)
     if config.compile:
         raise UnsupportedError(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.exporting.whole_file import Loop
 from memlab.techniques.sharding.ranks import SEEDS_BETWEEN_RANKS
 
@@ -39,13 +39,26 @@ def make_batches():
     """
     set_seed(SEED)
     batch = make_batch(BATCH_SIZE)
-    set_seed(SEED + {between} * dist.get_rank())  # ranks must not drop out the same units
+    {seeded}
     for _ in range(NUM_STEPS):
         yield batch
-'''.strip().replace("{between}", f"{SEEDS_BETWEEN_RANKS:_}")
+'''.strip()
 
+OTHER_UNITS = "ranks must not drop out the same units"
+SAME_UNITS = "all ranks must drop out the same units: they compute the same samples"
 SEEDED = "    set_seed(SEED)\n"  # with which each `main` begins
-SETTING = "NUM_RANKS = {}  # each has its part of a batch"
+SETTING = "NUM_RANKS = {}  # {}"
+
+
+def batches(config: StepConfig) -> str:
+    """Return the function that makes batches: ranks of other samples draw other numbers."""
+    if config.sharding is Sharding.TENSOR:
+        return BATCHES.replace("{seeded}", f"set_seed(SEED)  # {SAME_UNITS}")
+    part = "dist.get_rank()"
+    if config.tensor_parallel_size > 1:
+        part = f"({part} // {config.tensor_parallel_size})"
+    seeded = f"set_seed(SEED + {SEEDS_BETWEEN_RANKS:_} * {part})  # {OTHER_UNITS}"
+    return BATCHES.replace("{seeded}", seeded)
 
 
 def open_group(config: StepConfig, device: torch.device) -> str:
@@ -73,9 +86,17 @@ def of_ranks(loop: Loop, config: StepConfig) -> Loop:
         loop,
         functions=[CHECK_LAUNCH, *others, main],
         imports=[*loop.imports, *IMPORTS],
-        settings=(*loop.settings, SETTING.format(config.world_size)),
+        settings=(*loop.settings, SETTING.format(config.world_size, _what_each_has(config))),
         launch=launch(config.world_size),
     )
+
+
+def _what_each_has(config: StepConfig) -> str:
+    if config.sharding is Sharding.TENSOR:
+        return "each has its part of the divided layers"
+    if config.tensor_parallel_size > 1:
+        return f"each {config.tensor_parallel_size} of them have a part of a batch"
+    return "each has its part of a batch"
 
 
 def launch(num_ranks: int) -> str:

@@ -6,7 +6,9 @@ from memlab.config import Sharding, StepConfig
 from memlab.exporting import rank_parts
 from memlab.exporting.whole_file import BATCHES, Loop
 from memlab.plan import Plan
+from memlab.planning.divided import Layers
 from memlab.script import parts, train_arguments
+from memlab.techniques.technique import Setup
 from memlab.workload import Workload
 
 MAIN = '''
@@ -31,19 +33,37 @@ def main():
 '''.strip()
 
 
-def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:
+def loop(
+    workload: Workload,
+    config: StepConfig,
+    device: torch.device,
+    plan: Plan | None,
+    layers: Layers | None = None,
+) -> Loop:
     """Return the loop, whose losses are those of `build_step` bit by bit.
+
+    Args:
+        workload: what is trained.
+        config: how.
+        device: where; only its type counts.
+        plan: what is recomputed, for a memory budget of the eager engine.
+        layers: those that the ranks divide, if they do.
 
     Raises:
         UnsupportedError: this config is refused, or has no short form in plain PyTorch.
     """
-    imports, functions = parts(config, device, plan, workload)
+    asked = Setup(config=config, device=device, plan=plan, workload=workload, layers=layers)
+    imports, functions = parts(asked)
     more = train_arguments(config, workload)
     given = ", ".join(["build_model", "make_batches()", "compute_loss", "DEVICE", *more])
     is_sharded = config.sharding is not Sharding.NONE
     own = [BATCHES, MAIN.format(given)]
     if is_sharded:
-        own = [rank_parts.BATCHES, rank_parts.open_group(config, device), IN_RANKS.format(given)]
+        own = [
+            rank_parts.batches(config),
+            rank_parts.open_group(config, device),
+            IN_RANKS.format(given),
+        ]
     found = Loop(
         title="plain PyTorch",
         imports=[line for line in imports if line],

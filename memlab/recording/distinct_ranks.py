@@ -27,7 +27,8 @@ from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.recording.program import Program
 from memlab.techniques.sharding.ranks import local
-from memlab.torch_private.ranks import partition_of, sharded_types
+from memlab.torch_private.ranks import sharded_types
+from memlab.torch_private.sent_parts import partition_of
 
 MOST_RECORDED_RANKS = 4  # that hold different things
 MOST_OPERATORS = 20_000  # of a rank for others to be recorded too: some seconds

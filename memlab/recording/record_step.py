@@ -8,7 +8,7 @@ memory and time of kernels, see `memlab.costs.recorded_step`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,25 @@ def record_step(
     if not is_whole and (program.differs or _keeps_of_batch(program.recording)):
         return alone()
     return program
+
+
+def record_layers(
+    workload: Workload, config: StepConfig, device: torch.device, seed: int, tracker: Tracker
+) -> Mapping[str, tuple[str, int | None]]:
+    """Return which layers the ranks of a config divide, as `Divided` has them.
+
+    The step is built and not run: the trial that finds them is part of its build.
+    """
+    found: list[Mapping[str, tuple[str, int | None]]] = []
+
+    def run(mode: FakeTensorMode) -> None:
+        with as_rank(config, 0, tracker):
+            step = build_step(over_fakes(workload, mode, tracker), config, device, seed=seed)
+            assert step.sharded is not None
+            found[:] = [step.sharded.layers]
+
+    record_fake(run, tracker)
+    return found[0]
 
 
 def _heaviest_rank(

@@ -36,12 +36,12 @@ from memlab.torch_private.ranks import (
     group_of_none,
     meshes_joined_unseen,
     parameters_divided_by,
-    partition_of,
     replicated_by,
     shapes_found_unseen,
     sharded_types,
     storages_resized_by,
 )
+from memlab.torch_private.sent_parts import partition_of
 
 STEP_BYTES = 4
 

@@ -5,37 +5,24 @@ with the loss scale undone. Left out: clipping by value, and by the norm of each
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from memlab.techniques.sharding.ranks import whole
-from memlab.techniques.source import UPDATE, ScriptLines
+from memlab.techniques import total_norm
+from memlab.techniques.sharding.ranks import is_tensor_parallel
+from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.techniques.total_norm import clip_gradients
 
 CLIP = "torch.nn.utils.clip_grad_norm_(parameters, {!r})"
+CLIP_DIVIDED = "clip_gradients(parameters, {!r})"
 WHY = "# an update is bounded: gradients with a larger total norm are scaled down to it"
 UNSCALE = "scaler.unscale_(optimizer)"
 
 
 def apply(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
     """Scale the gradients of an optimizer's parameters down to this total norm, in place."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    alike: dict[Any, list[torch.Tensor]] = {}  # divided over the same ranks, or not at all
-    for parameter in parameters:
-        alike.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    if len(alike) == 1:
-        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return
-
-    norms = [
-        whole(get_total_norm(p.grad for p in group if p.grad is not None))
-        for group in alike.values()
-    ]
-    total = torch.linalg.vector_norm(torch.stack(norms))
-    for group in alike.values():
-        clip_grads_with_norm_(group, max_norm, total)
+    clip_gradients([p for group in optimizer.param_groups for p in group["params"]], max_norm)
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
@@ -54,9 +41,11 @@ def source(asked: Setup) -> ScriptLines:
     config = asked.config
     if config.max_grad_norm is None or config.is_deepspeed:  # its engine clips by itself
         return ScriptLines()
-    clip = CLIP.format(config.max_grad_norm)
+    is_divided = is_tensor_parallel(config)  # some parameters are DTensors then, and others not
+    clip = (CLIP_DIVIDED if is_divided else CLIP).format(config.max_grad_norm)
     has_scaler = config.precision is config.precision.FP16_MIXED
-    return ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), WHY, clip, UPDATE))
+    lines = ScriptLines(update=(*((UNSCALE,) if has_scaler else ()), WHY, clip, UPDATE))
+    return together([whole(total_norm), lines]) if is_divided else lines
 
 
 def says(asked: Setup) -> str:

@@ -58,6 +58,7 @@ class Setup:
         card: the model of the card, if known; it says which number formats the card supports.
         plan: what to recompute, for a memory budget of the eager engine.
         workload: what is trained, if known.
+        layers: those that several ranks divide, as `sharding.ranks.Divided` has them, if known.
     """
 
     config: StepConfig
@@ -65,6 +66,7 @@ class Setup:
     card: Card | None = None
     plan: Plan | None = None
     workload: Workload | None = None
+    layers: Mapping[str, tuple[str, int | None]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

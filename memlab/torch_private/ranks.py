@@ -6,7 +6,6 @@ some builds of PyTorch have none.
 
 import contextlib
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,37 +104,6 @@ def call_after_backward(function: Callable[[], None]) -> None:
     """Call a function at the end of the backward that runs now."""
     engine: Any = Variable._execution_engine
     engine.queue_callback(function)
-
-
-def partition_of(optimizer: Any) -> list[list[torch.Tensor]]:
-    """Return the parameters of every rank's share in a `ZeroRedundancyOptimizer`."""
-    return [
-        [parameter for group in groups for parameter in group["params"]]
-        for groups in optimizer._partition_parameters()
-    ]
-
-
-def parts_sent_by(optimizer: Any, part_of: Callable[[Any], torch.Tensor]) -> None:
-    """Let a `ZeroRedundancyOptimizer` send parts of parameters: its broadcasts take no DTensors.
-
-    Args:
-        optimizer: sends the parameters of each rank's share to the other ranks after an update.
-        part_of: returns what this rank has of a parameter.
-    """
-    import torch.distributed as dist
-
-    this = weakref.ref(optimizer)
-
-    def send(rank: int) -> list[Any]:
-        own: Any = this()
-        group = own.process_group
-        source = dist.get_global_rank(group, rank)
-        return [
-            dist.broadcast(part_of(parameter.data), source, group=group, async_op=True)
-            for parameter in partition_of(own)[rank]
-        ]
-
-    optimizer._broadcast_params_from_rank = send
 
 
 def forget_shardings() -> None:

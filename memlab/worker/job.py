@@ -7,7 +7,8 @@ from memlab.sending.own_values import Values
 KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", "unloadable"})
 """Kinds of messages."""
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
-PREDICTING = frozenset({"predict", "plan", "operators", "graph"})  # that run no real step
+PREDICTING = frozenset({"predict", "plan", "layers", "operators", "graph"})
+"""Functions that run no real step."""
 
 WITH_RANKS = frozenset({"measure_ranks", "verify_ranks"})  # functions that start processes
 

@@ -59,6 +59,12 @@ def _plan(**arguments: Any) -> Any:
     return plan_in_process(**arguments)
 
 
+def _layers(**arguments: Any) -> Any:
+    from memlab.planning.divided import layers_in_process  # as above
+
+    return layers_in_process(**arguments)
+
+
 def _operators(**arguments: Any) -> Any:
     from memlab.predicting.operator_costs import operators_in_process  # as above
 
@@ -87,6 +93,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "measure": measure_in_process,
     "predict": _predict,
     "plan": _plan,
+    "layers": _layers,
     "operators": _operators,
     "graph": _graph,
     "verify": verify_in_process,

@@ -34,6 +34,8 @@ IN_SCRIPTS = {
         "techniques/offload/weight_reads.py",
         "techniques/recompute/keepable.py",
         "techniques/recompute/presets.py",
+        "techniques/sharding/divided_layers.py",
+        "techniques/sharding/local_parts.py",
         "techniques/sharding/shards.py",
     )
 }

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import memlab
@@ -11,7 +12,7 @@ from memlab.errors import UnsupportedError
 from memlab.recording.fake_reducer import FakeLogger, FakeReducer
 from memlab.step import build_step
 from memlab.techniques.every import check
-from memlab.techniques.sharding.divided_layers import Role
+from memlab.techniques.sharding.divided_layers import Role, divide_layers
 from memlab.torch_private.ranks import group_of_none, replicated_by
 from tests.tensor_parts import Mixing, decoder, mixing, mlp, named, shared, used_outside
 
@@ -267,3 +268,36 @@ def test_what_does_not_go_together_is_refused_with_a_remedy(fields, said):
     with pytest.raises(UnsupportedError) as raised:
         check(config, torch.device("cpu"))
     assert said in str(raised.value)
+
+
+def test_layers_are_named_by_their_paths_in_the_order_of_the_forward():
+    step, _ = divided(decoder())
+    block = {
+        "attention.query": ("columns", 0), "attention.key": ("columns", 0),
+        "attention.value": ("columns", 0), "attention.query_norm": ("inside", None),
+        "attention.key_norm": ("inside", None), "attention.out": ("rows", 1),
+        "gate": ("columns", 0), "up": ("columns", 0), "down": ("rows", 1),
+    }  # fmt: skip
+    # an embedding with a padding and the head that shares its weight, divided along its features
+    expected = {
+        "words": ("alone", 1),
+        **{f"blocks.*.{path}": how for path, how in block.items()},
+        "head": ("alone", 1),
+    }
+    assert list(step.sharded.layers.items()) == list(expected.items())
+
+    # a number stands for all others only where all modules with such a path are divided alike
+    step, _ = divided(mlp())
+    assert step.sharded.layers == {"0": ("columns", 0), "2": ("rows", 1)}
+
+
+def test_layers_are_divided_by_their_paths_or_an_error_names_the_path():
+    model = Mixing("")
+    with group_of_none(0, 2):
+        ranks = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+        with pytest.raises(ValueError, match=r"Mixing has no layer 'blocks\.\*\.up'"):
+            divide_layers(model, ranks["tensor"], {"blocks.*.up": ("columns", 0)})
+        divide_layers(model, ranks["tensor"], {"up": ("columns", 0), "down": ("rows", 1)})
+    assert model.up.bias.placements == model.up.weight.placements == (Shard(0),)
+    assert model.down.weight.placements == (Shard(1),)
+    assert model.down.bias.placements == (Replicate(),)

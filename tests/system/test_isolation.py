@@ -254,7 +254,8 @@ def test_verify_and_inspect_run_in_the_worker_too():
     assert facts.num_parameters == 2 * (2 * (32 * 32 + 32) + 64) + 32 * 3 + 3
     assert facts.sample_bytes == 4 * 32 + 8
     known = {"measure", "predict", "plan", "operators", "graph", "verify", "inspect", "loading"}
-    assert set(FUNCTIONS) == known | {"measure_ranks", "verify_ranks"}  # in test_ranks.py
+    in_others = {"layers", "measure_ranks", "verify_ranks"}  # test_exported_layers, test_ranks
+    assert set(FUNCTIONS) == known | in_others
 
 
 @pytest.mark.slow

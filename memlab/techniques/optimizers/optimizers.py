@@ -23,7 +23,7 @@ from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
 from memlab.torch_private.operators import has_kernel_for, is_registered
-from memlab.torch_private.ranks import parts_sent_by
+from memlab.torch_private.sent_parts import parts_sent_by
 from memlab.torch_private.tensors import indices_of, values_of
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
@@ -131,7 +131,7 @@ def make(
     elif config.sharding is Sharding.ZERO1:
         optimizer = with_sharded_state(parameters, make_one, learning_rate(config), group)
         if is_tensor_parallel(config):
-            parts_sent_by(optimizer, local)
+            parts_sent_by(optimizer)
     else:
         optimizer = make_one(parameters)
 
@@ -182,7 +182,8 @@ def _of_shares(made: str, config: StepConfig) -> tuple[str, ...]:
     return (
         "# each rank keeps the state of its share of the parameters, and sends what it updates",
         "optimizer = with_sharded_state(",
-        f"    parameters, lambda own: {made.format('own')}, {learning_rate(config)!r}",
+        f"    parameters, lambda own: {made.format('own')}, {learning_rate(config)!r},",
+        *["    group,"] * is_tensor_parallel(config),
         ")",
     )
 

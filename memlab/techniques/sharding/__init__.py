@@ -6,5 +6,6 @@ that the averaged gradient is that of one process with the whole batch.
 
 Start with `sharding.py`, which lists the strategies and what each refuses. `replicated.py` carries
 out ddp and zero1, `fully_sharded.py` zero2, zero3 and hybrid, `tensor_parallel.py` the dividing of
-layers. `rank_model.py` is a model as a rank runs it, and `ranks.py` knows the ranks.
+layers, which `divided_source.py` writes into scripts. `rank_model.py` is a model as a rank runs it,
+and `ranks.py` knows the ranks.
 """

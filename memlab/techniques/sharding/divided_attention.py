@@ -10,11 +10,11 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-HEADS = 1  # (samples, heads, tokens, size)
+DIM_OF_HEADS = 1  # (samples, heads, tokens, size)
 aten = torch.ops.aten
 
 
-def register() -> None:
+def register_attention() -> None:
     """Tell DTensor how the attention of a CPU, and its backward, may be divided."""
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -28,7 +28,7 @@ def _forward(
 ) -> list[Any]:  # fmt: skip
     return [
         ([divided] * 2, [divided] * 3 + [None] * 2 + _of_mask(attn_mask, divided))
-        for divided in (Replicate(), Shard(HEADS))
+        for divided in (Replicate(), Shard(DIM_OF_HEADS))
     ]
 
 
@@ -38,7 +38,7 @@ def _backward(
 ) -> list[Any]:  # fmt: skip
     return [
         ([divided] * 3, [divided] * 6 + [None] * 2 + _of_mask(attn_mask, divided))
-        for divided in (Replicate(), Shard(HEADS))
+        for divided in (Replicate(), Shard(DIM_OF_HEADS))
     ]
 
 
@@ -46,5 +46,5 @@ def _of_mask(mask: Any, divided: Any) -> list[Any]:
     """Return how a mask is divided: one for all heads is whole in every rank."""
     if mask is None:
         return []
-    has_heads = len(mask.shape) == 4 and mask.shape[HEADS] > 1
+    has_heads = len(mask.shape) == 4 and mask.shape[DIM_OF_HEADS] > 1
     return [divided if has_heads else Replicate()]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from memlab.techniques.sharding.divided_layers import DividedLayers
+from memlab.techniques.sharding.tried_layers import TriedLayers
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.operators import schema_of
@@ -39,7 +39,7 @@ def replicating() -> Iterator[None]:
 class Watch(TorchDispatchMode):
     """Raises NeedsWholeError for an operator on parts whose result would not be right or free."""
 
-    def __init__(self, layers: DividedLayers) -> None:
+    def __init__(self, layers: TriedLayers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.layers = layers
 

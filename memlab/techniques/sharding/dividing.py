@@ -35,18 +35,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from memlab.errors import MemlabError
 from memlab.running import is_out_of_memory
 from memlab.techniques.recompute.repeated_blocks import find_stacks
-from memlab.techniques.sharding.divided_layers import (
-    DividedLayers,
-    Role,
-    features_of,
-    is_layer,
-)
+from memlab.techniques.sharding.divided_layers import Role, features_of
 from memlab.techniques.sharding.divided_operators import (
     NeedsWholeError,
     Watch,
     divided_dim,
     replicating,
 )
+from memlab.techniques.sharding.tried_layers import TriedLayers, is_layer
 from memlab.torch_private.modules import parameters_of
 
 Key = tuple[str, str]
@@ -79,11 +75,12 @@ class Division:
         layers: those that are divided.
         reasons: why layers are not divided by columns and rows, by a pattern of their paths.
         whole: why layers are not divided at all, by the same.
+        shared: the modules that share a weight, each with all of them.
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self.model = model
-        self.layers = DividedLayers(mesh)
+        self.layers = TriedLayers(mesh)
         self.reasons: dict[str, str] = {}
         self.whole: dict[str, str] = {}
         self.keys = _keys(model)
@@ -93,7 +90,7 @@ class Division:
         self._suspected: dict[nn.Module, str] = {}
         self._open: list[nn.Module] = []
         self._closed: list[list[nn.Module]] = []
-        self._shared, self._with_others = _sharing(model)
+        self.shared, self._with_others = _sharing(model)
         self.layers.before = self._decide
         for module in model.modules():
             if any(p is not None for p in parameters_of(module).values()):
@@ -166,7 +163,7 @@ class Division:
         return (
             key not in self._alone
             and not isinstance(module, nn.Embedding)
-            and module not in self._shared
+            and module not in self.shared
             and self._dim_alone(module) == features_of(module)[0]
         )
 
@@ -178,7 +175,7 @@ class Division:
         """
         outputs, inputs = features_of(module)
         is_padded = any(getattr(m, "padding_idx", None) is not None
-                        for m in self._shared.get(module, (module,)))  # fmt: skip
+                        for m in self.shared.get(module, (module,)))  # fmt: skip
         dims = (inputs,) if is_padded else (outputs, inputs)
         count = self.layers.mesh.size()
         return next((dim for dim in dims if module.weight.shape[dim] % count == 0), None)
@@ -209,7 +206,7 @@ class Division:
 
     def _keep_whole(self, module: nn.Module, why: str) -> None:
         """Divide this layer no more, and none that shares a weight with it."""
-        self._whole |= {self.keys[other] for other in self._shared.get(module, (module,))}
+        self._whole |= {self.keys[other] for other in self.shared.get(module, (module,))}
         self.reasons.pop(self._name(module), None)
         self.whole[self._name(module)] = why
 

@@ -11,19 +11,18 @@ without it: the model, its optimizer and its checkpoints hold DTensors, which ge
       v
     DTensor.from_local(part)        what the layer multiplies by in a micro-batch
 
-Source: `DTensor.from_local`, through which gradients pass; PyTorch does the same in
+This file imports nothing from memlab, because an exported script contains a copy of it. Source:
+`DTensor.from_local`, through which gradients pass; PyTorch does the same in
 `torch.distributed.tensor.parallel.ddp`, where the model keeps the parts.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-
-from memlab.torch_private.modules import parameters_of
 
 
 class LocalParts:
@@ -37,9 +36,10 @@ class LocalParts:
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._parts: dict[Any, nn.Parameter] = {}  # shared weights have one
         for module in model.modules():
-            for name, weight in parameters_of(module).items():
+            own: dict[str, Any] = module._parameters
+            for name, weight in own.items():
                 if isinstance(weight, DTensor):
-                    self._places.append((parameters_of(module), name, weight))
+                    self._places.append((own, name, weight))
                     if weight not in self._parts:
                         part = weight.to_local().detach()
                         self._parts[weight] = nn.Parameter(part, weight.requires_grad)
@@ -78,19 +78,6 @@ class LocalParts:
         finally:
             for holder, name, weight in self._places:
                 holder[name] = weight
-
-
-def in_micro_batch(
-    parts: LocalParts, also: Callable[[bool], contextlib.AbstractContextManager[None]]
-) -> Callable[[bool], contextlib.AbstractContextManager[None]]:
-    """Return a function that gives the context of a micro-batch, within another one."""
-
-    @contextlib.contextmanager
-    def context(is_synced: bool) -> Iterator[None]:
-        with also(is_synced), parts.used():
-            yield
-
-    return context
 
 
 def _of(part: torch.Tensor, weight: Any) -> DTensor:

@@ -1,8 +1,8 @@
 """A model as one of several ranks runs it, and this rank's part of the batch."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ class Sharded:
         num_parts: into how many equal parts a batch is divided.
         in_micro_batch: returns the context of the forward and backward of a micro-batch, given
             whether the ranks average their gradients after it.
+        layers: those that are divided, as in `Divided`.
         notes: what a reader must know about how the model is divided.
         engine: computes gradients and updates in place of autograd and the optimizer; None
             without DeepSpeed.
@@ -38,6 +39,7 @@ class Sharded:
     part: int
     num_parts: int
     in_micro_batch: Callable[[bool], contextlib.AbstractContextManager[None]]
+    layers: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine: "Engine | None" = None
     group: Any = None

@@ -1,5 +1,6 @@
 """The ranks that train one model: who this process is among them, and what it holds of a tensor."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,13 @@ class Divided:
 
     Attributes:
         mesh: of all ranks, with a dimension "tensor".
+        layers: the role of each and the dimension along which its weight is divided, by its path;
+            `*` in a path is any number.
         notes: what a reader must know about which layers are divided.
     """
 
     mesh: Any
+    layers: Mapping[str, tuple[str, int | None]]
     notes: tuple[str, ...]
 
 

@@ -52,11 +52,14 @@ def divide(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, tensor_parallel
+    from memlab.techniques.sharding import fully_sharded, named_layers, tensor_parallel
 
+    before = sum(p.nbytes for p in model.parameters())
     mesh = fully_sharded.make_mesh(config, device.type)
     row = fully_sharded.dimension(mesh, "tensor")
-    return Divided(mesh=mesh, notes=tensor_parallel.apply(model, row, loss_of_few))
+    found = tensor_parallel.apply(model, row, loss_of_few)
+    notes = tensor_parallel.notes(found, before)
+    return Divided(mesh=mesh, layers=named_layers.layers_by_path(found), notes=notes)
 
 
 def apply(
@@ -88,8 +91,7 @@ def apply(
         group = fully_sharded.dimension(divided.mesh, "replicate").get_group()
         with parts.shown():
             run_model = replica = replicated.replicate(model, group)
-        context = local_parts.in_micro_batch(parts, replicated.in_micro_batch(replica))
-        context = tensor_parallel.in_micro_batch(context)
+        context = tensor_parallel.in_micro_batch(replicated.in_micro_batch(replica), parts)
     elif config.sharding in REPLICATED:
         run_model = replica = replicated.replicate(model)
         context = replicated.in_micro_batch(replica)
@@ -106,6 +108,7 @@ def apply(
         part=part_of(config, dist.get_rank()),
         num_parts=config.data_parallel_size,
         in_micro_batch=context,
+        layers={} if divided is None else divided.layers,
         notes=() if divided is None else divided.notes,
         group=group,
     )

@@ -9,14 +9,13 @@ from memlab.errors import UnsupportedError
 from memlab.techniques.batches import is_own_kind
 from memlab.techniques.precision import AUTOCAST_DTYPE
 from memlab.techniques.recompute import nesting, repeated_blocks
-from memlab.techniques.sharding import deepspeed_start, replicated, shards
+from memlab.techniques.sharding import deepspeed_start, divided_source, replicated, shards
 from memlab.techniques.sharding.deepspeed_settings import (
-    STAGES,
     USUAL_BUCKET,
     deepspeed_settings,
 )
 from memlab.techniques.sharding.fully_sharded import mesh_of
-from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, REPLICATED, is_tensor_parallel
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Setup
 from memlab.workload import Workload
@@ -37,7 +36,6 @@ def mean_of_ranks(loss, device):
     return total.item() / dist.get_world_size()
 '''.strip()
 
-WHO = ("rank, num_ranks = dist.get_rank(), dist.get_world_size()",)
 AVERAGED = "average_after = in_micro_batch(model)"
 NO_SYNC = "# until the last micro-batch no gradients are sent, and each rank holds whole ones"
 PART = "# every rank computes its part of the batch, and the gradients of all ranks are averaged"
@@ -61,39 +59,56 @@ def source(asked: Setup) -> ScriptLines:
     if config.is_deepspeed:
         return deepspeed_lines(config, asked.workload)
     is_replicated = config.sharding in REPLICATED
-    lines = replicated_lines() if is_replicated else sharded_lines(config)
     is_averaged_late = config.accumulation_steps > 1 and not config.sync_each_micro_batch
     own = ScriptLines(
         imports=("import torch.distributed as dist",),
         functions=(MEAN,),
-        before=WHO,
+        before=divided_source.who(config),
         model=(AVERAGED,) if is_averaged_late else (),
         around=(NO_SYNC, f"average_after(index == {config.accumulation_steps - 1})")
         if is_averaged_late
         else (),
         after=("model = model.module",) if is_replicated else (),
     )
-    return together([files_of(config), lines, own])
+    divided = divided_source.source(asked, mesh_made(config))
+    return together([files_of(config), strategy_lines(config), own, divided])
+
+
+def strategy_lines(config: StepConfig) -> ScriptLines:
+    """Return the lines that copy or shard a model, whose layers may be divided already."""
+    is_divided = is_tensor_parallel(config)
+    if config.sharding in REPLICATED:
+        return divided_source.replicated_lines() if is_divided else replicated_lines()
+    if config.sharding in FULLY_SHARDED:
+        return sharded_lines(config, 'ranks["shard"]' if is_divided else "")
+    return ScriptLines()
+
+
+def divides_batch(config: StepConfig) -> bool:
+    """Return whether each rank computes a part of the batch, or each group of them."""
+    return config.sharding not in (Sharding.NONE, Sharding.TENSOR)
+
+
+def mesh_made(config: StepConfig) -> str:
+    """Return the expression that makes the mesh of all ranks."""
+    shape, names = mesh_of(config)
+    return f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
 
 
 def files_of(config: StepConfig) -> ScriptLines:
     """Return the files of memlab that a script of several ranks contains whole."""
     if config.sharding in REPLICATED:
         return whole(replicated)
-    return whole(nesting, repeated_blocks, shards)
+    if config.sharding in FULLY_SHARDED:
+        return whole(nesting, repeated_blocks, shards)
+    return ScriptLines()
 
 
 def check_written(config: StepConfig) -> None:
-    """Raise UnsupportedError for what no script has lines for: a strategy, a setting beside it."""
+    """Raise UnsupportedError for a setting beside a strategy that no script has lines for."""
     said = f"sharding={str(config.sharding)!r}"
-    if config.sharding not in (*REPLICATED, *FULLY_SHARDED, *STAGES):
-        raise UnsupportedError(f"a script for {said} is not implemented yet; use sharding='zero3'")
-    if config.tensor_parallel_size > 1:
-        raise UnsupportedError(
-            f"a script for {said} with tensor_parallel_size={config.tensor_parallel_size} is not "
-            "implemented yet; use tensor_parallel_size=1"
-        )
-    if config.sharding in FULLY_SHARDED and config.init_on_meta:
+    is_filled_late = config.sharding in FULLY_SHARDED and not is_tensor_parallel(config)
+    if is_filled_late and config.init_on_meta:
         raise UnsupportedError(
             f"a script for {said} with init_on_meta=True would need all of memlab that makes the "
             "values of one parameter after the other; use init_on_meta=False"
@@ -119,7 +134,6 @@ def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
         mesh: an expression for the ranks, if a library has made it.
     """
     why = KEPT if config.sharding is Sharding.ZERO2 else GATHERED
-    shape, names = mesh_of(config)
     if config.sharding is Sharding.HYBRID:
         why = GROUPS.format(config.shard_group_size)
     frees = config.sharding is not Sharding.ZERO2
@@ -127,12 +141,11 @@ def sharded_lines(config: StepConfig, mesh: str = "") -> ScriptLines:
     more = "" if narrow is None else f", narrow={narrow}"
     more += ", on_host=True" if config.offloads_shards else ""
     more += ", read_by_loss=head" if config.loss_chunks > 1 else ""
-    made = f"init_device_mesh(device.type, {shape}, mesh_dim_names={names})".replace("'", '"')
     return ScriptLines(
         imports=() if mesh else ("from torch.distributed.device_mesh import init_device_mesh",),
         model=(
             why,
-            f"mesh = {mesh or made}",
+            f"mesh = {mesh or mesh_made(config)}",
             f"shard_blocks(model, mesh, frees={frees}{more})",
         ),
     )
@@ -150,7 +163,7 @@ def deepspeed_lines(config: StepConfig, workload: Workload | None) -> ScriptLine
         ScriptLines(
             imports=("import torch.distributed as dist",),
             functions=(MEAN,),
-            before=WHO,
+            before=divided_source.who(config),
             optimizer=(
                 "settings = {",
                 *settings,

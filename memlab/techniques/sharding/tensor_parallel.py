@@ -20,15 +20,14 @@ from memlab.techniques.sharding import divided_attention
 from memlab.techniques.sharding.divided_layers import Role
 from memlab.techniques.sharding.divided_operators import replicating
 from memlab.techniques.sharding.dividing import Division, divide
+from memlab.techniques.sharding.local_parts import LocalParts
 from memlab.techniques.sharding.ranks import local
 
 MOST_NAMES = 12  # of layers in a note
 
 
-def apply(
-    model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]
-) -> tuple[str, ...]:
-    """Divide the layers of a model in place and return notes about what is divided.
+def apply(model: nn.Module, mesh: DeviceMesh, loss_of_few: Callable[[], torch.Tensor]) -> Division:
+    """Divide the layers of a model in place and return what was found out about them.
 
     Args:
         model: on its device.
@@ -38,8 +37,7 @@ def apply(
     Raises:
         UnsupportedError: no layer can be divided.
     """
-    divided_attention.register()
-    before = sum(p.nbytes for p in model.parameters())
+    divided_attention.register_attention()
     found = divide(model, mesh, loss_of_few)
     if not found.layers.roles:
         whole = "".join(f"; {layers}: {why}" for layers, why in _by_reason(found.whole))
@@ -49,24 +47,36 @@ def apply(
             f"only with such layers, and one of their sizes divides by {mesh.size()}{whole}; "
             "use sharding='zero3', which divides any parameter"
         )
-    return _notes(found, before)
+    return found
 
 
 def in_micro_batch(
     also: Callable[[bool], contextlib.AbstractContextManager[None]],
+    parts: LocalParts | None = None,
 ) -> Callable[[bool], contextlib.AbstractContextManager[None]]:
-    """Return a function that gives the context of a micro-batch, within another one."""
+    """Return a function that gives the context of a micro-batch, within another one.
+
+    Args:
+        also: the other one.
+        parts: the divided weights as the replicas of a model need them.
+    """
 
     @contextlib.contextmanager
     def context(is_synced: bool) -> Iterator[None]:
-        with also(is_synced), replicating():
+        used = contextlib.nullcontext() if parts is None else parts.used()
+        with also(is_synced), used, replicating():
             yield
 
     return context
 
 
-def _notes(found: Division, before: int) -> tuple[str, ...]:
-    """Say which layers are divided and how, and how much each rank keeps."""
+def notes(found: Division, before: int) -> tuple[str, ...]:
+    """Say which layers are divided and how, and how much each rank keeps.
+
+    Args:
+        found: the layers.
+        before: bytes of the whole model's parameters.
+    """
     count = found.layers.mesh.size()
     kept = sum(local(p).nbytes for p in found.model.parameters())
     # a part of what is divided is missing in this rank: all but one of `count`
