@@ -220,8 +220,9 @@ def predict_with_forecast(
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
+    every_rank: bool = True,
 ) -> "Prediction":
-    """Return the result of `predict` and a forecast, which computes other batch sizes at once."""
+    """Return the result of `predict`, without `every_rank` of one rank, and a forecast."""
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
@@ -237,7 +238,7 @@ def predict_with_forecast(
 
     try:
         plan = plan_for(workload, config, target, seed=arguments["seed"], run=run)
-        found: Prediction = run("predict", arguments | {"plan": plan})
+        found: Prediction = run("predict", arguments | {"plan": plan, "every_rank": every_rank})
         return replace(found, result=_answering(found.result, workload, config))
     except Ended as ended:
         from memlab.predicting import predict as predicting  # late: fake tensors import slowly

@@ -22,6 +22,10 @@ class ConfigError(MemlabError):
     """A setting is not allowed. The message names the field, the value and what is allowed."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """A function has no such argument, or lacks one: a `TypeError`, as Python raises by itself."""
+
+
 class DeviceError(MemlabError):
     """A device is not in this machine, or memlab does not know it."""
 

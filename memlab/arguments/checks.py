@@ -18,6 +18,7 @@ from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, Union
 
+from memlab.arguments.binding import bound_arguments
 from memlab.arguments.quoting import is_a, shown
 from memlab.arguments.units import parse_bytes
 from memlab.errors import ConfigError, DeviceError, MemlabError, WorkloadError
@@ -75,7 +76,7 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
-            bound = signature.bind(*args, **kwargs)
+            bound = bound_arguments(function.__name__, signature, args, kwargs)
             for name, value in bound.arguments.items():
                 if name in every:
                     bound.arguments[name] = every[name](name, value)

@@ -137,6 +137,11 @@ def overlap_notes(overlap: Overlap) -> list[str]:
         f"step is stated ± {overlap.half_width:.0%}, by the doubt about kernels and links, and "
         "because what runs beside each other may slow each other down."
     )
+    if not overlap.communication_seconds:
+        said = (
+            "One rank has no other to send to, so collectives take no time. The time of the step "
+            f"is stated ± {overlap.half_width:.0%}, by the doubt about kernels."
+        )
     if overlap.slow_seconds is None:
         return [said]
     slow = format_seconds(overlap.slow_seconds)

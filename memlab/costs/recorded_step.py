@@ -96,6 +96,7 @@ def from_recorded_step(
     *,
     seed: int,
     plan: Plan | None = None,
+    every_rank: bool = True,
     report: Report,
     purpose: str,
 ) -> Made | Failure:
@@ -108,12 +109,13 @@ def from_recorded_step(
         target: a CPU, or a CUDA card that need not be there.
         seed: set before the model, the batch and each step.
         plan: of the config's memory budget.
+        every_rank: whether ranks that hold less than the one that holds most are recorded too.
         report: called with the progress. It may raise an error to stop the recording.
         purpose: the end of the progress text, such as "on fake tensors".
     """
 
     def record(device: torch.device, tracker: Tracker) -> RecordedStep:
-        program = record_step(workload, config, device, seed, tracker, plan)
+        program = record_step(workload, config, device, seed, tracker, plan, every_rank=every_rank)
         return RecordedStep(
             config=config, target=target, device=device, program=program, report=report
         )

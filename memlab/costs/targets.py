@@ -26,6 +26,7 @@ from memlab.costs.roofline import (
     StepTime,
     known_time,
     step_time,
+    work_of,
 )
 from memlab.costs.unknown_costs import (
     check_kernels,
@@ -68,6 +69,7 @@ class Kernels:
             missing in `seconds`.
         seconds_half_width: the relative half-width of a step's time on a card; 0 on a CPU.
         overlap: how operators overlap between cards; None where they run one after the other.
+        products_seconds: of products and attention in forward and backward; 0 if not known.
         notes: sentences about what is not known.
     """
 
@@ -78,6 +80,7 @@ class Kernels:
     unknown_share: float = 0.0
     seconds_half_width: float = 0.0
     overlap: Overlap | None = None
+    products_seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -139,7 +142,7 @@ def _is_hidden(recording: Recording) -> npt.NDArray[np.bool_]:
 def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kernels:
     card, costs = target.card, target.costs
     known = {} if costs is None else costs.operators
-    seconds, unsure, overlap = None, 0.0, None
+    seconds, unsure, overlap, products = None, 0.0, None, 0.0
     notes = list(cuda_functions.notes())
     half_width = time_half_width(card, unsure)
     if card is not None and card.memory_bytes_per_second is not None:
@@ -149,6 +152,7 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
         unsure = sum(time.unsure_seconds for time in times) / every if every else 0.0
         half_width = time_half_width(card, unsure)
         overlap = _overlap(recording, seconds, target, half_width)
+        products = float(seconds[[_is_product(o, recording) for o in recording.operators]].sum())
         notes.append(time_note(card, unsure, "The time" if overlap is None else "That of kernels"))
 
     if overlap is not None:
@@ -161,8 +165,17 @@ def _on_card(recording: Recording, target: Target, *, tf32_matmul: bool) -> Kern
         seconds=seconds,
         seconds_half_width=half_width,
         overlap=overlap,
+        products_seconds=products,
         notes=tuple(notes),
     )
+
+
+def _is_product(operator: Operator, recording: Recording) -> bool:
+    """Return whether an operator multiplies in the forward or backward of the last step."""
+    at = recording.intervals[operator.interval]
+    is_model = at.step == 1 and at.phase in (Phase.FORWARD, Phase.BACKWARD)
+    signature = None if operator.ranks or not is_model else operator.signature
+    return signature is not None and work_of(signature, operator.outputs).flops > 0
 
 
 def _overlap(

@@ -27,6 +27,7 @@ from memlab.figures.look import (
     new_figure,
     origin,
     placeholder,
+    shorten,
     text_width,
     write,
     write_title,
@@ -77,7 +78,8 @@ def scaling(results: Sequence[StepResult], *, size: Size = (4.4, 3.4)) -> Figure
         _number_ranks(lower, shown)
         _draw_ideal(lower, lines)
         _draw(lower, lines, are_rates=True)
-        write(Canvas(figure), 6, half - 14, "samples per second, each line ten times the last")
+        said = shorten("samples per second, each line ten times the last", size[0] * POINTS - 10)
+        write(Canvas(figure), 6, half - 14, said)
 
     write_title(figure, f"peak {unit} allocated, worst rank ({origin(shown)})")
     write(Canvas(figure), size[0] * POINTS - 8, 7, "ranks", ha="right")
@@ -145,16 +147,25 @@ def _draw(axes: Axes, lines: dict[str, list[StepResult]], *, are_rates: bool) ->
 
 
 def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write the names of lines beside their ends, from below, none across another."""
+    """Write the names of lines beside their ends, none across another or above the axes."""
     bottom, top = axes.get_ylim()
     figure = axes.get_figure(root=True)
     assert figure is not None
     points = axes.get_position().height * figure.get_size_inches()[1] * POINTS
     line = 11 * (top - bottom) / points
-    right, last = axes.get_xlim()[1], bottom - line
-    for y, _, name, color in ends:
+    places, last = list[float](), bottom - line
+    for y, *_ in ends:
         last = max(y, last + line)
-        write(axes, right, last, f" {name}", color=color, clip_on=False)
+        places.append(last)
+
+    ceiling = top - line / 2  # above it is the title
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], ceiling)
+        ceiling = places[number] - line
+
+    right = axes.get_xlim()[1]
+    for place, (_, _, name, color) in zip(places, ends, strict=True):
+        write(axes, right, place, f" {name}", color=color, clip_on=False)
 
 
 def _draw_ideal(axes: Axes, lines: dict[str, list[StepResult]]) -> None:

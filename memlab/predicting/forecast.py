@@ -38,6 +38,7 @@ class Forecast:
         columns: int64, (rows,), index into `CATEGORIES` of each row's block, as seen in `STEP`.
         seconds: float64, (intervals,), of every recorded interval; None if times are not known.
         settings: of the caching allocator that serves the blocks; None where there is none.
+        products_seconds: as in `Kernels`, of the recorded step.
     """
 
     program: Program
@@ -46,6 +47,7 @@ class Forecast:
     columns: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64] | None
     settings: AllocatorSettings | None
+    products_seconds: float = 0.0
 
     def covers(self, micro_batch_sizes: Sequence[int]) -> bool:
         """Return whether the timeline of these micro-batches can be computed from this run."""

@@ -76,6 +76,7 @@ def predict_in_process(
     seed: int,
     memory_limit: int | None,
     plan: Plan | None = None,
+    every_rank: bool = True,
     measured: Measured = (None, None),
     report: Report,
 ) -> Prediction:
@@ -88,6 +89,7 @@ def predict_in_process(
         seed: set before the model, the batch and each step.
         memory_limit: bytes that the counted peak of the result is compared with.
         plan: of the config's memory budget.
+        every_rank: whether ranks that hold less than the one that holds most are predicted too.
         measured: what is known of a measured run of this very step.
         report: called as the prediction goes on; what it raises ends it.
     """
@@ -107,6 +109,7 @@ def predict_in_process(
         target,
         seed=seed,
         plan=plan,
+        every_rank=every_rank,
         report=report,
         purpose="on fake tensors",
     )
@@ -148,7 +151,9 @@ def _predicted(
             tf32_matmul=config.precision is Precision.TF32, doubted_before=doubted_before
         )
         held = _taken(step.program, kernels, config, target)
-        forecast = _forecast(step.program, kernels, held)
+        forecast = replace(
+            _forecast(step.program, kernels, held), products_seconds=kernels.products_seconds
+        )
         return Attempt(
             kernels=kernels,
             forecast=forecast,

@@ -8,6 +8,7 @@ Out come `Recommendations` (`recommendations.py`), the best first, each with its
 - `known.py`: what earlier searches of the session have predicted.
 - `goal.py`: what a search looks for, and where.
 - `search.py`: which steps are predicted, the most promising first.
+- `every_rank.py`: the other ranks of what was found.
 - `confirming.py`: what of that is measured, where the device is in this machine.
 - `reasons.py`: what each setting of a recommendation saves and costs, in words.
 - `largest.py`: `memlab.largest_batch`.

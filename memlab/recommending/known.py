@@ -18,7 +18,7 @@ from memlab.config import StepConfig
 from memlab.devices.cards import Target
 from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import Alternative, cost_of
-from memlab.result import Outcome
+from memlab.result import Outcome, StepResult
 from memlab.running import Ended
 from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
@@ -34,6 +34,8 @@ class Known:
 
     Attributes:
         predictions: by config, without a limit; those that ended without an answer are not kept.
+        of_one_rank: configs of whose ranks only the one that holds most was predicted, though
+            others hold something else.
         too_large: estimates that were left out as too large: the limit, the settings of the step,
             what was estimated, and the config. The same question then leaves them out again,
             though it knows more of the other estimates from the beginning.
@@ -42,14 +44,23 @@ class Known:
     """
 
     predictions: dict[StepConfig, Prediction] = field(default_factory=dict)
+    of_one_rank: set[StepConfig] = field(default_factory=set)
     too_large: set[Any] = field(default_factory=set)
     alternatives: dict[Any, list[Alternative]] = field(default_factory=dict)
     stamps: dict[str, Stamp | None] = field(default_factory=dict)
 
     def predicted(
-        self, workload: Workload, config: StepConfig, device: Any, options: dict[str, Any]
+        self,
+        workload: Workload,
+        config: StepConfig,
+        device: Any,
+        options: dict[str, Any],
+        *,
+        every_rank: bool = True,
     ) -> Prediction:
         """Return a prediction without a limit, made now if there is none.
+
+        Without `every_rank` that of the rank which holds most is enough.
 
         Raises:
             Ended: it was cancelled.
@@ -58,13 +69,18 @@ class Known:
         if cancel is not None and cancel.is_set():
             raise Ended(Outcome.CANCELLED, "stopped during the search")
         found = self.predictions.get(config)
-        if found is None:
-            found = predict_with_forecast(workload, config, device, **options)
+        if found is None or (every_rank and config in self.of_one_rank):
+            found = predict_with_forecast(
+                workload, config, device, **options, every_rank=every_rank
+            )
             self.stamps = {**predicting.stamps, **self.stamps}  # an edit meanwhile is one, too
             if found.result.outcome is Outcome.CANCELLED:
                 raise Ended(found.result.outcome, found.result.message)
             if found.result.outcome in (Outcome.OK, Outcome.UNSUPPORTED):
                 self.predictions[config] = found
+                self.of_one_rank.discard(config)
+                if not every_rank and not _has_every_rank(found.result):
+                    self.of_one_rank.add(config)
         return found
 
     def cost_of(self, alternative: Alternative) -> float | None:
@@ -77,6 +93,11 @@ class Known:
         if key not in self.alternatives:
             self.alternatives[key] = make()
         return self.alternatives[key]
+
+
+def _has_every_rank(result: StepResult) -> bool:
+    known = sum(len(rank.rank_numbers) for rank in result.ranks or ())
+    return result.config.world_size in (1, known)
 
 
 _known: OrderedDict[str, Known] = OrderedDict()

@@ -68,8 +68,15 @@ def _of_ranks(result: StepResult) -> Iterator[str]:
     sent = result.sent_bytes
     if sent is None:
         return
+    said = f"a rank sends {format_bytes(sent)} a step"
+    if result.config.offloads_shards:
+        yield (
+            f"{said}; how long the host takes to update the offloaded parameters is not known, so "
+            "this comes after what has a time"
+        )
+        return
     by = "time" if result.step_seconds else "that, since the time of communication is not known"
-    yield f"a rank sends {format_bytes(sent)} a step; strategies are compared by {by}"
+    yield f"{said}; strategies are compared by {by}"
 
 
 def _change(share: float, what: str) -> str:

@@ -21,6 +21,7 @@ from memlab.errors import MemlabError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
 from memlab.recommending.confirming import confirmed, why_dropped
+from memlab.recommending.every_rank import with_every_rank
 from memlab.recommending.goal import MOST_STEPS, Goal, Steps
 from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
@@ -140,7 +141,7 @@ def recommend(
         steps=steps,
     )
     try:
-        found = search(goal)
+        found = with_every_rank(goal, search(goal))
         return _answer(goal, found, limit_bytes, headroom, confirm if goal.each_format else 0)
     except Ended as ended:
         raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.limits.judgement import Judgement
 from memlab.planning.chain import Chain
 from memlab.planning.plans import chain_for
@@ -41,8 +41,11 @@ from memlab.result import Outcome, StepResult
 from memlab.running import Ended
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
+from memlab.trace import CATEGORIES, Category
 
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
+OTHER_PRODUCTS = "precision"  # of what may be faster only this changes the products of a step
+STATES = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
 SAME_TIME = 1.02  # times that differ by less than this factor count as equal
 
 
@@ -86,7 +89,9 @@ class _Waiting:
     """A step to record, or an estimate of a recorded one to predict exactly.
 
     Attributes:
-        bound: the least cost that it can have, as far as is known.
+        bound: the least cost that it can have, as far as is known; 0 of what may be faster.
+        products: the time of its products, if they are those of the step that it is added to. What
+            may be faster is looked at by this: it takes no less.
         number: decides between equal bounds.
         settings: of the step.
         parent: the result of the step with one setting less.
@@ -95,6 +100,7 @@ class _Waiting:
     """
 
     bound: float
+    products: float
     number: int
     settings: tuple[Settings, ...] = field(compare=False)
     parent: StepResult | None = field(compare=False, default=None)
@@ -127,7 +133,7 @@ class _BestFirst:
         self.goal = goal
         self.found = Found()
         self.numbers = itertools.count()
-        self.waiting = [_Waiting(0.0, next(self.numbers), ())]
+        self.waiting = [_Waiting(0.0, 0.0, next(self.numbers), ())]
         self.recorded = self.in_vain = 0
         self.least_cost = float("inf")
         self.bias: dict[tuple[tuple[str, ...], bool], float] = {}
@@ -160,7 +166,7 @@ class _BestFirst:
 
     def _is_too_slow(self, one: _Waiting) -> bool:
         """Return whether enough was found that is faster than a step or an estimate can be."""
-        if one.bound <= self.found.worst_cost(self.goal.most):
+        if max(one.bound, one.products) <= self.found.worst_cost(self.goal.most):
             return False
         alternative = one.alternative
         return alternative is None or not self._may_be_of_a_faster_format(alternative.result)
@@ -204,19 +210,32 @@ class _BestFirst:
             cost = alternative.cost
             is_known = goal.known.cost_of(alternative) is not None
             if not is_known and self._may_fit(one.settings, predicted, alternative):
-                self._wait(cost, one.settings, None, predicted, alternative)
+                self._wait(cost, 0.0, one.settings, None, predicted, alternative)
             if cost < self.least_cost and likely_fits(alternative, goal.limit_bytes):
                 self.least_cost, self.in_vain = cost, 0
 
         fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (cost_of(predicted.result) or 0.0) / SAME_TIME
+        is_full = _has_too_large_states(goal, predicted.result)
+        products = predicted.forecast.products_seconds if predicted.forecast else 0.0
         for settings in goal.space.with_one_more(one.settings, savers=not fits):
             if not _is_refused(goal, settings, self.found):
-                least = 0.0 if goal.space.is_faster(settings[-1]) else bound
-                self._wait(least, settings, predicted.result)
+                is_faster = goal.space.is_faster(settings[-1])
+                if is_full and not is_faster and not goal.space.frees_states(settings[-1]):
+                    continue
+                is_same = len(settings) > 1 and OTHER_PRODUCTS not in settings[-1]
+                self._wait(
+                    0.0 if is_faster else bound,
+                    products if is_faster and is_same else 0.0,
+                    settings,
+                    predicted.result,
+                )
 
-    def _wait(self, bound: float, settings: tuple[Settings, ...], *rest: Any) -> None:
-        heapq.heappush(self.waiting, _Waiting(bound, next(self.numbers), settings, *rest))
+    def _wait(
+        self, bound: float, products: float, settings: tuple[Settings, ...], *rest: Any
+    ) -> None:
+        number = next(self.numbers)
+        heapq.heappush(self.waiting, _Waiting(bound, products, number, settings, *rest))
 
     def _confirm_known(
         self,
@@ -231,7 +250,7 @@ class _BestFirst:
         cost_of = self.goal.known.cost_of
         known = [(cost, one) for one in alternatives if (cost := cost_of(one)) is not None]
         for cost, one in sorted(known, key=lambda pair: pair[0]):
-            waiting = _Waiting(cost, next(self.numbers), settings, None, start, one)
+            waiting = _Waiting(cost, 0.0, next(self.numbers), settings, None, start, one)
             if self._is_too_slow(waiting) or key_of(settings) in self.best_of:
                 return
             self._confirm(waiting, one)
@@ -290,7 +309,9 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
     config = with_settings(goal.space.base, waiting.settings)
     name = _name_of_last(waiting.settings)
     is_alone = len(waiting.settings) <= 1
-    predicted = goal.known.predicted(goal.workload, config, goal.device, goal.options)
+    predicted = goal.known.predicted(
+        goal.workload, config, goal.device, goal.options, every_rank=False
+    )
     result, parent = predicted.result, waiting.parent
     if result.outcome is not Outcome.OK and is_alone:
         found.refused[name] = result.message
@@ -310,6 +331,15 @@ def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> boo
 
 def _name_of_last(settings: tuple[Settings, ...]) -> str:
     return in_words(settings[-1]) if settings else ""
+
+
+def _has_too_large_states(goal: Goal, result: StepResult) -> bool:
+    """Return whether what a rank holds between two steps is above the limit by itself."""
+    if goal.space.base.sharding is Sharding.NONE or result.timeline is None:
+        return False
+    columns = [CATEGORIES.index(category) for category in STATES]
+    held = result.timeline.bytes_by_category[:, columns].sum(axis=1).min()
+    return bool(held > goal.limit_bytes)
 
 
 def _is_idle(result: StepResult, parent: StepResult) -> bool:
@@ -353,7 +383,9 @@ def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResul
     found = start
     if not alternative.exact:
         config = alternative.result.config
-        found = goal.known.predicted(goal.workload, config, goal.device, goal.options)
+        found = goal.known.predicted(
+            goal.workload, config, goal.device, goal.options, every_rank=False
+        )
     if found.forecast is None:
         return found.result
     return found.forecast.against_limit(found.result, goal.limit_bytes)

@@ -39,6 +39,7 @@ class Space:
         savers: alternatives that save memory and cost time; of each group one, or none.
         accumulation_steps: that are tried, the base's own first.
         budgets: that are tried besides the base's own.
+        freeing: those of `savers` that leave less of parameters or optimizer state on the device.
         has_times: whether predictions have a time.
         notes: what is left alone, in sentences.
     """
@@ -48,6 +49,7 @@ class Space:
     savers: tuple[tuple[Settings, ...], ...]
     accumulation_steps: tuple[int, ...]
     budgets: tuple[float, ...]
+    freeing: tuple[tuple[Settings, ...], ...] = ()
     has_times: bool = True
     notes: tuple[str, ...] = ()
 
@@ -70,6 +72,10 @@ class Space:
     def is_faster(self, settings: Settings) -> bool:
         """Return whether a setting may make a step faster."""
         return any(settings in group for group in self.faster)
+
+    def frees_states(self, settings: Settings) -> bool:
+        """Return whether a setting leaves less of parameters or optimizer state on the device."""
+        return any(settings in group for group in self.freeing)
 
     def _group_of(self, settings: Settings) -> tuple[Settings, ...]:
         return next(group for group in (*self.faster, *self.savers) if settings in group)
@@ -140,6 +146,8 @@ def space_of(
         if exact and technique.keeps is not Keeps.BITS:
             return ()
         found = (one for one in technique.searches if set(one) <= free)
+        if base.sharding is Sharding.NONE:  # one process gets two techniques one after the other
+            found = (one for one in found if set(one) <= set(technique.fields))
         return tuple(one for one in found if not any_strategy or _go_together(base, one))
 
     groups = [(technique, group(technique)) for technique in EVERY]
@@ -153,6 +161,7 @@ def space_of(
         savers=tuple(found for one, found in groups if not one.may_be_faster and found),
         accumulation_steps=steps,
         budgets=BUDGETS if BUDGET in free and can_be_planned(base) else (),
+        freeing=tuple(found for one, found in groups if one.frees_states and found),
         has_times=has_times,
         notes=notes if has_times else (*notes, NO_TIMES),
     )
@@ -166,16 +175,21 @@ def _go_together(base: StepConfig, settings: Settings) -> bool:
 
 
 def _of_ranks(space: Space) -> Space:
-    """Return the space with a few micro-batches and budgets as alternatives that save memory."""
+    """Return the space with a few micro-batches and budgets as alternatives that save memory.
+
+    What leaves less of the states on the device comes first: where they alone are above the limit,
+    all else is in vain without it.
+    """
     most = space.base.rank_batch_size
     steps = [steps for steps in space.accumulation_steps if steps > 1]
     few = [n for n in steps if n & (n - 1) == 0 or n == most][:MOST_STEPS_OF_RANKS]
     divided = tuple({ACCUMULATION: n} for n in few if space.base.accumulation_steps == 1)
     planned = tuple({BUDGET: budget} for budget in BUDGETS_OF_RANKS if space.budgets)
     more = tuple(group for group in (divided, planned) if group)
+    others = tuple(group for group in space.savers if group not in space.freeing)
     return replace(
         space,
-        savers=(*more, *space.savers),
+        savers=(*space.freeing, *more, *others),
         accumulation_steps=(space.base.accumulation_steps,),
         budgets=(),
     )

@@ -148,7 +148,11 @@ def _part_bytes(parameter: Any, rank: int, count: int) -> int:
 
 
 def with_other_ranks(
-    worst: int, of_rank: Callable[[int], Program], classes: Sequence[SameRanks]
+    worst: int,
+    of_rank: Callable[[int], Program],
+    classes: Sequence[SameRanks],
+    *,
+    every_rank: bool,
 ) -> Program:
     """Return the program of a rank with those of ranks that hold something else.
 
@@ -159,6 +163,7 @@ def with_other_ranks(
         worst: the number of the rank.
         of_rank: records another one.
         classes: of ranks that hold the same; empty if that is not known.
+        every_rank: whether to record others than the worst.
     """
     program = of_rank(worst)
     own = next((each for each in classes if worst in each.numbers), None)
@@ -169,7 +174,7 @@ def with_other_ranks(
     others = [each for each in classes if each is not own]
     wanted = sorted(others, key=lambda each: (each is not others[-1], -len(each.numbers)))
     is_large = len(program.recording.operators) > MOST_OPERATORS
-    chosen = [] if is_large else wanted[: MOST_RECORDED_RANKS - 1]
+    chosen = [] if is_large or not every_rank else wanted[: MOST_RECORDED_RANKS - 1]
     said = said_of_others(classes, [own, *chosen])
     found = []
     for each in (own, *chosen):

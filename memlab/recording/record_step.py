@@ -7,7 +7,9 @@ memory and time of kernels, see `memlab.costs.recorded_step`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -39,15 +41,18 @@ def record_step(
     seed: int,
     tracker: Tracker,
     plan: Plan | None = None,
+    *,
+    every_rank: bool = True,
 ) -> Program:
     """Return the program of a step: recorded over this config's micro-batches and others.
 
     Only this config is recorded if some micro-batches have one sample and others have more, if the
     two sizes run different operators, or if the model keeps something from the first batch: a
-    hidden state, a cache, its last outputs.
+    hidden state, a cache, its last outputs. Of several ranks the one that holds most is recorded,
+    with `every_rank` those that hold something else too.
     """
     if config.sharding is not Sharding.NONE:
-        return _heaviest_rank(workload, config, device, seed, tracker, plan)
+        return _heaviest_rank(workload, config, device, seed, tracker, plan, every_rank)
 
     sizes = config.micro_batch_sizes
     size, least = sizes[0], sizes[-1]
@@ -105,6 +110,7 @@ def _heaviest_rank(
     seed: int,
     tracker: Tracker,
     plan: Plan | None,
+    every_rank: bool,
 ) -> Program:
     """Return the program of the rank that holds the most, and with it those of other ranks.
 
@@ -115,8 +121,12 @@ def _heaviest_rank(
     classes: list[SameRanks] = []
 
     def look_at(step: Step) -> None:
+        if heaviest:
+            return
         heaviest.append(heaviest_ranks(step.optimizer, config))
         classes[:] = same_ranks(step.model, step.optimizer, config)
+        if 0 not in heaviest[0]:
+            raise _HoldsLess
 
     def record(asked: StepConfig, tracker: Tracker, rank: int) -> Program:
         return _recorded(
@@ -137,15 +147,25 @@ def _heaviest_rank(
         another.blocks.adopt(tracker.blocks.left())
         return record(config, another, rank)
 
-    found = {0: program_of_rank(0, tracker)}
+    found: dict[int, Program] = {}
+    with contextlib.suppress(_HoldsLess):
+        found[0] = program_of_rank(0, tracker)
+    if not found:
+        gc.collect()  # what was built of rank 0
+        tracker.restart()
+        found[heaviest[0][0]] = program_of_rank(heaviest[0][0], tracker)
 
     def of_rank(rank: int) -> Program:
         if rank not in found:
             found[rank] = program_of_rank(rank, Tracker(tracker.device_type))
         return found[rank]
 
-    worst = max(heaviest[-1], key=lambda rank: _peak_without_kernels(of_rank(rank)))
-    return with_other_ranks(worst, of_rank, classes)
+    worst = max(heaviest[0], key=lambda rank: _peak_without_kernels(of_rank(rank)))
+    return with_other_ranks(worst, of_rank, classes, every_rank=every_rank)
+
+
+class _HoldsLess(BaseException):
+    """Rank 0 is not the one that holds most; no `Exception`, after which it would run again."""
 
 
 def _peak_without_kernels(program: Program) -> int:

@@ -15,6 +15,7 @@ a second rank adds to those of the first. Source: torch/distributed/checkpoint/u
 
 from __future__ import annotations
 
+import functools
 import heapq
 import pickle
 from collections.abc import Callable, Sequence
@@ -41,7 +42,11 @@ class Messages:
 
 def sizes_of_messages(saved: Sequence[SavedTensor], num_ranks: int) -> Messages:
     """Return the bytes of the lists with which this many ranks save."""
-    saved = [*saved, of_random_state()]
+    return _sizes_of_messages((*saved, of_random_state()), num_ranks)
+
+
+@functools.lru_cache(maxsize=8)  # a search predicts many steps that save the same
+def _sizes_of_messages(saved: tuple[SavedTensor, ...], num_ranks: int) -> Messages:
     plan, share = _plan(saved), _plan(most_written(saved, num_ranks, len))
     share = replace(share, storage_data=begin_of_files("__0_"))
     num_parts = max((num_ranks // t.num_holders for t in saved if t.is_divided), default=num_ranks)

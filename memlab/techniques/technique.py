@@ -159,6 +159,8 @@ class Technique:
         savings: its lines in docs/saving.md, one for each setting that a person chooses.
         searches: alternatives that `memlab.recommend` tries; none for what it leaves alone.
         may_be_faster: whether one of these may make a step faster, besides saving memory.
+        frees_states: whether one of these leaves less of parameters or optimizer state on the
+            device between two steps.
     """
 
     fields: tuple[str, ...]
@@ -174,6 +176,7 @@ class Technique:
     savings: tuple[Saving, ...] = ()
     searches: tuple[Mapping[str, Any], ...] = ()
     may_be_faster: bool = False
+    frees_states: bool = False
 
 
 def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:

@@ -171,9 +171,16 @@ def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def _file_of(path: Any) -> Path:
     try:
+        if callable(getattr(path, "save_pretrained", None)):
+            raise WorkloadError(
+                f"path is an object of {type(path).__name__}; allowed is a JSON file, or a folder "
+                "with one: write it by config.save_pretrained(folder), and pass the folder"
+            )
         found = Path(os.fsdecode(path)).expanduser()
         file = found / CONFIG_FILE if found.is_dir() else found
         is_there = file.is_file()
+    except WorkloadError:
+        raise
     except Exception as error:  # a person's own class may raise anything
         raise WorkloadError(f"path={shown(path)} names no file ({type(error).__name__})") from None
     if not is_there:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -85,3 +86,22 @@ def test_what_goes_with_a_strategy_is_a_line_of_its_own():
     ]
     names = {" zero3", " zero3, tensor 2", " zero3, offloaded"}
     assert names <= set(texts_of(plots.scaling(results)))
+
+
+@pytest.mark.parametrize("size", [(2.6, 2.4), (4.4, 3.4), (9.0, 5.0)])
+def test_names_of_equal_peaks_stay_below_the_title_and_apart(size):
+    names = ("ddp", "zero1", "zero2", "zero3")
+    results = [
+        replace(result(name, n, rate=10.0 * n, peak=64 * MIB), device=f"{n}x-{card}")
+        for name in names
+        for n, card in ((2, "h100"), (8, "h200"))
+    ]
+    figure = plots.scaling(results, size=size)
+    for axes in figure.axes:
+        named = [text for text in axes.texts if text.get_text().strip() in names]
+        heights = sorted(text.get_position()[1] for text in named)
+        to_points = axes.get_window_extent().height * 72 / figure.dpi
+        low, high = axes.get_ylim()
+        gaps = [b - a for a, b in itertools.pairwise(heights)]
+        assert heights[-1] <= high
+        assert min(gaps) / (high - low) * to_points > 8

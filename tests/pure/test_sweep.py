@@ -584,3 +584,10 @@ def test_a_workload_that_no_executor_can_be_sent_is_refused_by_name(path, runs):
     table = memlab.sweep(workload, sizes(2), "cpu", path=path)
     assert "runs every setting again" in table.notes[0]
     assert stored(path) == [1, 2]
+
+
+def test_an_argument_that_is_none_is_said_with_what_there_is():
+    with pytest.raises(ConfigError, match=r"config=.*did you mean 'configs'.*allowed are workload"):
+        memlab.sweep(WORKLOAD, config=StepConfig())
+    with pytest.raises(TypeError, match="sweep: missing a required argument: 'configs'; allowed"):
+        memlab.sweep(WORKLOAD)

@@ -156,3 +156,9 @@ def test_unknown_names_and_options_say_what_there_is(call, said):
 def test_a_missing_zoo_names_the_command():
     with pytest.raises(MemlabError, match="pip install 'memlab"):
         data.zoo_import("a_library_that_is_not_there")
+
+
+def test_a_config_that_is_no_file_is_said_with_what_writes_one():
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(MemlabError, match=r"an object of T5Config.*save_pretrained\(folder\)"):
+        workloads.from_config(transformers.T5Config())

@@ -7,6 +7,8 @@ import torch
 
 import memlab
 from memlab import MemlabError, StepConfig, recommend
+from memlab.recommending import known
+from memlab.recommending import search as searching
 from memlab.recommending.ranks import with_ranks
 from memlab.recommending.space import space_of
 from memlab.techniques.sharding.sharding import most_ranks
@@ -154,3 +156,80 @@ def test_on_a_cluster_strategies_are_compared_by_their_time():
     seconds = [one.result.step_seconds for one in ranked]
     assert seconds == sorted(seconds)
     assert any(reason.endswith("compared by time") for reason in ranked[0].reasons)
+
+
+def test_what_is_returned_has_every_rank(every):
+    def peaks(result):
+        return {one.rank_numbers: one.peak_by_category for one in result.ranks}
+
+    for name, result in every.items():
+        alone = memlab.predict(wide(), dataclasses.replace(TWO, sharding=name), "cpu")
+        assert peaks(result) == peaks(alone)
+    assert len(every["zero1"].ranks) == 2  # with ZeRO-1 they hold different states
+
+
+def test_a_search_records_one_rank_of_what_it_does_not_return():
+    known._known.clear()
+    ranked = on_two("1GiB", batch_size=BATCH, world_size=2, top=1)
+    held = {str(one.config.sharding): one.ranks for one in ranked.tried}
+    assert str(ranked[0].config.sharding) != "zero1"
+    assert len(held["zero1"]) == 1
+
+
+@pytest.mark.slow
+def test_what_cannot_be_as_fast_is_not_recorded_and_nothing_is_lost(monkeypatch):
+    def found():
+        known._known.clear()
+        workload = blocks(width=8192, depth=1)
+        allow = ["sharding", "precision"]
+        ranked = recommend(workload, None, 2**18, "2x-h100", allow=allow, top=2)
+        answers = [(one.config, one.result.step_seconds, one.result.needed_bytes) for one in ranked]
+        return answers, {one.config for one in ranked.tried}
+
+    answers, tried = found()
+    monkeypatch.setattr(searching, "OTHER_PRODUCTS", "sharding")  # so that no strategy is left out
+    of_all, all_tried = found()
+    assert answers == of_all
+    assert tried < all_tried
+
+
+OFFLOADED = {"offload_parameters": True, "offload_optimizer": True}
+
+
+def test_what_only_fits_with_offloaded_shards_is_found_if_it_is_allowed():
+    workload = blocks(width=2048, depth=2)
+    zero3 = StepConfig(batch_size=64, sharding="zero3", world_size=2)
+    offloaded = dataclasses.replace(zero3, **OFFLOADED)
+    least = memlab.predict(workload, offloaded, "2x-rtx-4090")
+    limit = int(least.needed_bytes * 1.1)
+
+    ranked = recommend(workload, limit, 64, "2x-rtx-4090", allow=["sharding", *OFFLOADED])
+    assert offloaded in [one.config for one in ranked]
+    assert all(one.config.offloads_shards for one in ranked)
+    assert ranked[0].result.step_seconds is None
+    assert any("so this comes after what has a time" in said for said in ranked[0].reasons)
+    assert "time not known" in str(ranked)
+
+    unasked = recommend(workload, limit, 64, "2x-rtx-4090", allow=["sharding"])
+    assert len(unasked) == 0
+
+
+def test_what_has_no_time_comes_after_what_has_one():
+    workload = blocks(width=2048, depth=2)
+    config = StepConfig(batch_size=64, sharding="zero3", world_size=2)
+    ranked = recommend(workload, "200MiB", config=config, device="2x-rtx-4090", allow=[*OFFLOADED])
+    by_itself, together = ranked
+    assert by_itself.config == dataclasses.replace(config, offload_optimizer=True)
+    assert by_itself.result.step_seconds > 0
+    assert together.config == dataclasses.replace(config, **OFFLOADED)
+    assert together.result.step_seconds is None
+
+
+def test_two_techniques_together_are_searched_in_ranks_only():
+    def settings(base):
+        space = space_of(base, None, make_facts(), exact=False)
+        return [one for group in space.savers for one in group]
+
+    assert OFFLOADED in settings(TWO)
+    assert OFFLOADED not in settings(StepConfig())
+    assert settings(TWO)[0] == {"offload_parameters": True}  # before micro-batches

@@ -345,6 +345,19 @@ def test_one_rank_sends_nothing_and_has_the_time_of_its_kernels(sharding, device
     result = predicted(pairs(2), device, sharding=sharding, world_size=1)
     assert result.step_seconds > 0
     assert not any("communication between ranks" in note for note in result.notes)
+    assert not any("Collectives take" in note for note in result.notes)
+
+
+def test_averaging_once_changes_nothing_for_one_micro_batch_and_a_note_says_so():
+    late = {"sharding": "zero3", "world_size": 2, "sync_each_micro_batch": False}
+    said = "sync_each_micro_batch=False changes nothing with accumulation_steps=1"
+    once, every = (predicted(pairs(2), "h100", **late | more) for more in (
+        {}, {"sync_each_micro_batch": True},
+    ))  # fmt: skip
+    assert any(note.startswith(said) for note in once.notes)
+    assert not any(note.startswith(said) for note in every.notes)
+    assert once.peak_by_category == every.peak_by_category
+    assert once.communication == every.communication
 
 
 def test_lists_of_tensors_are_gathered_through_one_tensor():

@@ -262,7 +262,11 @@ PARAMETERS = Technique(
     changes_plans=False,
     refusals=partial(refusals, "offload_parameters"),
     controls=(offload_control("offload_parameters"),),
-    searches=({"offload_parameters": True},),
+    searches=(
+        {"offload_parameters": True},
+        {"offload_parameters": True, "offload_optimizer": True},  # of ranks, only together
+    ),
+    frees_states=True,
     savings=(
         Saving(
             setting="`offload_parameters=True`",
@@ -286,6 +290,7 @@ OPTIMIZER_STATE = Technique(
     refusals=partial(refusals, "offload_optimizer"),
     controls=(offload_control("offload_optimizer"),),
     searches=({"offload_optimizer": True},),
+    frees_states=True,
     savings=(
         Saving(
             setting="`offload_optimizer=True`",

@@ -349,6 +349,7 @@ OPTIMIZER = Technique(
         {"optimizer": "sgd-momentum"},
         {"optimizer": "sgd"},
     ),
+    frees_states=True,
     savings=(
         Saving(
             setting='`optimizer="adafactor"`',

@@ -26,6 +26,10 @@ from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 
 CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
+NOTHING_TO_WAIT_FOR = (
+    "sync_each_micro_batch=False changes nothing with accumulation_steps=1: the gradients of the "
+    "only micro-batch are averaged either way."
+)
 MOST_RANKS_ON_A_CPU = 8  # or one a processor: more of them only wait for one another
 
 
@@ -170,8 +174,11 @@ def notes(asked: Setup) -> list[str]:
     """Say what the ranks do that one process does not."""
     config = asked.config
     own = deepspeed_settings.notes(config) if config.is_deepspeed else []
-    if config.sharding is Sharding.NONE or config.accumulation_steps == 1:
+    if config.sharding is Sharding.NONE:
         return own
+    if config.accumulation_steps == 1:
+        is_needless = not config.sync_each_micro_batch and not config.is_deepspeed
+        return [NOTHING_TO_WAIT_FOR, *own] if is_needless else own
     if config.sync_each_micro_batch:
         return ["The ranks average their gradients after every micro-batch.", *own]
     return [
