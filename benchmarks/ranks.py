@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from memlab import StepConfig, StepResult, VerifyReport, Workload
+from memlab.result import Source
 from memlab.verifying.verify import verify_in_process
 from memlab.worker.job import Job
 from memlab.worker.ranks.group import RankGroup
-from memlab.worker.ranks.measuring import together
+from memlab.worker.ranks.measuring import measure_in
 from memlab.worker.ranks.verifying import updates_in
 
 GROUP_SECONDS = 3600.0
@@ -44,8 +45,11 @@ class Ranks:
             "workload": workload, "config": config, "device_type": "cpu", "repeats": 1,
             "warmup": 0, "seed": 0, "memory_limit": None, **options,
         }  # fmt: skip
-        answers = self.of(config.world_size).call("measure", asked, lambda result: True)
-        return together([answer.value for answer in answers])
+        about = {
+            "source": Source.MEASURED, "device": "cpu", "config": config,
+            "workload_name": workload.name, "memory_limit_bytes": asked["memory_limit"],
+        }  # fmt: skip
+        return measure_in(self.of(config.world_size), asked, about)
 
     def verified(self, workload: Workload, config: StepConfig, **options: Any) -> VerifyReport:
         """Return what `memlab.verify` would, without starting ranks."""

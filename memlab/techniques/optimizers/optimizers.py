@@ -1,8 +1,8 @@
 """Optimizers by name, with PyTorch's own defaults, and the choice of their implementation.
 
-8-bit states are those of bitsandbytes: blocks of 256 values share a scale, and parameters with
-fewer than 4096 values keep fp32 states. Left out: GaLore and other low-rank projections. Neither
-torch nor torchao has them, and their own package, galore-torch, had its last release in 2024.
+8-bit states are those of bitsandbytes: blocks of 256 values share a scale, and parameters of fewer
+than 4096 values keep fp32 states. Left out: GaLore and other low-rank projections. PyTorch and
+torchao have none, and galore-torch had its last release in 2024.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,6 @@ from memlab.torch_private.tensors import indices_of, values_of
 
 LEARNING_RATE, ADAFACTOR_LEARNING_RATE = 1e-3, 1e-2
 """PyTorch's defaults for AdamW and Adafactor. Adafactor's rate is relative to a weight's size."""
-
 MOMENTUM = 0.9
 SCHEDULE_STEPS = 1000  # length of the cosine; it changes neither memory nor time of a step
 IMPLEMENTATIONS: dict[OptimizerImplementation, dict[str, bool]] = {

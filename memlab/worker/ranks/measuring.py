@@ -61,13 +61,22 @@ def measure_ranks(
         job = dataclasses.replace(job, threads=config.threads_of_rank(job.threads))
         with RankGroup(job, config.world_size, device.type, deadline, report) as group:
             own = {"workload": workload, "config": config, "device_type": device.type}
-            answers = group.call("measure", own | arguments, _is_ok)
+            return measure_in(group, own | arguments, asked)
     except (Exception, SystemExit) as error:
         outcome, message = explain(error, "starting the ranks")
         return StepResult(**asked, outcome=outcome, message=message)
 
-    results = [_result_of(answer, rank, asked) for rank, answer in enumerate(answers)]
-    return together(results)
+
+def measure_in(group: RankGroup, arguments: dict[str, Any], asked: dict[str, Any]) -> StepResult:
+    """Measure a step in ranks that have started.
+
+    Args:
+        group: the ranks; one that fails ends them all.
+        arguments: of `measure_rank`.
+        asked: fields of the result that are known before it runs.
+    """
+    answers = group.call("measure", arguments, _is_ok)
+    return together([_result_of(answer, rank, asked) for rank, answer in enumerate(answers)])
 
 
 def check_devices(config: StepConfig, device: torch.device) -> None:
