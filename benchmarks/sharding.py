@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.ranks import Ranks
-from memlab import StepConfig, StepResult, workloads
+from memlab import Outcome, StepConfig, StepResult, workloads
 from memlab.devices.cards import Target
 from memlab.predicting.predict import predict_in_process
 
@@ -85,7 +85,7 @@ def compared(ranks: Ranks, world_size: int, only: str) -> list[dict[str, Any]]:
                 "error": predicted.peak_allocated_bytes / measured.peak_allocated_bytes - 1.0,
                 "first step, error": (predicted.first_step_peak_bytes or 0) / first - 1.0,
             }
-        else:
+        if measured.outcome is not Outcome.OK or predicted.outcome is not Outcome.OK:
             row["why"] = f"measured: {measured.message}; predicted: {predicted.message}"
         if "plain" in name:
             row["gradient error"] = gradient_error(ranks, workload, fields)

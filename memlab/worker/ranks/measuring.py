@@ -125,7 +125,11 @@ def together(results: Sequence[StepResult]) -> StepResult:
 
 def _is_ok(result: StepResult) -> bool:
     """Return whether the other ranks can go on; all of them agree on an end above the limit."""
-    return result.outcome is Outcome.OK or result.peak_allocated_bytes is not None
+    if result.peak_allocated_bytes is None:
+        return result.outcome is Outcome.OK
+    is_over = result.outcome is Outcome.OUT_OF_MEMORY and result.fits is False
+    # a rank that has failed while it was timed has a peak too, and the others wait for it
+    return is_over or result.outcome in (Outcome.OK, Outcome.CANCELLED)
 
 
 def _result_of(answer: Answer, rank: int, asked: dict[str, Any]) -> StepResult:
