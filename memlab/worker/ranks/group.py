@@ -11,6 +11,7 @@ could not go on, the others are given a moment and are then stopped.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -59,11 +60,13 @@ class Answer:
         value: what the function returned, if `outcome` is ok.
         outcome: ok, failed, crashed, timed_out or cancelled.
         message: how the rank ended, in a clause: "was ended by SIGKILL while timing step 2".
+        order: how many ranks had answered before.
     """
 
     outcome: Outcome
     value: Any = None
     message: str = ""
+    order: int = 0
 
 
 class RankGroup:
@@ -142,7 +145,7 @@ class RankGroup:
         stop_at = self.deadline
         while len(answers) < self.world_size and time.monotonic() < stop_at:
             for rank, answer in self._heard(answers):
-                answers[rank] = answer
+                answers[rank] = dataclasses.replace(answer, order=len(answers))
                 if answer.outcome is not Outcome.OK or not is_good(answer.value):
                     stop_at = min(stop_at, time.monotonic() + GRACE_SECONDS)
             time.sleep(POLL_SECONDS)

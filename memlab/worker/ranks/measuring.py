@@ -76,7 +76,9 @@ def measure_in(group: RankGroup, arguments: dict[str, Any], asked: dict[str, Any
         asked: fields of the result that are known before it runs.
     """
     answers = group.call("measure", arguments, _is_ok)
-    return together([_result_of(answer, rank, asked) for rank, answer in enumerate(answers)])
+    order = sorted(range(len(answers)), key=lambda rank: answers[rank].order)
+    results = [_result_of(answer, rank, asked) for rank, answer in enumerate(answers)]
+    return together(results, order)
 
 
 def check_devices(config: StepConfig, device: torch.device) -> None:
@@ -92,12 +94,17 @@ def check_devices(config: StepConfig, device: torch.device) -> None:
         )
 
 
-def together(results: Sequence[StepResult]) -> StepResult:
+def together(results: Sequence[StepResult], order: Sequence[int]) -> StepResult:
     """Return one result of those of all ranks: that of the rank with the highest peak.
 
-    If ranks have failed, it is that of the first rank that caused the end.
+    If ranks have failed, its message is that of the first that did: others lose their connection to
+    it, which is an error of theirs too.
+
+    Args:
+        results: by rank.
+        order: the ranks, as they have answered.
     """
-    bad = [result for result in results if result.outcome is not Outcome.OK]
+    bad = [results[rank] for rank in order if results[rank].outcome is not Outcome.OK]
     if bad:
         first = min(bad, key=lambda result: WORST_FIRST.index(result.outcome))
         known = [r for r in results if r.peak_allocated_bytes is not None]
