@@ -279,6 +279,37 @@ def test_a_rank_that_fails_while_it_is_timed_ends_the_others():
     assert not left_running()
 
 
+class Routed(nn.Module):
+    """Blocks, and experts of which each rank runs others, as its tokens ask for."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.first, self.experts = nn.Linear(4, 4), nn.ModuleList()
+        self.experts.extend(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.chosen = experts
+
+    def forward(self, x):
+        x = self.first(x)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        for expert in self.chosen[rank]:
+            x = x + self.experts[expert](x)
+        return x
+
+
+@pytest.mark.parametrize("chosen", [((0,), (1,)), ((0,), (0, 1, 2))])
+def test_ranks_that_run_other_experts_are_an_error(chosen, ranks):
+    routed = Workload(
+        name="routed",
+        build_model=lambda: Routed(chosen),
+        make_batch=lambda n: torch.randn(n, 4),
+        compute_loss=lambda model, x: model(x).square().mean(),
+    )
+    result = ranks.measured(routed, StepConfig(batch_size=4, **TWO))
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert "experts." in result.message
+    assert "let every rank run every module" in result.message
+
+
 class Differing(nn.Linear):
     """Computes something else in rank 1."""
 

@@ -24,6 +24,7 @@ from memlab.techniques.sharding.ranks import (
 from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
+from memlab.torch_private.dispatch import are_tensors_fake
 
 CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 NOTHING_TO_WAIT_FOR = (
@@ -85,7 +86,13 @@ def apply(
 
     check_group(config)
     # late, since these import much of torch.distributed
-    from memlab.techniques.sharding import fully_sharded, replicated, shards, tensor_parallel
+    from memlab.techniques.sharding import (
+        fully_sharded,
+        replicated,
+        same_calls,
+        shards,
+        tensor_parallel,
+    )
 
     run_model, group = model, None
     if config.sharding in REPLICATED and divided is not None:
@@ -105,6 +112,8 @@ def apply(
         mesh = fully_sharded.make_mesh(config, device.type) if divided is None else divided.mesh
         fully_sharded.shard(model, config, mesh)
         context = shards.in_micro_batch(model)
+        if not config.compile and not are_tensors_fake():  # hooks would divide the graph
+            context = same_calls.checked_once(model, context, device)
         context = context if divided is None else tensor_parallel.in_micro_batch(context)
 
     return Sharded(
