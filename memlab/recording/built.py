@@ -1,4 +1,4 @@
-"""Turn a model that was built for real into a model of fake tensors.
+"""Turn a model that was built of ordinary tensors into a model of fake ones.
 
 Some models cannot be built of fake tensors. Parameter classes with formats of their own, such as
 the 4-bit weights of bitsandbytes, manage their memory themselves and quantize it when they are
@@ -22,6 +22,12 @@ from memlab.torch_private.tensors import storage_key
 
 Changed = dict[int, tuple[Any, Any]]
 """By the id of a changed object: the object itself, so that the id stays valid, and its result."""
+
+
+class OwnFormat(FakeTensor):
+    """A fake parameter that says it is of the class of the real one: libraries ask for its name."""
+
+    __class__ = property(lambda self: vars(self)["_kind"])
 
 
 def own_formats(model: torch.nn.Module) -> list[str]:
@@ -66,6 +72,8 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
 
         parameter = torch.nn.Parameter(made, real.requires_grad)
         vars(parameter)["_kind"] = type(real)
+        if type(real) is not torch.nn.Parameter:
+            parameter.__class__ = OwnFormat  # type: ignore[assignment]
         changed[id(real)] = (real, parameter)  # before its attributes, which may refer to it
         vars(parameter).update(carried(vars(real), fake, changed))
         return parameter

@@ -18,6 +18,7 @@ import torch
 from memlab.arguments.units import MIB
 from memlab.devices.generators import preserved_random_state
 from memlab.recording.built import made_fake, own_formats
+from memlab.recording.outlined import outlines
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real
@@ -148,11 +149,16 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
 def _build_model(
     build: Callable[[], torch.nn.Module], mode: FakeTensorMode, recording: Recording
 ) -> torch.nn.Module:
-    """Build a model of fake tensors; if that fails, build it for real and replace its tensors."""
+    """Build a model of fake tensors; if that fails, build it otherwise and replace its tensors."""
     state = torch.get_rng_state()
     try:
         return build()
     except Exception as error:  # fake tensors raise many kinds of errors
+        torch.set_rng_state(state)
+        quantized = _quantized_outline(build)
+        if quantized is not None:
+            return made_fake(quantized, mode)
+
         torch.set_rng_state(state)
         with for_real():
             model = build()
@@ -173,3 +179,19 @@ def _build_model(
                 "fake tensors."
             )
         return made_fake(model, mode)
+
+
+def _quantized_outline(build: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
+    """Return a model without memory whose parameters have quantized themselves.
+
+    It is None if its build or its parameters read values, or if it has no such parameters: then
+    the build failed for another reason, and knowing all values helps.
+    """
+    try:
+        with outlines():
+            model = build()
+            if not isinstance(model, torch.nn.Module) or not own_formats(model):
+                return None
+            return model.to("cpu")
+    except Exception:  # a library may do anything with a tensor that has no memory
+        return None

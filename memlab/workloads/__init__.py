@@ -19,13 +19,14 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import Workload
 from memlab.workloads import sizes
 from memlab.workloads.configs import from_config
+from memlab.workloads.finetuned import finetune
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
 
-__all__ = ["JpegDigits", "from_config", "get", "names"]
+__all__ = ["JpegDigits", "finetune", "from_config", "get", "names"]
 
 MOST_OF_A_SIZE = 10**7  # the largest number of layers, channels or tokens that makes sense
 HIGHEST_DROPOUT = 0.999

@@ -112,6 +112,18 @@ def from_config(
     >>> memlab.workloads.from_config(path, tokens=64).name
     'tiny, sequence length 64'
     """
+    label, model = model_of(path, tokens, image_size)
+    return _sized(model.size, label=label, model=model)
+
+
+def model_of(
+    path: Any, tokens: int | None = None, image_size: int | None = None
+) -> tuple[str, ConfiguredModel]:
+    """Return a name for the model that a config describes, and the model.
+
+    Raises:
+        WorkloadError: as `from_config`.
+    """
     file = _file_of(path)
     values = _values_of(file)
     config = _config_of(file, values)
@@ -129,8 +141,7 @@ def from_config(
     if is_image and hasattr(config, "image_size"):
         values = {**values, "image_size": size}
     label = file.parent.name if file.name == CONFIG_FILE and file.parent.name else file.stem
-    model = ConfiguredModel(auto_class=auto_class, values=values, size=size)
-    return _sized(size, label=label, model=model)
+    return label, ConfiguredModel(auto_class=auto_class, values=values, size=size)
 
 
 def _sized(size: int, *, label: str, model: ConfiguredModel) -> Workload:
@@ -141,13 +152,12 @@ def _sized(size: int, *, label: str, model: ConfiguredModel) -> Workload:
         values = {**values, "image_size": size}
     model = replace(model, values=values, size=size)
     words = ("image size", "pixels", 2) if is_image else ("sequence length", "tokens", 1)
-    offered = sorted({max(1, int(factor * size)) for factor in FACTORS})
     sample_size = SampleSize(
         name=words[0],
         unit=words[1],
         value=size,
         dimensions=words[2],
-        offered=tuple(offered),
+        offered=offered_sizes(size),
         make_workload=partial(_sized, label=label, model=model),
     )
     return Workload(
@@ -157,6 +167,11 @@ def _sized(size: int, *, label: str, model: ConfiguredModel) -> Workload:
         compute_loss=own_loss,
         sample_size=sample_size,
     )
+
+
+def offered_sizes(size: int) -> tuple[int, ...]:
+    """Return the sizes of samples that a slider offers around one."""
+    return tuple(sorted({max(1, int(factor * size)) for factor in FACTORS}))
 
 
 def _transformers() -> Any:

@@ -1,0 +1,266 @@
+"""Fine-tuning of language models: a base in any number format, and adapters of peft on it."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memlab.arguments.checks import anything, checked, choice, count, number, of_type
+from memlab.arguments.quoting import is_a, shown
+from memlab.errors import ConfigError, WorkloadError
+from memlab.techniques.casts import cast_weights
+from memlab.workload import SampleSize, Workload
+from memlab.workloads.bases import BASES
+from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
+from memlab.workloads.quantizing import QUANTIZED, finetune_import, quantize_linear_layers
+
+USUAL_TOKENS = 512
+MOST_TOKENS = 2**20
+MOST_RANK = 2**16
+CAUSAL = "AutoModelForCausalLM"
+FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LOW_RANK = ("lora", "dora", "rslora")
+PROMPTS = ("prefix", "prompt")
+ADAPTERS = ("none", *LOW_RANK, "ia3", *PROMPTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finetuned:
+    """A language model whose base may be frozen and quantized, and the adapter that is trained.
+
+    The fields that are no others' are those of `finetune`.
+
+    Attributes:
+        label: the name of the base model.
+        model: the base model, and the batches it takes.
+    """
+
+    label: str
+    model: ConfiguredModel
+    adapter: str
+    rank: int
+    num_virtual_tokens: int
+    targets: str | tuple[str, ...] | None
+    modules_to_save: tuple[str, ...]
+    dropout: float
+    base: str
+    double_quantization: bool
+    prepare_for_kbit: bool
+
+    def build(self) -> nn.Module:
+        """Return the model, with random weights. It quantizes itself when it is moved."""
+        model = self.model.build()
+        # training needs nothing of what attention keeps for generating
+        model.config.use_cache = False  # type: ignore[union-attr]
+        # a quantized layer multiplies in the number format that its weights had
+        cast_weights(model, getattr(torch, FORMATS.get(self.base, "bfloat16")))
+        if self.base in QUANTIZED:
+            quantize_linear_layers(model, self.base, self.double_quantization, self.label)
+        if self.adapter == "none":
+            return model
+        if self.adapter == "dora" and self.base in QUANTIZED:
+            model.to("cpu")  # DoRA begins with the norms of the weights as they are when quantized
+
+        peft = finetune_import("peft")
+        if self.prepare_for_kbit:
+            model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        try:
+            adapted: nn.Module = peft.get_peft_model(model, self._peft_config(peft))
+        except ValueError as error:  # of targets that it does not find, for instance
+            raise WorkloadError(_why_not_adapted(self, model, error)) from None
+        return adapted
+
+    def _peft_config(self, peft: Any) -> Any:
+        """Return what peft calls this adapter."""
+        held = {"task_type": "CAUSAL_LM", "modules_to_save": list(self.modules_to_save) or None}
+        if self.adapter in PROMPTS:
+            kinds = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}
+            tokens = self.num_virtual_tokens
+            return kinds[self.adapter](task_type="CAUSAL_LM", num_virtual_tokens=tokens)
+
+        targets = self.targets
+        if targets is not None and not is_a(targets, str):
+            targets = list(targets)  # type: ignore[assignment]
+        if self.adapter == "ia3":
+            return peft.IA3Config(target_modules=targets, **held)
+        return peft.LoraConfig(
+            r=self.rank,
+            lora_alpha=2 * self.rank,
+            lora_dropout=self.dropout,
+            target_modules=targets,
+            use_dora=self.adapter == "dora",
+            use_rslora=self.adapter == "rslora",
+            **held,
+        )
+
+    @property
+    def words(self) -> str:
+        """What is trained, in words, such as "lora of rank 16 on nf4"."""
+        how = f" of rank {self.rank}" if self.adapter in LOW_RANK else ""
+        if self.adapter in PROMPTS:
+            how = f" of {self.num_virtual_tokens} tokens"
+        return f"{'all' if self.adapter == 'none' else self.adapter + how} on {self.base}"
+
+
+def _targets(name: str, value: Any) -> str | tuple[str, ...] | None:
+    if value is None or is_a(value, str):
+        return value if value is None else of_type(name, value, str)
+    found: tuple[str, ...] = of_type(name, value, tuple[str, ...])
+    if not found:
+        raise ConfigError(
+            f"{name}=() names no module; give at least one, None for peft's choice, or 'all-linear'"
+        )
+    return found
+
+
+def _tokens(name: str, value: Any) -> int | None:
+    return None if value is None else count(1, MOST_TOKENS)(name, value)
+
+
+@checked(
+    model=anything,
+    adapter=choice(*ADAPTERS),
+    rank=count(1, MOST_RANK),
+    num_virtual_tokens=count(1, MOST_RANK),
+    targets=_targets,
+    dropout=number(0.0, 0.999),
+    base=choice(*FORMATS, *QUANTIZED),
+    tokens=_tokens,
+)
+def finetune(
+    model: str | os.PathLike[str] = "llama-1b",
+    *,
+    adapter: str = "lora",
+    rank: int = 16,
+    num_virtual_tokens: int = 20,
+    targets: str | tuple[str, ...] | None = None,
+    modules_to_save: tuple[str, ...] = (),
+    dropout: float = 0.0,
+    base: str = "bf16",
+    double_quantization: bool = True,
+    prepare_for_kbit: bool = False,
+    tokens: int | None = None,
+) -> Workload:
+    """Return a workload that fine-tunes a language model of transformers, with random weights.
+
+    Nothing is downloaded. The adapter is what peft builds, in the number formats that it chooses:
+    the weights of LoRA are fp32 on a base of 16 bits.
+
+    Args:
+        model: one of `memlab.workloads.bases.BASES`, or the path of a config of transformers, as in
+            `from_config`.
+        adapter: "lora", "dora", "rslora", "ia3", "prefix", "prompt", or "none": all weights are
+            trained.
+        rank: of the low-rank adapters; alpha is twice the rank, which costs nothing.
+        num_virtual_tokens: of prefix and prompt tuning.
+        targets: the layers with an adapter: their names, a regular expression, "all-linear", or
+            None for those that peft chooses for this architecture.
+        modules_to_save: names of modules that are trained as a whole beside the adapter.
+        dropout: in the low-rank adapters.
+        base: the number format of the base: "fp32", "bf16", "fp16", or quantized by bitsandbytes:
+            "nf4", "fp4", "int8". Its layers multiply in bf16 (int8: in 8 bits).
+        double_quantization: whether the scales of 4-bit weights are quantized too.
+        prepare_for_kbit: whether peft's `prepare_model_for_kbit_training` casts all weights that
+            are not quantized (norms, embeddings, head) to fp32.
+        tokens: of a sample; None is 512, or as many as the model takes if they are fewer.
+
+    Raises:
+        WorkloadError: the model or a value is not allowed; the message says what is. A library that
+            is missing, and targets that are not found, are named when the model is built.
+
+    >>> import memlab
+    >>> memlab.workloads.finetune("llama-1b", adapter="lora", rank=16, base="nf4").name
+    'llama-1b, lora of rank 16 on nf4, sequence length 512'
+    """
+    label, configured = _configured(model, tokens)
+    if adapter == "none" and (base in QUANTIZED or prepare_for_kbit):
+        field = f"base={base!r}" if base in QUANTIZED else "prepare_for_kbit=True"
+        raise WorkloadError(
+            f"{field} freezes the base, and with adapter='none' nothing would be trained; allowed "
+            "is an adapter, such as 'lora', or a base of bf16, fp16 or fp32"
+        )
+    if adapter == "dora" and base == "int8":
+        raise WorkloadError(
+            "adapter='dora' reads the weights of its base once more, and bitsandbytes loses the "
+            "scales of base='int8' on the way; allowed is a base of nf4, fp4, bf16, fp16 or fp32, "
+            "or adapter='lora'"
+        )
+    made = Finetuned(
+        label=label,
+        model=configured,
+        adapter=adapter,
+        rank=rank,
+        num_virtual_tokens=num_virtual_tokens,
+        targets=targets,
+        modules_to_save=modules_to_save,
+        dropout=dropout,
+        base=base,
+        double_quantization=double_quantization,
+        prepare_for_kbit=prepare_for_kbit,
+    )
+    return _sized(configured.size, made=made)
+
+
+def _sized(size: int, *, made: Finetuned) -> Workload:
+    """Return the workload with samples of this many tokens, which its name says."""
+    _check_length(made.label, made.model, size)
+    made = replace(made, model=replace(made.model, size=size))
+    sample_size = SampleSize(
+        name="sequence length",
+        unit="tokens",
+        value=size,
+        offered=offered_sizes(size),
+        make_workload=partial(_sized, made=made),
+    )
+    return Workload(
+        name=f"{made.label}, {made.words}, {sample_size}",
+        build_model=made.build,
+        make_batch=made.model.batch,
+        compute_loss=own_loss,
+        sample_size=sample_size,
+    )
+
+
+def _configured(model: Any, tokens: int | None) -> tuple[str, ConfiguredModel]:
+    """Return the name and the config of a model that is given by name or path."""
+    if is_a(model, str) and model in BASES:
+        values = dict(BASES[model])
+        size = tokens or min(USUAL_TOKENS, values["max_position_embeddings"])
+        return str(model), ConfiguredModel(auto_class=CAUSAL, values=values, size=size)
+    if is_a(model, str) and os.sep not in model and not os.path.exists(model):
+        raise WorkloadError(
+            f"model={shown(model)} is unknown; allowed is one of {list(BASES)}, or the path of a "
+            "config of transformers"
+        )
+    label, found = model_of(model, tokens)
+    if found.auto_class != CAUSAL:
+        raise WorkloadError(
+            f"model={shown(str(model))} is no causal language model but one for "
+            f"{found.auto_class}; write a function that returns a memlab.Workload, whose "
+            "build_model calls peft.get_peft_model"
+        )
+    return label, replace(found, size=tokens or min(found.size, USUAL_TOKENS))
+
+
+def _check_length(label: str, model: ConfiguredModel, size: int) -> None:
+    most: Any = model.values.get("max_position_embeddings")
+    if most is None:  # the default of a config that was given as a file
+        most = getattr(model.config().get_text_config(), "max_position_embeddings", None)
+    if is_a(most, int) and size > most:
+        raise WorkloadError(
+            f"tokens={size} is more than {label} takes: its config has "
+            f"max_position_embeddings={most}; allowed are 1 to {most}"
+        )
+
+
+def _why_not_adapted(made: Finetuned, model: nn.Module, error: ValueError) -> str:
+    """Return the message of an adapter that peft cannot build on this model."""
+    names = sorted({path.rpartition(".")[2] for path, module in model.named_modules()
+                    if isinstance(module, nn.Linear)})  # fmt: skip
+    return (
+        f"peft cannot put {made.adapter} with targets={shown(made.targets)} on {made.label}: "
+        f"{' '.join(str(error).split())[:200]}; its linear layers are named {', '.join(names)}"
+    )

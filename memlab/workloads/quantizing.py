@@ -1,0 +1,89 @@
+"""Quantize the linear layers of a model by bitsandbytes, as transformers does when it loads one.
+
+The new layers hold the weights as they were until the model is moved to a device; the move
+quantizes them. Output embeddings, and weights that they are tied to, keep their number format.
+"""
+
+import importlib
+from typing import Any
+
+from torch import nn
+
+from memlab.errors import WorkloadError
+
+FOUR_BIT = ("nf4", "fp4")
+QUANTIZED = (*FOUR_BIT, "int8")
+OUTLIERS_ABOVE = 6.0  # llm_int8_threshold of transformers' BitsAndBytesConfig
+
+
+def finetune_import(module: str) -> Any:
+    """Import a module of the finetune extra.
+
+    Raises:
+        WorkloadError: it is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise WorkloadError(
+            f"this workload needs {error.name}, which is not installed; "
+            "run: pip install 'memlab[finetune]'"
+        ) from error
+
+
+def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -> None:
+    """Replace the linear layers of a model of transformers by quantized ones, in place.
+
+    Args:
+        model: its weights are in the number format in which the layers will multiply.
+        base: one of `QUANTIZED`.
+        is_double: whether the scales of 4-bit weights are quantized too.
+        label: the model's name, for the message.
+
+    Raises:
+        WorkloadError: no layer can be quantized.
+    """
+    modules = finetune_import("bitsandbytes.nn")
+    transposed = finetune_import("transformers.pytorch_utils").Conv1D
+    heads = {id(head) for head in (model.get_output_embeddings(),) if head is not None}
+    kept = {id(parameter) for head in model.modules() if id(head) in heads
+            for parameter in head.parameters()}  # fmt: skip
+    found = [
+        (path, layer)
+        for path, layer in model.named_modules()
+        if type(layer) in (nn.Linear, transposed) and id(layer.weight) not in kept
+    ]
+    if not found:
+        kinds = sorted({type(layer).__name__ for layer in model.modules() if _has_own(layer)})
+        raise WorkloadError(
+            f"base={base!r} quantizes torch.nn.Linear layers, and {label} has none besides its "
+            f"head: its parameters are in {', '.join(kinds)}; allowed for it are bf16, fp16, fp32"
+        )
+    for path, layer in found:
+        model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
+
+
+def _has_own(layer: nn.Module) -> bool:
+    return next(layer.parameters(recurse=False), None) is not None
+
+
+def _quantized(modules: Any, layer: Any, base: str, is_double: bool, transposed: type) -> nn.Module:
+    weight = layer.weight
+    if isinstance(layer, transposed):  # GPT-2 keeps its weights as (inputs, outputs)
+        weight = nn.Parameter(weight.detach().t().contiguous(), False)
+    bias = layer.bias
+    made: nn.Module
+    sizes = weight.shape[1], weight.shape[0], bias is not None
+    if base in FOUR_BIT:
+        made = modules.Linear4bit(
+            *sizes, weight.dtype, compress_statistics=is_double, quant_type=base, device="meta"
+        )
+        how = {"compress_statistics": is_double, "quant_type": base, "module": made}
+        made.weight = modules.Params4bit(weight.detach(), False, **how)
+    else:
+        how = {"has_fp16_weights": False}
+        made = modules.Linear8bitLt(*sizes, **how, threshold=OUTLIERS_ABOVE, device="meta")
+        made.weight = modules.Int8Params(weight.detach(), False, **how)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), False)
+    return made.requires_grad_(False)

@@ -1,0 +1,155 @@
+"""Adapters of peft on bases in every number format: predictions against `measure`."""
+
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+import torch
+
+import memlab
+from memlab import StepConfig, workloads
+from memlab.arguments.units import MIB
+from memlab.errors import WorkloadError
+from memlab.recording.outlined import outlines
+from memlab.step import build_step
+from memlab.torch_private.fakes import FakeTensorMode
+from tests.matrix.test_quantized import LIBRARY_BYTES
+
+TOKENS = 48
+LARGE_BLOCK = 2 * MIB
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("peft", "bitsandbytes")),
+    reason="needs memlab[finetune]",
+)
+SETTINGS = [
+    {"adapter": "lora", "base": "bf16", "targets": "all-linear"},
+    {"adapter": "lora", "base": "fp32", "modules_to_save": ("lm_head",)},
+    {"adapter": "rslora", "base": "nf4", "double_quantization": False},
+    {"adapter": "lora", "base": "nf4", "prepare_for_kbit": True},
+    {"adapter": "lora", "base": "int8"},
+    {"adapter": "dora", "base": "bf16"},
+    {"adapter": "dora", "base": "nf4"},
+    {"adapter": "ia3", "base": "fp4"},
+    {"adapter": "prefix", "base": "bf16"},
+    {"adapter": "prompt", "base": "int8"},
+    {"adapter": "none", "base": "bf16"},
+]
+
+
+def tiny(**options):
+    """Return a fine-tuning that takes a moment on a CPU."""
+    return workloads.finetune("llama-tiny", tokens=TOKENS, **options)
+
+
+@pytest.mark.parametrize(
+    "options", SETTINGS, ids=lambda options: "-".join(map(str, options.values()))
+)
+def test_adapters_are_predicted(options):
+    workload, config = tiny(**options), StepConfig(batch_size=2)
+    predicted = memlab.predict(workload, config, "cpu")
+    measured = memlab.measure(workload, config, "cpu", repeats=1, warmup=0)
+    assert (predicted.outcome, measured.outcome) == ("ok", "ok"), predicted.message
+    assert 0 <= measured.peak_allocated_bytes - predicted.peak_allocated_bytes <= LIBRARY_BYTES
+
+
+def by_hand(workload, batch):
+    """Return the gradients of the parameters that are trained, and what the base holds."""
+    torch.manual_seed(0)
+    model = workload.build_model().to("cpu")
+    workload.compute_loss(model, batch).backward()
+    base = [t.clone() for t in model.parameters() if not t.requires_grad]
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, base
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_a_step_trains_the_adapter_as_plain_pytorch_and_leaves_the_base_alone(base):
+    workload = tiny(base=base)
+    torch.manual_seed(1)
+    batch = workload.make_batch(2)
+    expected, before = by_hand(workload, batch)
+    assert all("lora" in name for name in expected)
+
+    kept = dataclasses.replace(workload, make_batch=lambda n: batch)
+    step = build_step(kept, StepConfig(batch_size=2), torch.device("cpu"))
+    seen = {}
+    for name, parameter in step.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, name=name: seen.update({name: p.grad.clone()})
+            )
+    step()
+    assert seen.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-5, atol=0)
+    after = [p for p in step.model.parameters() if not p.requires_grad]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_layers_of_a_large_base_are_predicted_in_4_bits_without_building_them(tmp_path):
+    layers, wide, inner, words, rank = 2, 4096, 11008, 32000, 16
+    sizes = {"hidden_size": wide, "intermediate_size": inner, "num_hidden_layers": layers}
+    values = {"model_type": "llama", "vocab_size": words, "num_attention_heads": 32, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    workload = workloads.finetune(tmp_path, base="nf4", rank=rank, tokens=64)
+    result = memlab.predict(workload, StepConfig(batch_size=1), "24GiB")
+    assert result.outcome == "ok", result.message
+    # half a byte a weight; the allocator does not divide the last MiB of a block of 10 MiB or more
+    packed = 4 * wide**2 / 2 + 3 * -(-wide * inner // 2 // LARGE_BLOCK) * LARGE_BLOCK
+    in_16_bits = 2 * (2 * words * wide + (2 * layers + 1) * wide)
+    adapter = 4 * layers * 2 * rank * (wide + wide)  # fp32, of query and value
+    by_hand = layers * packed + in_16_bits + adapter
+    assert result.peak_by_category["parameters"] == pytest.approx(by_hand, rel=1e-6)
+    assert not any("built for real" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"adapter": "none", "base": "nf4"}, "with adapter='none' nothing would be trained"),
+        ({"adapter": "dora", "base": "int8"}, "adapter='dora'"),
+        ({"rank": 0}, "rank=0"),
+        ({"base": "nf5"}, "base='nf5'"),
+        ({"tokens": 9000}, "max_position_embeddings=4096"),
+        ({"targets": ()}, "targets=()"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_by_name(options, named):
+    with pytest.raises(memlab.MemlabError) as refused:
+        workloads.finetune("llama-tiny", **options)
+    assert named in str(refused.value)
+
+
+def test_an_unknown_model_is_refused_with_those_that_there_are():
+    with pytest.raises(WorkloadError, match="llama-1b"):
+        workloads.finetune("llama-5b")
+
+
+def test_targets_that_match_nothing_name_the_layers_that_there_are():
+    result = memlab.predict(tiny(targets=("query",)), StepConfig(batch_size=2), "cpu")
+    assert result.outcome == "failed"
+    assert "targets=('query',)" in result.message
+    assert "q_proj" in result.message
+
+
+def test_a_base_without_linear_layers_is_refused_with_what_it_has(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "num_hidden_layers": 1}')
+    with pytest.raises(WorkloadError):
+        workloads.finetune(tmp_path, base="nf4").build_model()
+
+
+def test_an_outlined_model_takes_no_memory_and_small_tensors_keep_their_values():
+    with FakeTensorMode(), outlines():
+        large = torch.ones(1 << 16, 1 << 16)  # 16 GiB
+        halves = large.to(torch.bfloat16)
+        rows = halves[:2].contiguous()
+        large.mul_(2)
+        table = torch.linspace(0, 1, 5).tolist()
+        assert large.device.type == halves.device.type == "cpu"
+    assert (halves.dtype, rows.shape) == (torch.bfloat16, (2, 1 << 16))
+    assert table == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_reading_a_value_of_a_large_tensor_is_an_error():
+    with FakeTensorMode(), outlines(), pytest.raises(Exception, match="meta"):
+        torch.ones(1 << 20).sum().item()
