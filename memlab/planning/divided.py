@@ -4,7 +4,7 @@ It is made by the build of a step, over fake tensors and as one of many ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memlab.config import StepConfig
@@ -52,8 +52,11 @@ def layers_in_process(
     from memlab.costs.recorded_step import Failure, from_recording
     from memlab.recording.record_step import record_layers
 
+    # a budget needs a plan, which is applied to layers that are divided already
+    plain = replace(config, memory_budget=1.0)
+
     def record(device: "torch.device", tracker: "Tracker") -> Layers:
-        return record_layers(workload, config, device, SEED, tracker)
+        return record_layers(workload, plain, device, SEED, tracker)
 
     text = f"finding the layers of {workload.name} that ranks divide"
     found: Layers | Failure = from_recording(

@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,16 @@ def assert_same(pairs, folder, num_ranks):
     return files
 
 
+def tables_in(text):
+    """Return which layers a file divides, and its plan if it has one."""
+    assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in assigned
+        if node.targets[0].id in ("DIVIDED_LAYERS", "PLAN")
+    }
+
+
 def in_one_process(workload, **fields):
     """Return the losses and the weights of one process with the whole batch."""
     step = build_step(workload, StepConfig(**fields), "cpu")
@@ -78,6 +89,7 @@ def test_a_file_divides_layers_as_the_step_does_and_trains_as_one_process(tmp_pa
         (mixing("gate"), {"init_on_meta": True, "optimizer_in_backward": True}),
         (shared(), CLIPPED),
         (used_outside(), {"optimizer": "sgd-momentum"}),
+        (decoder(dropout=0.2), {"memory_budget": 0.5}),
     ]
     ranks = {"batch_size": 8, "sharding": "tensor", "world_size": 2}
     pairs = [(workload, StepConfig(**ranks, **fields)) for workload, fields in cases]
@@ -86,6 +98,7 @@ def test_a_file_divides_layers_as_the_step_does_and_trains_as_one_process(tmp_pa
     for (workload, fields), (losses, weights) in zip(cases, files, strict=True):
         if fields.get("precision"):  # which rounds sums of parts in other places
             continue
+        fields = {name: value for name, value in fields.items() if name != "memory_budget"}
         alone, whole = in_one_process(workload, batch_size=8, **fields)
         assert losses == pytest.approx(alone, rel=1e-5), workload.name
         for name, weight in whole.items():
@@ -105,6 +118,7 @@ def test_a_file_of_pairs_divides_layers_and_the_batch(tmp_path):
     drawing = [
         (decoder(dropout=0.2), {"sharding": "zero1"}),
         (decoder(dropout=0.2), {"sharding": "zero3", "precision": "bf16-mixed"}),
+        (decoder(dropout=0.2), {"sharding": "zero3", "memory_budget": 0.5}),
     ]
     pairs = [(workload, StepConfig(batch_size=8, **PAIRS, **fields))
              for workload, fields in (*cases, *drawing)]  # fmt: skip
@@ -115,6 +129,20 @@ def test_a_file_of_pairs_divides_layers_and_the_batch(tmp_path):
         own = {name: value for name, value in fields.items() if name not in of_ranks}
         alone, _ = in_one_process(workload, batch_size=8, **own)
         assert losses == pytest.approx(alone, rel=1e-5), (workload.name, fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sharding": "tensor"}, {"sharding": "zero3", **PAIRS}], ids=str
+)
+def test_a_file_with_a_memory_budget_divides_the_layers_of_the_plain_step(fields):
+    config = StepConfig(**{"batch_size": 8, "world_size": 2, **fields})
+    plain, planned = (
+        tables_in(export_script(decoder(), replace(config, memory_budget=budget), "cpu"))
+        for budget in (1.0, 0.5)
+    )
+    assert planned["DIVIDED_LAYERS"] == plain["DIVIDED_LAYERS"] != {}
+    assert planned["PLAN"] != {}
+    assert "PLAN" not in plain
 
 
 @pytest.mark.parametrize("flavor", ["lightning", "transformers", "accelerate"])
