@@ -14,6 +14,7 @@ from memlab.exporting.values import is_name
 
 ZOO = "memlab.workloads"
 SHORT = ("torch", "torch.nn", "torch.nn.functional", "typing")  # where builtin functions are found
+MISSING = object()
 
 
 def import_line(value: Any, wanted: str) -> str | None:
@@ -103,10 +104,11 @@ def _above(module: str) -> list[str]:
 
 
 def _get(module: ModuleType | None, name: str) -> Any:
+    """Return what a module has by a name; `MISSING` if it has nothing, as None may be wanted."""
     try:
-        return getattr(module, name, None)
+        return getattr(module, name, MISSING)
     except Exception:  # a module that imports late may raise anything
-        return None
+        return MISSING
 
 
 def _needs_memlab_or_this_process(module: str, seen: set[str]) -> bool:

@@ -151,6 +151,14 @@ def test_a_function_comes_with_its_closure_its_defaults_and_its_globals():
         assert "memlab" not in text
 
 
+@pytest.mark.parametrize("tied", [None, True, 0.5], ids=str)
+def test_a_variable_of_a_closure_is_written_as_its_value(tied):
+    found, text = made(lambda: tied)
+    assert found() == tied
+    assert f"tied = {tied}" in text
+    assert "import" not in text
+
+
 def test_two_things_with_one_name_are_kept_apart():
     def make(scale):
         return lambda x: scale * x
