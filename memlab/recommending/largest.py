@@ -159,7 +159,8 @@ class LargestSearch:
         if self.batch_limit < smallest:
             raise ConfigError(
                 f"batch_limit={self.batch_limit} is less than the {smallest} samples that "
-                f"{config} takes at least, one for each micro-batch of each rank; raise batch_limit"
+                f"{', '.join(_settings(config))} takes at least, one for each micro-batch of each "
+                "rank; raise batch_limit"
             )
         low, high, guess = smallest - unit, (self.batch_limit // unit + 1) * unit, first
         peaks = dict[int, int]()  # the upper end of what is judged, by the samples
@@ -194,12 +195,18 @@ class LargestSearch:
                 guess = _guess(found.forecast, low, high, limit_bytes, config.accumulation_steps)
         if best is None:
             samples_said = "one sample" if smallest == 1 else f"{smallest} samples"
+            said = ", ".join([self.workload.name, *_settings(config)])
             raise ConfigError(
                 f"memory_limit={format_bytes(self.limit_bytes)} is not enough for {samples_said} "
-                f"of {self.workload.name}, {config}; allowed is what that takes, or more: use "
-                "memlab.recommend, which looks for settings that take less"
+                f"of {said}; allowed is what that takes, or more: use memlab.recommend, which "
+                "looks for settings that take less"
             )
         return best
+
+
+def _settings(config: StepConfig) -> list[str]:
+    """Return the settings as text, without the batch size, which the search chooses."""
+    return str(config).split(", ")[1:]
 
 
 def _guess(forecast: "Forecast", low: int, high: int, limit_bytes: int, steps: int) -> int:

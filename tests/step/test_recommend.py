@@ -311,7 +311,7 @@ def test_a_largest_batch_of_ranks_needs_few_predictions(monkeypatch, wanted, ben
 
 def test_a_largest_batch_below_one_sample_for_each_rank_is_an_error():
     config = StepConfig(batch_size=12, accumulation_steps=3, sharding="ddp", world_size=4)
-    with pytest.raises(MemlabError, match="batch_limit=11 is less than the 12 samples"):
+    with pytest.raises(MemlabError, match="11 is less than the 12 samples that accumulation_steps"):
         largest_batch(linear(), config, "cpu", batch_limit=11)
     capped = largest_batch(linear(), config, "cpu", batch_limit=23)
     assert (int(capped), capped.is_capped) == (12, True)
@@ -323,8 +323,15 @@ def test_micro_batches_of_a_model_with_dropout_are_said():
 
 
 def test_not_even_one_sample_is_an_error():
-    with pytest.raises(MemlabError, match="is not enough for one sample"):
+    with pytest.raises(MemlabError, match="is not enough for one sample of linear; allowed"):
         largest_batch(linear(), device=CARD, memory_limit="64KiB")
+
+
+def test_too_low_a_limit_names_the_settings_but_no_batch_that_was_not_tried():
+    config = StepConfig(batch_size=8, sharding="zero3", world_size=2)
+    said = "is not enough for 2 samples of linear, sharding=zero3, world_size=2; allowed"
+    with pytest.raises(MemlabError, match=said):
+        largest_batch(linear(), config, "cpu", memory_limit="1KiB")
 
 
 def test_a_choice_of_settings_is_yielded_once():
