@@ -8,6 +8,7 @@ from torch import nn
 from memlab import Workload
 
 IN, OUT = 300, 200
+LIBRARY_BYTES = 2048  # tables that bitsandbytes makes at its first use in a process, and keeps
 
 
 def linear(**kwargs) -> Workload:

@@ -19,6 +19,7 @@ from memlab.arguments.units import KIB
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode, without_modes
 from memlab.torch_private.fakes import unset_fake_temporarily
+from memlab.torch_private.operators import schema_of
 from memlab.torch_private.tensors import storage_key
 
 MOST_WITH_VALUES = 64 * KIB
@@ -54,7 +55,7 @@ class _Outlines(TorchDispatchMode):
         return not tensor.is_meta and storage_key(tensor.untyped_storage()) in self.storages
 
     def _on_shapes(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for given, argument in zip(args, operator._schema.arguments, strict=False):
+        for given, argument in zip(args, schema_of(operator).arguments, strict=False):
             is_changed = argument.is_write and isinstance(given, torch.Tensor)
             if is_changed and not self._is_outlined(given):
                 raise RuntimeError(f"{operator} would write unknown values into a small tensor")

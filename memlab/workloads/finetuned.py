@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from memlab.arguments.checks import anything, checked, choice, count, number, of_type
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
-from memlab.techniques.casts import cast_weights
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
@@ -52,11 +50,11 @@ class Finetuned:
 
     def build(self) -> nn.Module:
         """Return the model, with random weights. It quantizes itself when it is moved."""
-        model = self.model.build()
+        # a quantized layer multiplies in the number format that its weights had
+        values = {**self.model.values, "dtype": FORMATS.get(self.base, "bfloat16")}
+        model = replace(self.model, values=values).build()
         # training needs nothing of what attention keeps for generating
         model.config.use_cache = False  # type: ignore[union-attr]
-        # a quantized layer multiplies in the number format that its weights had
-        cast_weights(model, getattr(torch, FORMATS.get(self.base, "bfloat16")))
         if self.base in QUANTIZED:
             quantize_linear_layers(model, self.base, self.double_quantization, self.label)
         if self.adapter == "none":

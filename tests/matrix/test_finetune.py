@@ -14,7 +14,7 @@ from memlab.errors import WorkloadError
 from memlab.recording.outlined import outlines
 from memlab.step import build_step
 from memlab.torch_private.fakes import FakeTensorMode
-from tests.matrix.test_quantized import LIBRARY_BYTES
+from tests.models import LIBRARY_BYTES
 
 TOKENS = 48
 LARGE_BLOCK = 2 * MIB

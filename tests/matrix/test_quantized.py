@@ -10,10 +10,10 @@ from torch.nn import functional
 from torch.nn.parameter import Parameter
 
 from memlab import StepConfig, Workload, measure, predict
+from tests.models import LIBRARY_BYTES
 
 WIDTH = 64
 CONFIG = StepConfig(batch_size=4)
-LIBRARY_BYTES = 2048  # tables that bitsandbytes makes at its first use in a process, and keeps
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs memlab[optimizers]"
 )
