@@ -9,7 +9,8 @@ numbers of ranks:
     broadcast         nothing
 
 What Gloo itself takes for messages is not PyTorch's allocator's, and is not counted. Times of
-collectives are not known: they depend on what connects the ranks.
+collectives are not known: they depend on what connects the ranks. A rank that is alone in its group
+returns from an all-reduce and a broadcast at once, whatever their size.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from memlab.recording.recording import Operator
 
 OF_OUTPUTS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 OF_INPUTS = ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_")
+IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_")  # a single rank has nothing to do
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced")  # return what they gather
 
 
@@ -30,7 +32,7 @@ def is_collective(signature: Signature) -> bool:
 
 
 def cost_of(operator: Operator) -> OperatorCost:
-    """Return the memory of a collective, without a time."""
+    """Return the memory of a collective, and its time where a single rank has nothing to do."""
     assert operator.signature is not None
     namespace, name, _ = operator.signature[0].split(".")
     inside = 0
@@ -39,7 +41,11 @@ def cost_of(operator: Operator) -> OperatorCost:
             inside = _bytes_of(operator.signature, 0)
         elif name in OF_INPUTS:
             inside = _bytes_of(operator.signature, 1)
-        return OperatorCost(output_bytes=(0,) * len(operator.outputs), peak_bytes=inside)
+        return OperatorCost(
+            output_bytes=(0,) * len(operator.outputs),
+            peak_bytes=inside,
+            seconds=0.0 if len(operator.ranks) == 1 and name in IN_PLACE else None,
+        )
 
     given = tensors_of(operator.signature)
     made = () if name == "wait_tensor" or name.endswith("_") else operator.outputs

@@ -164,7 +164,7 @@ def _predicted(
 
     made = check_against_runs(measured, attempt)
     facts, forecast, overlap = made.facts, made.forecast, made.kernels.overlap
-    is_connected = overlap is not None or (config.world_size == 1 and target.kind != "cpu")
+    is_connected = overlap is not None or config.world_size == 1
     facts = facts | {
         "communication": step.program.communication(config.micro_batch_sizes),
         "rank_numbers": step.program.ranks,

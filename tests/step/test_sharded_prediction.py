@@ -90,6 +90,18 @@ def test_what_a_collective_returns_is_held_as_long_as_it_is_used():
     assert sum(each.nbytes for each in sums) == 8 * TOKENS * WIDTH * 4  # of the embedding
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero3"])
+def test_one_rank_sends_nothing_and_has_the_time_of_its_operators(sharding):
+    # with few samples the collectives of ddp would be a third of the work, if they did any
+    alone, two = (
+        predicted(StepConfig(sharding=sharding, world_size=size, batch_size=4)) for size in (1, 2)
+    )
+    assert alone.step_seconds > 0
+    assert not any("no known time" in said or "between ranks" in said for said in alone.notes)
+    assert two.step_seconds is None
+    assert any("between ranks is not known" in said for said in two.notes)
+
+
 def test_a_rank_has_its_share_of_the_threads():
     threads = torch.get_num_threads()
     torch.set_num_threads(4)  # kernels take more workspace with more of them
