@@ -186,7 +186,7 @@ def explain(result: StepResult) -> Explanation:
     groups = group(
         result.peak_holdings,
         is_cuda=result.peak_reserved_bytes is not None,
-        is_replicated=result.config.sharding in REPLICATED,
+        bucketed_bytes=_bucketed_bytes(result),
     )
     return Explanation(
         title=title,
@@ -196,6 +196,13 @@ def explain(result: StepResult) -> Explanation:
         rows=tuple(_row(held, peak, offered) for held in groups),
         remedies=offered,
     )
+
+
+def _bucketed_bytes(result: StepResult) -> int:
+    """Return the bytes of the gradients that are averaged in buckets; 0 where none are."""
+    if result.config.sharding not in REPLICATED or result.timeline is None:
+        return 0
+    return int(result.timeline.bytes_of(Category.GRADIENTS).max())
 
 
 def _nothing(result: StepResult) -> str:

@@ -18,6 +18,9 @@ CUBLAS = tuple(
     f"aten::{name}" for name in ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv", "vdot")
 )
 
+EMPTY = ("aten::empty", "")  # a meter does not see that this operator ran
+ROUNDING = 512  # bytes, to which the allocator of a card rounds blocks up
+
 
 def is_workspace(held: Holding, *, is_cuda: bool) -> bool:
     """Return whether a holding is memory of a library and no buffer of the model.
@@ -29,13 +32,21 @@ def is_workspace(held: Holding, *, is_cuda: bool) -> bool:
     return is_cuda and is_buffer and held.operator in CUBLAS
 
 
-def is_bucket(held: Holding, *, is_replicated: bool) -> bool:
+def is_bucket(held: Holding, *, bucketed_bytes: int) -> bool:
     """Return whether a holding is buckets in which DistributedDataParallel averages gradients.
 
-    It makes them anew in its second forward, outside of the model's modules, and keeps them.
+    It makes them anew in its second forward, empty and outside of the model's modules, and keeps
+    them. A loss may keep something there as well: what is larger than the gradients is not all
+    buckets, and gets no name rather than a wrong one.
+
+    Args:
+        held: memory at the peak.
+        bucketed_bytes: of all gradients together; 0 where no buckets are made.
     """
     is_buffer = held.category is Category.BUFFERS and held.phase is Phase.FORWARD
-    return is_replicated and is_buffer and not held.module
+    is_empty = held.operator in EMPTY and not held.module
+    most = bucketed_bytes + ROUNDING * held.num_blocks
+    return bucketed_bytes > 0 and is_buffer and is_empty and held.nbytes <= most
 
 
 def name_of_buffers(kinds: set[bool], buffers: str = "buffers") -> str:
@@ -81,16 +92,22 @@ class Group:
 
 
 def group(
-    holdings: Iterable[Holding], *, is_cuda: bool = False, is_replicated: bool = False
+    holdings: Iterable[Holding], *, is_cuda: bool = False, bucketed_bytes: int = 0
 ) -> tuple[Group, ...]:
-    """Return the holdings by category, place in the repeated block and operator, largest first."""
+    """Return the holdings by category, place in the repeated block and operator, largest first.
+
+    Args:
+        holdings: memory at a peak.
+        is_cuda: whether it is that of a card.
+        bucketed_bytes: of the gradients that are averaged in buckets; 0 where none are made.
+    """
     held = sorted(holdings, key=lambda holding: -holding.nbytes)
     pattern_of = patterns(held)
     found: dict[tuple[Category, str, str, bool, bool], list[Holding]] = defaultdict(list)
     for holding in held:
         operator = "" if holding.category in BY_PARAMETER else holding.operator
         of_library = is_workspace(holding, is_cuda=is_cuda)
-        of_ranks = is_bucket(holding, is_replicated=is_replicated)
+        of_ranks = is_bucket(holding, bucketed_bytes=bucketed_bytes)
         key = holding.category, pattern_of(holding.module), operator, of_library, of_ranks
         found[key].append(holding)
     groups = [
