@@ -14,6 +14,7 @@ from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import WORKSPACE, Group, group, name_of_buffers
 from memlab.explaining.remedies import LEAST_SHARE, REPLICATED, Remedy, remedies
 from memlab.result import StepResult, format_percent
+from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.trace import Category
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def explain(result: StepResult) -> Explanation:
     groups = group(
         result.peak_holdings,
         is_cuda=result.peak_reserved_bytes is not None,
+        is_tried=is_tensor_parallel(result.config),
         bucketed_bytes=_bucketed_bytes(result),
     )
     return Explanation(

@@ -22,14 +22,22 @@ EMPTY = ("aten::empty", "")  # a meter does not see that this operator ran
 ROUNDING = 512  # bytes, to which the allocator of a card rounds blocks up
 
 
-def is_workspace(held: Holding, *, is_cuda: bool) -> bool:
+def is_workspace(held: Holding, *, is_cuda: bool, is_tried: bool) -> bool:
     """Return whether a holding is memory of a library and no buffer of the model.
 
     cuBLAS keeps a workspace for each thread that has multiplied matrices (32 MiB on an H200). It
     outlives a step as the buffers of a model do, and so counts as one of them.
+
+    Args:
+        held: memory at the peak.
+        is_cuda: whether it is that of a card.
+        is_tried: whether the step was tried out on the card in the build. Without that only a
+            constructor multiplies there, into buffers of the model. A build with both, which takes
+            `init_on_meta` and such a constructor, is not told apart: all is called workspace.
     """
-    is_buffer = held.category is Category.BUFFERS and held.phase is not Phase.BUILD
-    return is_cuda and is_buffer and held.operator in CUBLAS
+    is_of_step = is_tried or held.phase is not Phase.BUILD
+    is_buffer = held.category is Category.BUFFERS and held.operator in CUBLAS
+    return is_cuda and is_of_step and is_buffer
 
 
 def is_bucket(held: Holding, *, bucketed_bytes: int) -> bool:
@@ -92,13 +100,18 @@ class Group:
 
 
 def group(
-    holdings: Iterable[Holding], *, is_cuda: bool = False, bucketed_bytes: int = 0
+    holdings: Iterable[Holding],
+    *,
+    is_cuda: bool = False,
+    is_tried: bool = False,
+    bucketed_bytes: int = 0,
 ) -> tuple[Group, ...]:
     """Return the holdings by category, place in the repeated block and operator, largest first.
 
     Args:
         holdings: memory at a peak.
         is_cuda: whether it is that of a card.
+        is_tried: as for `is_workspace`.
         bucketed_bytes: of the gradients that are averaged in buckets; 0 where none are made.
     """
     held = sorted(holdings, key=lambda holding: -holding.nbytes)
@@ -106,7 +119,7 @@ def group(
     found: dict[tuple[Category, str, str, bool, bool], list[Holding]] = defaultdict(list)
     for holding in held:
         operator = "" if holding.category in BY_PARAMETER else holding.operator
-        of_library = is_workspace(holding, is_cuda=is_cuda)
+        of_library = is_workspace(holding, is_cuda=is_cuda, is_tried=is_tried)
         of_ranks = is_bucket(holding, bucketed_bytes=bucketed_bytes)
         key = holding.category, pattern_of(holding.module), operator, of_library, of_ranks
         found[key].append(holding)
