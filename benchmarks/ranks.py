@@ -16,7 +16,7 @@ from memlab.worker.ranks.group import RankGroup
 from memlab.worker.ranks.measuring import measure_in
 from memlab.worker.ranks.verifying import updates_in
 
-GROUP_SECONDS = 3600.0
+CALL_SECONDS = 240.0  # of one setting
 
 
 class Ranks:
@@ -30,13 +30,14 @@ class Ranks:
         """Return a group of this many ranks that takes calls."""
         if self.group is None or self.group.world_size != world_size or self.group.has_ended:
             self.end()
-            deadline = time.monotonic() + GROUP_SECONDS
+            deadline = time.monotonic() + CALL_SECONDS
             job = Job(
                 function="", arguments=b"", path=list(sys.path), folder=os.getcwd(),
                 own_files={}, own_values={}, environment={}, threads=1,
             )  # fmt: skip
             group = RankGroup(job, world_size, "cpu", deadline, lambda progress: None)
             self.group = self.opened.enter_context(group)
+        self.group.deadline = time.monotonic() + CALL_SECONDS
         return self.group
 
     def measured(self, workload: Workload, config: StepConfig, **options: Any) -> StepResult:

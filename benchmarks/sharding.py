@@ -95,8 +95,15 @@ def compared(ranks: Ranks, world_size: int, only: str) -> list[dict[str, Any]]:
 
 
 def in_ranks(ranks: Ranks, workload: str, fields: dict[str, Any]) -> StepResult:
-    """Return what real ranks measure."""
-    return ranks.measured(of_name(workload), StepConfig(**fields))
+    """Return what real ranks measure; if they come to no end, what they measure once more.
+
+    On a busy machine a thread of Gloo sometimes waits for ever.
+    """
+    result = ranks.measured(of_name(workload), StepConfig(**fields))
+    if result.outcome is Outcome.TIMED_OUT:
+        print(f"run once more: {result.message}", flush=True)
+        result = ranks.measured(of_name(workload), StepConfig(**fields))
+    return result
 
 
 def simulated(workload: str, fields: dict[str, Any]) -> StepResult:
