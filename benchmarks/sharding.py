@@ -87,7 +87,7 @@ def compared(ranks: Ranks, world_size: int, only: str) -> list[dict[str, Any]]:
             }
         if measured.outcome is not Outcome.OK or predicted.outcome is not Outcome.OK:
             row["why"] = f"measured: {measured.message}; predicted: {predicted.message}"
-        if "plain" in name:
+        if ", plain, " in name:
             row["gradient error"] = gradient_error(ranks, workload, fields)
         rows.append(row)
         print({key: value for key, value in row.items() if value is not None}, flush=True)

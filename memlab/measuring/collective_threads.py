@@ -2,13 +2,17 @@
 
 On a CPU, Gloo's threads hold the tensors of a collective until shortly after it is done. If the
 step drops such a tensor in this moment, the thread is the last to hold it, and frees it outside of
-any profile: the trace then counts its bytes to the end. So a metered step waits a little after each
-collective, and a trace says how many bytes it may count too much.
+any profile: the trace then counts its bytes to the end. So a metered step waits after each
+collective until these threads have nothing left to do, and a trace says how many bytes it may count
+too much.
 """
 
 import contextlib
+import os
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +21,35 @@ from torch.nn.parallel import DistributedDataParallel
 from memlab.torch_private.ranks import waited_by
 from memlab.trace import Trace
 
-PAUSE_SECONDS = 0.003  # a thread that has to wait for a processor needs as long
+PAUSE_SECONDS = 0.003  # in which a thread that was told of the end begins to run
+MOST_PAUSE_SECONDS = 0.05  # busy with other programs; a thread of a person may never rest
+THREADS = Path("/proc/self/task")  # of this process, on Linux
+
+
+def pause() -> None:
+    """Wait until no other thread of this process runs or waits for a processor."""
+    end = time.monotonic() + MOST_PAUSE_SECONDS
+    time.sleep(PAUSE_SECONDS)
+    while _are_others_at_work() and time.monotonic() < end:
+        time.sleep(PAUSE_SECONDS)
+
+
+def _are_others_at_work() -> bool:
+    own = str(threading.get_native_id())
+    try:
+        others = [thread for thread in os.listdir(THREADS) if thread != own]
+    except OSError:
+        return False
+    return any(_state_of(thread) == "R" for thread in others)
+
+
+def _state_of(thread: str) -> str:
+    """Return the letter by which Linux says what a thread does: R for running, or ready to."""
+    try:
+        # the name in brackets may hold anything
+        return (THREADS / thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended
+        return ""
 
 
 @contextlib.contextmanager
@@ -33,16 +65,16 @@ def paused_for() -> Iterator[None]:
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = own(self, *args, **kwargs)
-        time.sleep(PAUSE_SECONDS)
+        pause()
         return out
 
     def wait_for(own: Any, tensor: Any) -> Any:
         out = own(tensor)
-        time.sleep(PAUSE_SECONDS)
+        pause()
         return out
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(PAUSE_SECONDS)
+        pause()
         return own_forward(self, *args, **kwargs)
 
     kind.wait, replica.forward = wait, forward

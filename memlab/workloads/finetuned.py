@@ -148,8 +148,7 @@ def finetune(
     the weights of LoRA are fp32 on a base of 16 bits.
 
     Args:
-        model: one of `memlab.workloads.bases.BASES`, or the path of a config of transformers, as in
-            `from_config`.
+        model: a name in `BASES`, or the path of a config of transformers, as in `from_config`.
         adapter: "lora", "dora", "rslora", "ia3", "prefix", "prompt", or "none": all weights are
             trained.
         rank: of the low-rank adapters; alpha is twice the rank, which costs nothing.

@@ -119,6 +119,24 @@ def test_a_step_of_ranks_ends_when_its_time_is_over():
     assert not left_running()
 
 
+def test_a_rank_that_fails_while_it_is_timed_ends_the_others():
+    calls = []
+
+    def compute_loss(model, batch):
+        calls.append(1)
+        if len(calls) == 4 and torch.distributed.get_rank() == 1:  # of the memory pass are two
+            raise ValueError("only later")
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    late = dataclasses.replace(faulty(), compute_loss=compute_loss)
+    result = measure(late, StepConfig(batch_size=4, **TWO), "cpu")
+    assert result.outcome is Outcome.FAILED
+    assert "rank 1 of 2" in result.message
+    assert "only later" in result.message
+    assert result.peak_allocated_bytes is not None
+    assert not left_running()
+
+
 def test_more_ranks_than_this_machine_can_run_are_refused():
     config = StepConfig(batch_size=512, sharding="zero3", world_size=512)
     result = measure(faulty(), config, "cpu")
@@ -259,24 +277,6 @@ def test_a_loss_in_chunks_that_no_rank_uses_is_refused(ranks):
     result = ranks.measured(unread, StepConfig(batch_size=4, loss_chunks=2, **TWO))
     assert result.outcome is Outcome.UNSUPPORTED
     assert "the output of head" in result.message
-
-
-def test_a_rank_that_fails_while_it_is_timed_ends_the_others():
-    calls = []
-
-    def compute_loss(model, batch):
-        calls.append(1)
-        if len(calls) == 4 and torch.distributed.get_rank() == 1:  # of the memory pass are two
-            raise ValueError("only later")
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    late = dataclasses.replace(faulty(), compute_loss=compute_loss)
-    result = measure(late, StepConfig(batch_size=4, **TWO), "cpu")
-    assert result.outcome is Outcome.FAILED
-    assert "rank 1 of 2" in result.message
-    assert "only later" in result.message
-    assert result.peak_allocated_bytes is not None
-    assert not left_running()
 
 
 class Routed(nn.Module):
