@@ -82,8 +82,8 @@ def digit_masks_batch(n: int, size: Sequence[int]) -> tuple[torch.Tensor, torch.
     return pixels, (pixels[:, 0] > INK).long()
 
 
-def zoo_import(module: str) -> Any:
-    """Import a module of the zoo extra.
+def zoo_import(module: str, extra: str = "zoo") -> Any:
+    """Import a module of the zoo extra, or of another one.
 
     Raises:
         WorkloadError: it is not installed; the message has the command that installs it.
@@ -93,5 +93,5 @@ def zoo_import(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise WorkloadError(
             f"this workload needs {error.name}, which is not installed; "
-            "run: pip install 'memlab[zoo]'"
+            f"run: pip install 'memlab[{extra}]'"
         ) from error

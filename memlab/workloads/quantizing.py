@@ -4,31 +4,20 @@ The new layers hold the weights as they were until the model is moved to a devic
 quantizes them. Output embeddings, and weights that they are tied to, keep their number format.
 """
 
-import importlib
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from memlab.errors import WorkloadError
+from memlab.workloads.data import zoo_import
 
 FOUR_BIT = ("nf4", "fp4")
 QUANTIZED = (*FOUR_BIT, "int8")
 OUTLIERS_ABOVE = 6.0  # llm_int8_threshold of transformers' BitsAndBytesConfig
 
 
-def finetune_import(module: str) -> Any:
-    """Import a module of the finetune extra.
-
-    Raises:
-        WorkloadError: it is not installed; the message has the command that installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise WorkloadError(
-            f"this workload needs {error.name}, which is not installed; "
-            "run: pip install 'memlab[finetune]'"
-        ) from error
+finetune_import = partial(zoo_import, extra="finetune")
 
 
 def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -> None:
