@@ -3,8 +3,8 @@
 On a CPU, Gloo's threads hold the tensors of a collective until shortly after it is done. If the
 step drops such a tensor in this moment, the thread is the last to hold it, and frees it outside of
 any profile: the trace then counts its bytes to the end. So a metered step waits after each
-collective until these threads have nothing left to do, and a trace says how many bytes it may count
-too much.
+collective until these threads have nothing left to do, lets them go on where it would take their
+processor, and a trace says how many bytes it may count too much.
 """
 
 import contextlib
@@ -57,7 +57,9 @@ def paused_for() -> Iterator[None]:
     """Pause after each collective that Python code waits for, until its thread holds no tensor.
 
     Not for a timed step. For collectives of DistributedDataParallel, which C++ code waits for, the
-    pause is before the next forward, as the second one makes its buckets of gradients anew.
+    pause is before the next forward, as the second one makes its buckets of gradients anew. Those
+    of its constructor have no pause: the thread that wakes the step could only lose its processor
+    to it, and `SCHED_BATCH` is Linux's word for a thread that takes none on waking.
     """
     kind: Any = dist.Work
     replica: Any = DistributedDataParallel
@@ -79,10 +81,25 @@ def paused_for() -> Iterator[None]:
 
     kind.wait, replica.forward = wait, forward
     try:
-        with waited_by(wait_for):
+        with waited_by(wait_for), _yielding():
             yield
     finally:
         kind.wait, replica.forward = own, own_forward
+
+
+@contextlib.contextmanager
+def _yielding() -> Iterator[None]:
+    """Let the thread that calls this take no processor from another when it wakes, on Linux."""
+    if not hasattr(os, "SCHED_BATCH"):
+        yield
+        return
+
+    own = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *own)
 
 
 def unseen_free_bytes(trace: Trace) -> int:
