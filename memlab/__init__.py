@@ -16,7 +16,7 @@ from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
 from memlab.store.frames import results, stored_results, to_frame
 from memlab.verifying.report import VerifyReport
-from memlab.workload import SampleSize, Workload
+from memlab.workload import SampleSize, Workload, WorkloadChoices
 
 if TYPE_CHECKING:
     from memlab import plots
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
-    "StepResult", "VerifyReport", "Workload", "__version__", "build_step", "card",
-    "checkpoint_graph", "compare", "compare_recompute", "explain", "export_script", "forget_costs",
-    "from_trainer", "graph_table", "ladder", "largest_batch", "live_sweep", "measure",
-    "measure_loading", "open_snapshot", "panel", "plots", "predict", "predict_batches", "recommend",
-    "recorded", "recordings", "replay_allocations", "results", "store_records", "stored_results",
-    "sweep", "to_frame", "training_step", "verify", "workloads",
+    "StepResult", "VerifyReport", "Workload", "WorkloadChoices", "__version__", "build_step",
+    "card", "checkpoint_graph", "compare", "compare_recompute", "explain", "export_script",
+    "forget_costs", "from_trainer", "graph_table", "ladder", "largest_batch", "live_sweep",
+    "measure", "measure_loading", "open_snapshot", "panel", "plots", "predict", "predict_batches",
+    "recommend", "recorded", "recordings", "replay_allocations", "results", "store_records",
+    "stored_results", "sweep", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "build_step": "step", "checkpoint_graph": "graphs.segments", "compare": "changes.compare",

@@ -10,88 +10,19 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.checks import count, function, of_type, text
+from memlab.arguments.checks import count, text
 from memlab.arguments.functions import is_same_function
 from memlab.arguments.html_tables import facts_table
 from memlab.arguments.quoting import is_a, printable, shown
+from memlab.arguments.variants import SampleSize as SampleSize
+from memlab.arguments.variants import Value as Value
+from memlab.arguments.variants import WorkloadChoices as WorkloadChoices
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.torch_private import pytree
 
 FUNCTIONS = (
     "build_model", "make_batch", "compute_loss", "num_loss_terms", "count_samples", "split_batch",
 )  # fmt: skip
-MOST_DIMENSIONS = 3  # of a sample: a text, an image, a volume
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSize:
-    """How large one sample of a workload is, and how the workload is made in another size.
-
-    Attributes:
-        name: in words, such as "sequence length".
-        unit: what is counted, in words, such as "tokens".
-        value: the size of a sample of this workload.
-        offered: the sizes that a panel's slider offers, ascending.
-        make_workload: size -> the same workload with samples of that size; with `value` it gives
-            the functions that the workload has. Other sizes than the offered ones can be asked
-            for; it raises an error for one that the workload cannot have. A panel calls it in a
-            thread, so that a slow one does not hold the page up.
-        dimensions: along how many dimensions a sample has this size: 2 for square images.
-
-    Raises:
-        WorkloadError: a field has a value that is not allowed.
-
-    >>> def mean_of(length: int) -> Workload:
-    ...     return Workload(
-    ...         name="mean",
-    ...         build_model=lambda: torch.nn.Linear(length, 1),
-    ...         make_batch=lambda n: torch.ones(n, length),
-    ...         compute_loss=lambda model, batch: model(batch).mean(),
-    ...         sample_size=SampleSize(
-    ...             name="length", unit="numbers", value=length, offered=(8, 16, 32),
-    ...             make_workload=mean_of,
-    ...         ),
-    ...     )
-    >>> mean_of(8).resized(16).name
-    'mean, length 16'
-    """
-
-    name: str
-    unit: str
-    value: int
-    offered: tuple[int, ...]
-    make_workload: Callable[[int], "Workload"]
-    dimensions: int = 1
-
-    def __post_init__(self) -> None:
-        rules = {
-            "name": text,
-            "unit": text,
-            "value": count(1),
-            "offered": lambda name, value: of_type(name, value, Sequence[int]),
-            "make_workload": function,
-            "dimensions": count(1, MOST_DIMENSIONS),
-        }
-        try:
-            for field, rule in rules.items():
-                object.__setattr__(self, field, rule(field, getattr(self, field)))
-        except ConfigError as error:
-            raise WorkloadError(str(error)) from None
-
-        for field in ("name", "unit"):
-            if not getattr(self, field):
-                raise WorkloadError(f"{field}='' is empty; allowed is a non-empty text")
-
-        ascending = sorted({size for size in self.offered if size > 0})
-        if len(self.offered) < 2 or list(self.offered) != ascending:
-            raise WorkloadError(
-                f"offered={shown(self.offered)}; allowed are at least two sizes of at least 1, in "
-                "ascending order, such as (64, 128, 256)"
-            )
-
-    def __str__(self) -> str:
-        """Return the size in words, such as "sequence length 128"."""
-        return f"{self.name} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +44,8 @@ class Workload:
             makes the micro-batches if tensors cannot be split along dim 0.
         sample_size: how large a sample is, if the workload can be made in other sizes; a panel then
             has a slider for it.
+        choices: what else it can be made with, such as another adapter; a panel has a control for
+            each.
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
@@ -148,6 +81,7 @@ class Workload:
     count_samples: Callable[[Any], int] | None = None
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
     sample_size: SampleSize | None = None
+    choices: WorkloadChoices | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -183,6 +117,13 @@ class Workload:
                 f"sample_size={shown(self.sample_size)} is not a SampleSize; pass "
                 "memlab.SampleSize(name=..., unit=..., value=..., offered=..., make_workload=...), "
                 "or leave it out"
+            )
+
+        if self.choices is not None and not is_a(self.choices, WorkloadChoices):
+            raise WorkloadError(
+                f"choices={shown(self.choices)} is not a WorkloadChoices; pass "
+                "memlab.WorkloadChoices(values=..., offered=..., make_workload=...), or leave it "
+                "out"
             )
 
     @classmethod
@@ -274,38 +215,73 @@ class Workload:
         except MemlabError as error:
             raise WorkloadError(str(error)) from None
 
-        found = self._made_in(own, size)
-        self._check_is_made_by(own, found if size == own.value else self._made_in(own, own.value))
+        found = self._made_with(f"{own.name} {size}", partial(own.make_workload, size))
+        same = found
+        if size != own.value:
+            same = self._made_with(f"{own.name} {own.value}", partial(own.make_workload, own.value))
+        self._check_is_made_by("SampleSize", f"make_workload({own.value})", same)
         sized = dataclasses.replace(own, value=size)
         name = f"{self.base_name}, {sized}"
         return dataclasses.replace(found, name=name, sample_size=sized)
 
-    def _made_in(self, own: SampleSize, size: int) -> "Workload":
-        """Return what `make_workload` makes."""
+    def chosen(self, **values: Value) -> "Workload":
+        """Return the same workload with other choices, in the same sample size.
+
+        Args:
+            **values: by the names in `choices.values`; what is not named stays.
+
+        Raises:
+            WorkloadError: there is no such choice, or the workload cannot have these; or its
+                functions are others than those that `make_workload` gives.
+
+        >>> import memlab
+        >>> workload = memlab.workloads.finetune("llama-1b", adapter="lora", rank=16)
+        >>> workload.chosen(adapter="dora", base="nf4").name
+        'llama-1b, dora of rank 16 on nf4, sequence length 512'
+        """
+        own = self.choices
+        known = list(own.values) if own else []
+        if unknown := [name for name in values if name not in known]:
+            raise WorkloadError(
+                f"{self.name} has no choice {shown(unknown[0])}; "
+                + (f"allowed is one of {known}" if known else "it offers none")
+            )
+        if own is None:
+            return self
+
+        said = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+        make = own.make_workload
+        made = self._made_with(said, partial(make, **{**own.values, **values}))
+        same = self._made_with(said, partial(make, **own.values)) if values else made
+        self._check_is_made_by("WorkloadChoices", "make_workload with the same values", same)
+        return made
+
+    def _made_with(self, what: str, make: Callable[[], Any]) -> "Workload":
+        """Return what a `make_workload` makes, called with all that it needs."""
         try:
-            found = own.make_workload(size)
+            found: Workload = make()
         except MemlabError as error:
             raise WorkloadError(str(error)) from None
         except Exception as error:  # a person's own function may raise anything
             raise WorkloadError(
-                f"{self.name} cannot be made with {own.name} {size}: "
+                f"{self.name} cannot be made with {what}: "
                 f"{type(error).__name__}: {printable(str(error))}"
             ) from error
 
         if not is_a(found, Workload):
             raise WorkloadError(
-                f"make_workload({size}) returned {shown(found)}, which is not a Workload"
+                f"make_workload with {what} returned {shown(found)}, which is not a Workload"
             )
         return found
 
-    def _check_is_made_by(self, own: SampleSize, made: "Workload") -> None:
+    def _check_is_made_by(self, kind: str, call: str, made: "Workload") -> None:
         """Check that this workload was not given other functions by `dataclasses.replace`."""
         for field in FUNCTIONS:
             if not is_same_function(getattr(self, field), getattr(made, field)):
                 raise WorkloadError(
-                    f"{self.name} cannot be made in other sizes, because "
-                    f"make_workload({own.value}) gives another {field}; pass a "
-                    "SampleSize(make_workload=...) that makes this workload, or sample_size=None"
+                    f"{self.name} cannot be made in another form, because {call} gives another "
+                    f"{field}; pass a {kind}(make_workload=...) that makes this workload, or leave "
+                    "it out"
                 )
 
     def _repr_html_(self) -> str:
@@ -322,6 +298,9 @@ class Workload:
 
         size = self.sample_size
         sizes = {} if size is None else {"sample size": f"{size} ({size.unit})"}
+        if self.choices is not None:
+            values = self.choices.values.items()
+            sizes["choices"] = ", ".join(f"{name}={shown(value)}" for name, value in values)
         return facts_table(f"workload {self.name}", {
             "model": _described(self.build_model),
             "batch": _described(self.make_batch),

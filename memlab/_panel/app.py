@@ -194,8 +194,9 @@ class Panel:
 
         Args:
             **fields: fields of `StepConfig` that have a control, `workload` (a name of the list),
-                `sample_size` (None for that of the workload itself), `device`, `memory_limit`
-                (None for what the device can hold) and `check_gradients`.
+                `choices` (a dict by name, such as {"rank": 32}) and `sample_size` (None for those
+                of the workload itself), `device`, `memory_limit` (None for what the device can
+                hold) and `check_gradients`.
 
         Raises:
             MemlabError: a name or a value is not allowed, or the panel is closed; nothing is
@@ -212,7 +213,7 @@ class Panel:
 
         others = {name: fields[name] for name in state.OTHER_FIELDS if name in fields}
         others = choices.checked(others, list(self._view.workload.options))
-        self._asked.check_size(others)
+        self._asked.check_form(others)
         self._asked.set(others)
         self._view.controls.set(settings)
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memlab._panel.choices import zoo_options
+from memlab.arguments.functions import is_same_function
 from memlab.arguments.quoting import is_a, literal
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
 from memlab.script import script
 from memlab.workload import Workload
+from memlab.workloads.finetuned import finetune_options
 
 Part = tuple[str, str]
 """A heading and the code below it."""
@@ -73,9 +75,9 @@ def panel_source(
 
     A comment comes before it if it uses a workload that is in no variable.
     """
-    options = zoo_options(workload)
     name, line = workload_source(workload, namespace)
-    made = name if options is None else zoo_source(workload.base_name, options)
+    call = line.removeprefix("workload = ")
+    made = name if call == line else call
     limit = f", memory_limit={literal(memory_limit)}" if memory_limit else ""
     asked = f"config={config_source(config, namespace)}"
     comment = f"{line}\n" if line == NO_WORKLOAD else ""
@@ -149,13 +151,15 @@ def source(
 def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str]:
     """Return the expression that is the workload, and a line before it: its creation, or a comment.
 
-    The expression is a variable, or makes the size on screen of a workload that a variable holds.
+    The expression is a variable, or makes the form on screen of a workload that a variable holds.
     """
     if (options := zoo_options(workload)) is not None:
         return "workload", f"workload = {zoo_source(workload.base_name, options)}"
     own = _variable(workload, namespace)
-    if own is None and (resized := _resized_source(workload, namespace)):
-        return resized
+    if own is None and (made := _made_source(workload, namespace)):
+        return made
+    if own is None and (call := finetune_source(workload)):
+        return "workload", f"workload = {call}"
     if own:
         return own, f"# {own} is the workload that the panel was given"
     return "workload", NO_WORKLOAD
@@ -165,6 +169,18 @@ def zoo_source(name: str, options: Mapping[str, Any]) -> str:
     """Return the call that makes a workload of the zoo."""
     given = "".join(f", {option}={literal(value)}" for option, value in options.items())
     return f"memlab.workloads.get({literal(name)}{given})"
+
+
+def finetune_source(workload: Workload) -> str | None:
+    """Return the call that makes a workload of `memlab.workloads.finetune`; None for any other."""
+    options = finetune_options(workload)
+    if options is None:
+        return None
+    given = ", ".join(
+        literal(value) if name == "model" else f"{name}={literal(value)}"
+        for name, value in options.items()
+    )
+    return f"memlab.workloads.finetune({given})"
 
 
 def _results_source(panel: object, namespace: Mapping[str, Any]) -> str:
@@ -186,19 +202,47 @@ def _expression(value: Any, namespace: Mapping[str, Any]) -> str:
     return _variable(value, namespace) or "policy_function"
 
 
-def _resized_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return an expression and a comment, if a variable holds the workload in another size."""
-    size = workload.sample_size
-    if size is None:
-        return None
-
+def _made_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return an expression and a comment, if a variable holds the workload in another form."""
     for held in namespace.values():
-        other = held.sample_size if is_a(held, Workload) else None
-        is_same = other is not None and other.make_workload is size.make_workload
-        if is_same and (name := _variable(held, namespace)):
-            given = f"# {name} is the workload that the panel was given"
-            return f"{name}.resized({size.value})", given
+        if not is_a(held, Workload) or not (name := _variable(held, namespace)):
+            continue
+        call = f"{name}{_chosen_source(held, workload)}{_resized_source(held, workload)}"
+        if call != name and _is_same(held, workload):
+            return call, f"# {name} is the workload that the panel was given"
     return None
+
+
+def _chosen_source(held: Workload, shown: Workload) -> str:
+    """Return the call that gives a workload the choices of another one; "" for none."""
+    if held.choices is None or shown.choices is None:
+        return ""
+    own, asked = held.choices.values, shown.choices.values
+    changed = {name: value for name, value in asked.items() if value != own.get(name)}
+    given = ", ".join(f"{name}={literal(value)}" for name, value in changed.items())
+    return f".chosen({given})" if given else ""
+
+
+def _resized_source(held: Workload, shown: Workload) -> str:
+    """Return the call that gives a workload the sample size of another one; "" for none."""
+    own, asked = held.sample_size, shown.sample_size
+    if own is None or asked is None or own.value == asked.value:
+        return ""
+    return f".resized({asked.value})"
+
+
+def _is_same(held: Workload, shown: Workload) -> bool:
+    """Return whether a workload is another one once it has its choices and its sample size."""
+    size, asked = held.sample_size, shown.sample_size
+    if held.choices is None or shown.choices is None:
+        return size is not None and asked is not None and size.make_workload is asked.make_workload
+    try:
+        made = held.chosen(**shown.choices.values)
+        if asked is not None:
+            made = made.resized(asked.value)
+    except MemlabError:
+        return False
+    return made.name == shown.name and is_same_function(made.build_model, shown.build_model)
 
 
 def _variable(value: Any, namespace: Mapping[str, Any]) -> str | None:

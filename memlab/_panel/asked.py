@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from memlab._panel import as_code, cells, choices, state
+from memlab._panel.made_choices import MadeChoices
 from memlab._panel.made_sizes import MadeSizes
 from memlab._panel.neighbours import FARTHEST
 from memlab._panel.questions import Question
@@ -36,15 +37,35 @@ class Asked:
         arrived: Callable[[], None],
     ) -> None:
         self._view, self._workloads, self._panel = view, workloads, panel
-        self._offered: str | None = None  # the workload whose sizes the slider offers
+        self._offered: str | None = None  # the workload whose sizes and choices are offered
+        self._choices = MadeChoices(workloads)
         self._sizes = MadeSizes(workloads, arrived)
         self._followed: str | None = None  # the device to which the typed limit belongs
         self._typed_limits: dict[str, str] = {}  # by device, as they were when it was left
 
     @property
-    def given(self) -> Workload:
-        """The chosen workload, in its own sample size."""
+    def listed(self) -> Workload:
+        """The workload of the list, with its own choices and in its own sample size."""
         return self._workloads[self._view.workload.value]
+
+    @property
+    def given(self) -> Workload:
+        """The workload with the choices on screen, or its own if it cannot have these."""
+        with contextlib.suppress(WorkloadError):
+            return self._with_choices
+        return self.listed
+
+    @property
+    def _with_choices(self) -> Workload:
+        """The same; raises WorkloadError if it cannot have the choices on screen."""
+        if self.listed.choices is None or self.listed.name != self._offered:
+            return self.listed
+        return self._choices.get(self.listed, self._view.choices.value)
+
+    @property
+    def choices_problem(self) -> str | None:
+        """Why the workload cannot have the choices on screen; None if it can."""
+        return _problem(lambda: self._with_choices)
 
     @property
     def workload(self) -> Workload:
@@ -67,8 +88,8 @@ class Asked:
     @property
     def _size(self) -> Any:
         """The sample size on screen; None for that of the workload itself."""
-        is_offered = self.given.sample_size is not None and self.given.name == self._offered
-        return self._view.size.value if is_offered else None
+        is_offered = self.listed.name == self._offered
+        return self._view.size.value if self.given.sample_size and is_offered else None
 
     @property
     def sample_size(self) -> SampleSize | None:
@@ -174,7 +195,7 @@ class Asked:
         shown = None
         with contextlib.suppress(WorkloadError):
             shown = self._shown
-        if shown is None or self.device_problem or self.wrong:
+        if shown is None or self.choices_problem or self.device_problem or self.wrong:
             return None
         return Question(shown.name, self.config, choices.name_of(self.device))
 
@@ -233,10 +254,12 @@ class Asked:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that `Panel.set` takes, as it is on screen; the sample size is None for its own."""
+        """All that `Panel.set` takes, as it is on screen; None for the workload's own form."""
         own, size = self.given.sample_size, self._view.size.value
+        choices, values = self.listed.choices, self._view.choices.value
         return {
             "workload": self._view.workload.value,
+            "choices": None if choices is None or choices.values == values else values,
             "sample_size": None if own is None or own.value == size else size,
             "device": self.device,
             "memory_limit": self._view.limit.value.strip() or None,
@@ -246,20 +269,22 @@ class Asked:
 
     @property
     def to_keep(self) -> dict[str, Any]:
-        """The settings as the history keeps them: with the workload in its own size."""
-        return {**self.settings, "given": _in_own_size(self.given)}
+        """The settings as the history keeps them: with the workload in its own form."""
+        return {**self.settings, "given": _in_own_size(self.listed)}
 
     def not_named(self, kept: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
         """Return the kept settings that the code does not name.
 
-        Code that makes the workload in another size than before names the size by that.
+        Code that makes the workload in another form than before names that.
         """
         found = {name: value for name, value in kept.items() if name not in {*named, "given"}}
-        given = self._workloads.get(found.get("workload", self.given.name))
+        given = self._workloads.get(found.get("workload", self.listed.name))
         if given is None or kept.get("given") != _in_own_size(given):
             found.pop("sample_size", None)
-        if _problem(lambda: self.check_size(found)):  # the code was edited; the rest comes back
-            del found["sample_size"]
+            found.pop("choices", None)
+        if _problem(lambda: self.check_form(found)):  # the code was edited; the rest comes back
+            found.pop("sample_size", None)
+            found.pop("choices", None)
         return found
 
     def source(self, workload: Workload | None = None) -> str:
@@ -303,36 +328,44 @@ class Asked:
             cells.namespace(),
         )
 
-    def check_size(self, fields: Mapping[str, Any]) -> None:
-        """Check that the workload among the fields, or that on screen, can have their sample size.
+    def check_form(self, fields: Mapping[str, Any]) -> None:
+        """Check that the workload among the fields, or that on screen, can have their form.
 
         Raises:
-            MemlabError: it cannot; the message says why.
+            MemlabError: it cannot have their choices or their sample size; the message says why.
         """
+        listed = self._workloads.get(fields.get("workload", ""), self.listed)
+        is_here = listed is self.listed
+        given = self.given if is_here else listed
+        if "choices" in fields:
+            on_screen = self._view.choices.value if is_here else {}
+            given = self._choices.checked(listed, fields["choices"], on_screen)
         if (size := fields.get("sample_size")) is not None:
-            size = count(1)("sample_size", size)
-            given = self._workloads[fields.get("workload", self.given.name)]
-            self._sizes.get(given, size)
+            self._sizes.get(given, count(1)("sample_size", size))
 
     def set(self, fields: Mapping[str, Any]) -> None:
-        """Set workload, sample_size, device, memory_limit or check_gradients as checked.
+        """Set what is no field of a config, as checked.
 
-        A limit among the fields is kept when a device is set with it, and a sample size when a
-        workload is.
+        A limit among the fields is kept when a device is set with it, and choices and a sample size
+        when a workload is.
         """
         if "memory_limit" in fields:
             self._followed = fields.get("device", self._followed)
-        self._view.set_others({name: fields[name] for name in fields if name != "sample_size"})
+        others = fields.keys() - {"choices", "sample_size"}
+        self._view.set_others({name: fields[name] for name in fields if name in others})
         self.follow_workload()
+        if "choices" in fields and (offered := self.listed.choices):
+            values = fields["choices"]
+            self._view.set_others({"choices": offered.values if values is None else values})
         if "sample_size" in fields and (own := self.given.sample_size):
             size = fields["sample_size"]
             self._view.set_others({"sample_size": own.value if size is None else size})
 
     def follow_workload(self) -> None:
-        """Offer the sizes of a newly chosen workload, and show its own."""
-        if self.given.name != self._offered:
-            self._view.offer_sizes(self.given.sample_size)
-            self._offered = self.given.name
+        """Offer the sizes and choices of a newly chosen workload, and show its own."""
+        if self.listed.name != self._offered:
+            self._view.offer_forms(self.listed)
+            self._offered = self.listed.name
 
     def close(self) -> None:
         """End the thread that makes workloads in other sizes."""

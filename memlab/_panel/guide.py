@@ -16,6 +16,7 @@ HEADER = {
     "memory_limit": "Limit",
     "check_gradients": "check gradients",
     "sample_size": "Sequence length or image size",
+    "choices": "Adapter, rank, base and others",
 }
 """The labels of controls that are no field of a config."""
 
@@ -46,6 +47,13 @@ OWN_ROWS = (
         "plain attention in proportion to their square",
         costs="another workload: its model may have another table of positions",
         not_for="workloads without a `sample_size`, which have no such slider",
+    ),
+    Saving(
+        setting='`choices={"adapter": "lora", "base": "nf4"}`',
+        saves="gradients and optimizer state of what an adapter leaves frozen, and weights by a "
+        "base in fewer bits",
+        costs="another workload: what is trained, and how exactly its base computes",
+        not_for="workloads without `choices`, which have no such controls",
     ),
     Saving(
         setting="`budget_solver`, `budget_estimator`",

@@ -120,7 +120,8 @@ class Page:
         settings = self._view.controls.settings()
         wrong = self._asked.wrong
         header_wrong = self._asked.device_problem or self._asked.limit_problem
-        is_right = not (wrong or header_wrong or self._asked.size_problem)
+        wrong_form = self._asked.choices_problem or self._asked.size_problem
+        is_right = not (wrong or header_wrong or wrong_form)
         is_ready = is_right and not self._asked.is_being_made
         own_loss = choices.zoo_options(self._asked.given) is None
         self._view.controls.name_formats(self._formats(alike))
@@ -130,12 +131,24 @@ class Page:
         is_here, cards = not header_wrong and self._asked.is_here, self._asked.num_cards
         of_ranks = ranks_line(settings, wrong, asked, is_here=is_here, num_cards=cards)
         self._view.explain({**lines, RANKS: of_ranks})
+        self._explain_choices(known)
         self._explain_size(None if wrong else state.to_config(settings))
         self._view.show_about(self._about(name, facts, header_wrong))
         self.show_ready(is_ready)
         if self._view.is_code_open:
             self._view.show_code(as_code.as_html(self._asked.code()) if is_ready else "")
         self._show_status()
+
+    def _explain_choices(self, facts: WorkloadFacts | None) -> None:
+        own, offered = self._asked.listed.choices, self._asked.given.choices
+        if own is None or offered is None:
+            return
+        row, problem = self._view.choices, self._asked.choices_problem
+        row.enable(offered)
+        if problem:
+            row.explanation.show(texts.wrong_choices_line(problem, own))
+        else:
+            row.explanation.show(texts.choices_line(facts))
 
     def _explain_size(self, config: StepConfig | None) -> None:
         own, problem = self._asked.given.sample_size, self._asked.size_problem

@@ -22,7 +22,7 @@ FIELDS = tuple(CONTROLS)
 DESCRIBED = ("memory_budget", "batch_size", "accumulation_steps", "precision")
 SAID_TOGETHER = ("sharding", "world_size")
 HEADER_FIELDS = ("workload", "device", "memory_limit", "check_gradients")
-OTHER_FIELDS = (*HEADER_FIELDS, "sample_size")
+OTHER_FIELDS = (*HEADER_FIELDS, "choices", "sample_size")
 """What can be set that is no field of a config."""
 
 

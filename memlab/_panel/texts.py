@@ -36,7 +36,7 @@ from memlab.techniques.precision import MODEL_DTYPE
 from memlab.techniques.recompute import checkpointing
 from memlab.techniques.sharding import sharding
 from memlab.techniques.technique import Setup, Technique
-from memlab.workload import SampleSize
+from memlab.workload import SampleSize, WorkloadChoices
 
 OF_OPTIMIZER = (
     optimizers.OPTIMIZER,
@@ -145,6 +145,22 @@ def size_line(size: SampleSize, config: StepConfig | None) -> Line:
     total = f"{samples * size.value**size.dimensions:,} {size.unit}"
     which = "each" if samples == config.micro_batch_sizes[-1] else "the largest"
     return Line(f"{_count(samples, 'sample')} of {each}: {total} in {which} micro-batch")
+
+
+def choices_line(facts: WorkloadFacts | None) -> Line:
+    """Say what is trained of a workload with choices; its facts are None while awaited."""
+    if facts is None:
+        return Line("looking at the model")
+    trained, all_of_them = facts.num_trainable, facts.num_parameters
+    if trained == all_of_them:
+        return Line(f"all {all_of_them:,} parameters are trained")
+    share = trained / max(all_of_them, 1)
+    return Line(f"{trained:,} of {all_of_them:,} parameters are trained: {share:.2%}")
+
+
+def wrong_choices_line(sentence: str, own: WorkloadChoices) -> Line:
+    """Return why the workload cannot have these choices, with a button for its own."""
+    return Line(sentence, remedy=("set them back", {"choices": own.values}), kind=BAD)
 
 
 def wrong_size_line(sentence: str, own: SampleSize) -> Line:

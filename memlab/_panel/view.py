@@ -10,6 +10,7 @@ import ipywidgets as widgets
 
 from memlab._panel import guide, style
 from memlab._panel.cards_table import CardsTable
+from memlab._panel.choice_row import ChoiceRow
 from memlab._panel.choices import OTHER, compared_cards, offered_card
 from memlab._panel.controls import RANKS, SLIDERS, Controls, ExplainedLine, close, on_enter
 from memlab._panel.fit_pane import FitPane
@@ -21,7 +22,7 @@ from memlab._panel.size_row import SizeRow
 from memlab._panel.table import Table
 from memlab._panel.texts import more_label
 from memlab._panel.verdicts import Verdict
-from memlab.workload import SampleSize
+from memlab.workload import Workload
 
 RUN, KEEP = "Run", "Keep this prediction"
 
@@ -71,6 +72,7 @@ class View:
         on_enter(self.limit, entered)
         self.controls = Controls(settings, self._tell, entered)
         self.size = SizeRow(self._tell, entered, self._set_others)
+        self.choices = ChoiceRow(self._tell, self._set_others)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
         self.pictures, self.fit = Pictures(), fit
         self.table = Table(log, changed)
@@ -109,8 +111,9 @@ class View:
     def _lay_out(self) -> Any:
         boxes = self.pictures.boxes
         controls = _box(
-            widgets.VBox, "controls", *(self.controls.sliders[field].row for field in SLIDERS),
-            self.size.row, self.controls.precision_row(), *self._more(), self._run_row(),
+            widgets.VBox, "controls", self.choices.row,
+            *(self.controls.sliders[field].row for field in SLIDERS), self.size.row,
+            self.controls.precision_row(), *self._more(), self._run_row(),
             self._status, self._printed,
         )  # fmt: skip
         memory = _box(
@@ -187,9 +190,10 @@ class View:
         self.card.layout.display = "" if change["new"] == OTHER else "none"
 
     def set_others(self, fields: Mapping[str, Any]) -> None:
-        """Set workload, sample_size, device, memory_limit or check_gradients, without telling."""
+        """Set what is no field of a config, such as workload or device, without telling."""
         controls = {
             "workload": self.workload,
+            "choices": self.choices,
             "sample_size": self.size,
             "device": self.device,
             "memory_limit": self.limit,
@@ -204,11 +208,12 @@ class View:
         finally:
             self._quiet = False
 
-    def offer_sizes(self, size: SampleSize | None) -> None:
-        """Offer the sample sizes of a workload, without telling; None hides their slider."""
+    def offer_forms(self, workload: Workload) -> None:
+        """Offer the sample sizes and choices of a workload, without telling."""
         self._quiet = True
         try:
-            self.size.offer(size)
+            self.size.offer(workload.sample_size)
+            self.choices.offer(workload.choices)
         finally:
             self._quiet = False
 

@@ -79,6 +79,7 @@ def _labels(
         workload,
         build_model=partial(_build_of_nodes, workload.build_model, nodes),
         sample_size=None,
+        choices=None,
     )
     plain = StepConfig(
         batch_size=config.micro_batch_size, precision=config.precision, optimizer=Optimizer.SGD

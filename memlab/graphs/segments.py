@@ -84,6 +84,7 @@ def checkpoint_graph(workload: Workload, segments: int = 2) -> Workload:
         name=f"{workload.name}, {segments} segments",
         build_model=partial(_build, workload.build_model, segments),
         sample_size=None,
+        choices=None,
     )
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from memlab.config import Precision
+from memlab.recording.built import own_formats
+from memlab.recording.outlined import quantized_outline
 from memlab.running import Progress, Report
 from memlab.step import set_seed
 from memlab.techniques import precision
@@ -19,7 +21,8 @@ class WorkloadFacts:
     """Facts about a workload's model and data.
 
     Attributes:
-        num_parameters: each shared parameter once.
+        num_parameters: each shared parameter once; of a 4-bit weight each of its values.
+        num_trainable: those of them that are trained.
         parameter_bytes: of the parameters as they were built.
         fp32_parameter_bytes: of the parameters cast to fp32.
         half_parameter_bytes: of the parameters cast to a format of 16 bits.
@@ -33,6 +36,7 @@ class WorkloadFacts:
     """
 
     num_parameters: int
+    num_trainable: int
     parameter_bytes: int
     fp32_parameter_bytes: int
     half_parameter_bytes: int
@@ -53,7 +57,8 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     two = tensors_of(workload.make_batch(2))
 
     return WorkloadFacts(
-        num_parameters=sum(p.numel() for p in parameters),
+        num_parameters=sum(map(_num_values, parameters)),
+        num_trainable=sum(_num_values(p) for p in parameters if p.requires_grad),
         parameter_bytes=precision.bytes_of(model, Precision.AS_BUILT),
         fp32_parameter_bytes=precision.bytes_of(model, Precision.FP32),
         half_parameter_bytes=precision.bytes_of(model, Precision.BF16),
@@ -71,7 +76,16 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
 def _build_cheaply(workload: Workload) -> torch.nn.Module:
     try:
         with torch.device("meta"):
-            return workload.build_model()
+            model = workload.build_model()
+        if not own_formats(model):
+            return model
     # some models read values of tensors while they are built
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return workload.build_model()
+        pass
+    return quantized_outline(workload.build_model) or workload.build_model()
+
+
+def _num_values(parameter: torch.nn.Parameter) -> int:
+    """Return how many weights a parameter holds: two in each byte of a 4-bit one."""
+    packed = getattr(parameter, "quant_state", None)
+    return (parameter if packed is None else torch.empty(packed.shape, device="meta")).numel()

@@ -18,7 +18,7 @@ import torch
 from memlab.arguments.units import MIB
 from memlab.devices.generators import preserved_random_state
 from memlab.recording.built import made_fake, own_formats
-from memlab.recording.outlined import outlines
+from memlab.recording.outlined import quantized_outline
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real
@@ -155,7 +155,7 @@ def _build_model(
         return build()
     except Exception as error:  # fake tensors raise many kinds of errors
         torch.set_rng_state(state)
-        quantized = _quantized_outline(build)
+        quantized = quantized_outline(build)
         if quantized is not None:
             return made_fake(quantized, mode)
 
@@ -179,19 +179,3 @@ def _build_model(
                 "fake tensors."
             )
         return made_fake(model, mode)
-
-
-def _quantized_outline(build: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
-    """Return a model without memory whose parameters have quantized themselves.
-
-    It is None if its build or its parameters read values, or if it has no such parameters: then
-    the build failed for another reason, and knowing all values helps.
-    """
-    try:
-        with outlines():
-            model = build()
-            if not isinstance(model, torch.nn.Module) or not own_formats(model):
-                return None
-            return model.to("cpu")
-    except Exception:  # a library may do anything with a tensor that has no memory
-        return None

@@ -10,12 +10,13 @@ Left out: what numpy or a list shows of a large tensor is zeros.
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memlab.arguments.units import KIB
+from memlab.recording.built import own_formats
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode, without_modes
 from memlab.torch_private.fakes import unset_fake_temporarily
@@ -24,6 +25,8 @@ from memlab.torch_private.tensors import storage_key
 
 MOST_WITH_VALUES = 64 * KIB
 META = torch.device("meta")
+SETS: Any = {torch.ops.aten.set_.source_Storage_storage_offset, torch.ops.aten.set_.source_Storage}
+COPY: Any = torch.ops.aten.copy_.default
 
 
 class _Outlines(TorchDispatchMode):
@@ -47,7 +50,8 @@ class _Outlines(TorchDispatchMode):
             shape = operator(*args, **{**kwargs, "device": META})
             is_large = isinstance(shape, torch.Tensor) and shape.nbytes > MOST_WITH_VALUES
             return self._like(shape) if is_large else operator(*args, **kwargs)
-        if operator.is_view or not any(self._is_outlined(t) for t in tensors):
+        is_view = operator.is_view or operator in SETS
+        if is_view or not any(self._is_outlined(t) for t in tensors):
             return operator(*args, **kwargs)
         return self._on_shapes(operator, args, kwargs)
 
@@ -58,7 +62,10 @@ class _Outlines(TorchDispatchMode):
         for given, argument in zip(args, schema_of(operator).arguments, strict=False):
             is_changed = argument.is_write and isinstance(given, torch.Tensor)
             if is_changed and not self._is_outlined(given):
-                raise RuntimeError(f"{operator} would write unknown values into a small tensor")
+                storage = given.untyped_storage()
+                if operator is not COPY or given.nbytes != storage.nbytes():
+                    raise RuntimeError(f"{operator} would write unknown values among known ones")
+                self.storages[storage_key(storage)] = storage  # a deep copy has no values either
 
         own: dict[int, torch.Tensor] = {}
 
@@ -92,3 +99,19 @@ def outlines() -> Iterator[None]:
     """Make large tensors without memory, inside a run over fake ones."""
     with unset_fake_temporarily(), without_modes(), _Outlines():
         yield
+
+
+def quantized_outline(build: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
+    """Return a model without memory whose parameters have quantized themselves.
+
+    It is None if its build or its parameters read values, or if it has no such parameters: then
+    the build failed for another reason, and knowing all values helps.
+    """
+    try:
+        with outlines():
+            model = build()
+            if not isinstance(model, torch.nn.Module) or not own_formats(model):
+                return None
+            return model.to("cpu")
+    except Exception:  # a library may do anything with a tensor that has no memory
+        return None

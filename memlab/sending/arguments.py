@@ -9,15 +9,15 @@ from memlab.sending.by_value import dumps
 from memlab.workload import Workload
 
 
-def in_one_size(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a workload that cannot be made in other sizes.
+def in_one_form(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with a workload that cannot be made in other forms.
 
     Only the caller does that, by a function that may hold a data set or what cannot be sent.
     """
     workload: Any = arguments.get("workload")
     if not is_a(workload, Workload):
         return arguments
-    return {**arguments, "workload": dataclasses.replace(workload, sample_size=None)}
+    return {**arguments, "workload": dataclasses.replace(workload, sample_size=None, choices=None)}
 
 
 def pickled(arguments: dict[str, Any]) -> bytes:

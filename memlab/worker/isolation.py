@@ -21,7 +21,7 @@ from memlab.arguments.units import format_seconds
 from memlab.errors import ConfigError, MemlabError
 from memlab.result import Outcome
 from memlab.running import Ended, Progress, Run
-from memlab.sending.arguments import in_one_size, pickled
+from memlab.sending.arguments import in_one_form, pickled
 from memlab.sending.environment import for_worker, without_cards
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
@@ -165,7 +165,7 @@ def run(
     """
     cancel = cancel or threading.Event()
     tell = teller(on_progress)
-    arguments = in_one_size(arguments)
+    arguments = in_one_form(arguments)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
     lane = _lane_of(function)

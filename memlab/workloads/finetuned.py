@@ -1,16 +1,17 @@
 """Fine-tuning of language models: a base in any number format, and adapters of peft on it."""
 
+import inspect
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from memlab.arguments.checks import anything, checked, choice, count, number, of_type
+from memlab.arguments.checks import Rule, anything, checked, choice, count, number, of_type
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
-from memlab.workload import SampleSize, Workload
+from memlab.workload import SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
 from memlab.workloads.quantizing import QUANTIZED, finetune_import, quantize_linear_layers
@@ -23,6 +24,9 @@ FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LOW_RANK = ("lora", "dora", "rslora")
 PROMPTS = ("prefix", "prompt")
 ADAPTERS = ("none", *LOW_RANK, "ia3", *PROMPTS)
+BASE_FORMATS = (*FORMATS, *QUANTIZED)
+RANKS = (4, 8, 16, 32, 64, 128, 256)
+TARGETS = (None, "all-linear")  # that a panel offers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +104,48 @@ class Finetuned:
         how = f" of rank {self.rank}" if self.adapter in LOW_RANK else ""
         if self.adapter in PROMPTS:
             how = f" of {self.num_virtual_tokens} tokens"
-        return f"{'all' if self.adapter == 'none' else self.adapter + how} on {self.base}"
+        if self.has_targets and self.targets is not None:
+            targets = self.targets if is_a(self.targets, str) else ", ".join(self.targets)
+            how += f" in {targets}"
+        cast = ", prepared for k-bit training" if self.prepare_for_kbit else ""
+        return f"{'all' if self.adapter == 'none' else self.adapter + how} on {self.base}{cast}"
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the adapter is put on chosen layers."""
+        return self.adapter in (*LOW_RANK, "ia3")
+
+    @property
+    def choices(self) -> WorkloadChoices:
+        """Return what a panel offers; one value alone where no other has an effect."""
+        offered: dict[str, tuple[Any, ...]] = {
+            "adapter": ADAPTERS,
+            "rank": tuple(sorted({self.rank, *(RANKS if self.adapter in LOW_RANK else ())})),
+            "targets": tuple(dict.fromkeys((*TARGETS, self.targets))),
+            "base": BASE_FORMATS,
+            "prepare_for_kbit": (False, True),
+        }
+        if not self.has_targets:
+            offered["targets"] = (self.targets,)
+        values = {name: getattr(self, name) for name in offered}
+        return WorkloadChoices(
+            values=values, offered=offered, make_workload=partial(_chosen, made=self)
+        )
+
+    def check(self) -> None:
+        """Raise WorkloadError if these choices do not go together."""
+        if self.adapter == "none" and (self.base in QUANTIZED or self.prepare_for_kbit):
+            field = f"base={self.base!r}" if self.base in QUANTIZED else "prepare_for_kbit=True"
+            raise WorkloadError(
+                f"{field} freezes the base, and with adapter='none' nothing would be trained; "
+                "allowed is an adapter, such as 'lora', or a base of bf16, fp16 or fp32"
+            )
+        if self.adapter == "dora" and self.base == "int8":
+            raise WorkloadError(
+                "adapter='dora' reads the weights of its base once more, and bitsandbytes loses "
+                "the scales of base='int8' on the way; allowed is a base of nf4, fp4, bf16, fp16 "
+                "or fp32, or adapter='lora'"
+            )
 
 
 def _targets(name: str, value: Any) -> str | tuple[str, ...] | None:
@@ -118,14 +163,19 @@ def _tokens(name: str, value: Any) -> int | None:
     return None if value is None else count(1, MOST_TOKENS)(name, value)
 
 
+CHOSEN: dict[str, Rule] = {
+    "adapter": choice(*ADAPTERS),
+    "rank": count(1, MOST_RANK),
+    "targets": _targets,
+    "base": choice(*BASE_FORMATS),
+}
+
+
 @checked(
+    **CHOSEN,
     model=anything,
-    adapter=choice(*ADAPTERS),
-    rank=count(1, MOST_RANK),
     num_virtual_tokens=count(1, MOST_RANK),
-    targets=_targets,
     dropout=number(0.0, 0.999),
-    base=choice(*FORMATS, *QUANTIZED),
     tokens=_tokens,
 )
 def finetune(
@@ -173,18 +223,6 @@ def finetune(
     'llama-1b, lora of rank 16 on nf4, sequence length 512'
     """
     label, configured = _configured(model, tokens)
-    if adapter == "none" and (base in QUANTIZED or prepare_for_kbit):
-        field = f"base={base!r}" if base in QUANTIZED else "prepare_for_kbit=True"
-        raise WorkloadError(
-            f"{field} freezes the base, and with adapter='none' nothing would be trained; allowed "
-            "is an adapter, such as 'lora', or a base of bf16, fp16 or fp32"
-        )
-    if adapter == "dora" and base == "int8":
-        raise WorkloadError(
-            "adapter='dora' reads the weights of its base once more, and bitsandbytes loses the "
-            "scales of base='int8' on the way; allowed is a base of nf4, fp4, bf16, fp16 or fp32, "
-            "or adapter='lora'"
-        )
     made = Finetuned(
         label=label,
         model=configured,
@@ -201,8 +239,29 @@ def finetune(
     return _sized(configured.size, made=made)
 
 
+def finetune_options(workload: Workload) -> dict[str, Any] | None:
+    """Return the arguments with which `finetune` makes this workload; None for any other.
+
+    Left out are those with their usual value.
+    """
+    made = getattr(workload.build_model, "__self__", None)
+    if not isinstance(made, Finetuned) or made.model.values != BASES.get(made.label):
+        return None
+    usual = inspect.signature(finetune).parameters
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    given = {
+        name: value
+        for name, value in values.items()
+        if name not in ("label", "model") and value != usual[name].default
+    }
+    least = min(USUAL_TOKENS, made.model.values["max_position_embeddings"])
+    sized = {} if made.model.size == least else {"tokens": made.model.size}
+    return {"model": made.label, **given, **sized}
+
+
 def _sized(size: int, *, made: Finetuned) -> Workload:
     """Return the workload with samples of this many tokens, which its name says."""
+    made.check()
     _check_length(made.label, made.model, size)
     made = replace(made, model=replace(made.model, size=size))
     sample_size = SampleSize(
@@ -218,7 +277,26 @@ def _sized(size: int, *, made: Finetuned) -> Workload:
         make_batch=made.model.batch,
         compute_loss=own_loss,
         sample_size=sample_size,
+        choices=made.choices,
     )
+
+
+@checked(**CHOSEN)
+def _chosen(
+    *,
+    made: Finetuned,
+    adapter: str,
+    rank: int,
+    targets: str | tuple[str, ...] | None,
+    base: str,
+    prepare_for_kbit: bool,
+) -> Workload:
+    """Return the workload with other choices, in the same sample size."""
+    other = replace(
+        made, adapter=adapter, rank=rank, targets=targets, base=base,
+        prepare_for_kbit=prepare_for_kbit,
+    )  # fmt: skip
+    return _sized(made.model.size, made=other)
 
 
 def _configured(model: Any, tokens: int | None) -> tuple[str, ConfiguredModel]:

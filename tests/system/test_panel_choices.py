@@ -1,0 +1,160 @@
+"""The controls of what else a workload can be made with: another adapter is another workload."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import WorkloadChoices, workloads
+from memlab._panel import as_code
+from memlab.arguments.quoting import literal
+from memlab.errors import WorkloadError
+from memlab.measuring.inspect import inspect_in_process
+from tests.panel_parts import until
+
+
+def layers(width=4, bias=True):
+    """One linear layer of a width, with a bias or without."""
+    if width > 100:
+        raise memlab.MemlabError(f"width={width} is above 100")
+    return memlab.Workload(
+        name=f"layer of width {width}{'' if bias else ' without bias'}",
+        build_model=lambda: nn.Linear(width, 2, bias=bias),
+        make_batch=lambda n: torch.ones(n, width),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+        choices=WorkloadChoices(
+            values={"width": width, "bias": bias},
+            offered={"width": (4, 8), "bias": (True, False)},
+            make_workload=layers,
+        ),
+    )
+
+
+@pytest.fixture
+def panel():
+    made = memlab.panel(layers(), device="cpu")
+    yield made
+    made.close()
+
+
+def control(panel, name):
+    return panel._view.choices._controls[name]
+
+
+def said(panel):
+    return panel._view.choices.explanation.text.value
+
+
+def test_other_choices_are_another_workload_and_the_others_stay():
+    assert layers().chosen(width=8).name == "layer of width 8"
+    assert layers(bias=False).chosen(width=8).name == "layer of width 8 without bias"
+    assert layers().chosen().name == layers().name
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"depth": 2}, "has no choice 'depth'; allowed is one of ['width', 'bias']"),
+        ({"width": 101}, "width=101 is above 100"),
+        ({"width": "wide"}, "TypeError"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_a_sentence(panel, fields, sentence):
+    with pytest.raises(WorkloadError) as error:
+        layers().chosen(**fields)
+    assert sentence in str(error.value)
+    with pytest.raises(WorkloadError) as error:
+        panel.set(choices=fields)
+    assert sentence in str(error.value)
+    assert panel.workload.name == "layer of width 4"
+
+
+def test_a_workload_with_other_functions_is_not_made_anew():
+    other = dataclasses.replace(layers(), make_batch=lambda n: torch.zeros(n, 4))
+    with pytest.raises(WorkloadError, match="another make_batch"):
+        other.chosen(width=8)
+    with pytest.raises(WorkloadError, match="it offers none"):
+        workloads.get("plain-mlp").chosen(width=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"values": {"width": 1}, "offered": {}}, "allowed are the same names in both"),
+        ({"values": {"a width": 1}, "offered": {"a width": (1,)}}, "names of arguments"),
+        ({"values": {"width": 1}, "offered": {"width": ()}}, "a tuple of at least one value"),
+        ({"values": {}, "offered": {}, "make_workload": 3}, "make_workload=3"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(fields, sentence):
+    with pytest.raises(WorkloadError) as error:
+        WorkloadChoices(**{"make_workload": layers, **fields})
+    assert sentence in str(error.value)
+
+
+def test_a_control_changes_the_workload_that_is_predicted(panel):
+    assert panel._view.choices.row.layout.display == ""
+    control(panel, "width").value = 1
+    assert panel.workload.name == "layer of width 8"
+    until(lambda: panel.prediction is not None)
+    assert panel.prediction.workload_name == "layer of width 8"
+    until(lambda: "parameters are trained" in said(panel))
+    assert "all 18 parameters are trained" in said(panel)
+    panel.set(choices={"bias": False})
+    assert panel.workload.name == "layer of width 8 without bias"
+    panel.set(choices=None)
+    assert panel.workload.name == "layer of width 4"
+
+
+def test_a_value_that_is_not_offered_can_be_set_and_another_workload_has_no_such_row(panel):
+    panel.set(choices={"width": 50})
+    assert (panel.workload.name, control(panel, "width").options[-1]) == (
+        "layer of width 50", ("50", 2),
+    )  # fmt: skip
+    panel.set(workload="plain-mlp")
+    assert panel._view.choices.row.layout.display == "none"
+    panel.set(workload="layer of width 4")
+    assert panel.workload.name == "layer of width 4"
+
+
+def test_choices_that_do_not_go_together_are_explained_with_a_remedy():
+    made = memlab.panel(
+        workloads.finetune("llama-tiny", adapter="dora", base="nf4"), device="rtx-4060"
+    )
+    try:
+        made.set(sample_size=256)
+        offered = [label for label, _ in control(made, "base").options]
+        control(made, "base").value = offered.index("int8")
+        assert "loses the scales of base=" in said(made)
+        assert (made.prediction, made._asked.question) == (None, None)
+        made._view.choices.explanation.button.click()
+        assert made.workload.name.endswith("dora of rank 16 on nf4, sequence length 256")
+        made.set(choices={"adapter": "prefix"})
+        assert control(made, "rank").disabled
+        assert not control(made, "base").disabled
+    finally:
+        made.close()
+
+
+def test_the_code_makes_the_choices_on_screen():
+    own = layers()
+    shown = own.chosen(width=8)
+    assert as_code.workload_source(shown, {"own": own})[0] == "own.chosen(width=8)"
+    tuned = workloads.finetune("llama-tiny", rank=8, targets=("q_proj", "v_proj"), tokens=128)
+    call = as_code.finetune_source(tuned.chosen(base="nf4").resized(256))
+    assert eval(call, {"memlab": memlab}).name == tuned.chosen(base="nf4").resized(256).name
+    assert literal("nf4") in call
+    held = as_code.workload_source(tuned.chosen(rank=4).resized(256), {"tuned": tuned})
+    assert held[0] == "tuned.chosen(rank=4).resized(256)"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"base": "bf16"}, {"base": "nf4"}, {"base": "nf4", "adapter": "dora"}]
+)
+def test_the_trained_share_is_that_of_peft(fields):
+    workload = workloads.finetune("llama-tiny", **fields)
+    facts = inspect_in_process(workload, report=lambda _: None)
+    model = workload.build_model().to("cpu")
+    assert (facts.num_trainable, facts.num_parameters) == model.get_nb_trainable_parameters()
