@@ -1,0 +1,47 @@
+"""How far off is memlab on fine-tuning with adapters: on the cards of others?
+
+- table: 35 rows that litgpt's authors measured on an A100 of 40 GB (`litgpt_table.py`). Goals: the
+  allocated peak within 5 % in the median and 12 % at the 95th percentile, and every row that ran
+  out of memory is foreseen.
+
+Each line goes into the JSON as soon as it is there.
+
+    python -m benchmarks.finetune --only table --out finetune.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks import litgpt_table, report
+
+SECTIONS: dict[str, ModuleType] = {"table": litgpt_table}
+
+
+def main() -> None:
+    """Run the sections that are asked for, line by line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks/finetune.json"))
+    parser.add_argument("--quick", action="store_true", help="a few lines of each section")
+    parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
+    asked = parser.parse_args()
+    given = report.Options(quick=asked.quick, out=asked.out)
+    before = report.environment()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+
+    results: dict[str, Any] = {}
+    for name in asked.only:
+        section = SECTIONS[name]
+        lines = results[name] = []
+        for line in section.lines(given.quick):
+            lines.append(line)
+            given.out.write_text(json.dumps({**before, **results}, indent=1) + "\n")
+        section.show(lines)
+        results[f"{name}: summary"] = section.summary(lines)
+    report.write(given, before, results)
+
+
+if __name__ == "__main__":
+    main()
