@@ -1,8 +1,12 @@
-"""How far off is memlab on fine-tuning with adapters: on the cards of others?
+"""How far off is memlab on fine-tuning with adapters: on others' cards, on a CPU, in differences?
 
 - table: 35 rows that litgpt's authors measured on an A100 of 40 GB (`litgpt_table.py`). Goals: the
   allocated peak within 5 % in the median and 12 % at the 95th percentile, and every row that ran
   out of memory is foreseen.
+- settings: 20 adapters on a small model, predicted and measured on this CPU, and their gradients
+  beside plain PyTorch's (`adapter_settings.py`). Goals: 0.1 % in the median, 3 % at most, 1e-5.
+- differences: what a base in 4 bits, checkpointing, a rank, DoRA or `prepare_for_kbit` changes
+  (`adapter_differences.py`). Nothing is judged.
 
 Each line goes into the JSON as soon as it is there.
 
@@ -15,9 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import litgpt_table, report
+from benchmarks import adapter_differences, adapter_settings, litgpt_table, report
 
-SECTIONS: dict[str, ModuleType] = {"table": litgpt_table}
+SECTIONS: dict[str, ModuleType] = {
+    "table": litgpt_table,
+    "settings": adapter_settings,
+    "differences": adapter_differences,
+}
 
 
 def main() -> None:
