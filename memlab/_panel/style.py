@@ -131,8 +131,8 @@ CSS = """
 .memlab-panel .memlab-more .memlab-explanation { flex: 1 1 300px; min-height: 20px; }
 .memlab-panel .memlab-more .memlab-remedy { width: auto; margin: 0; }
 
-.memlab-panel .memlab-choices { min-height: 56px; overflow: visible; margin: 0 0 4px; }
-.memlab-panel .memlab-choices .memlab-explanation { min-height: 20px; }
+.memlab-panel .memlab-choices { overflow: visible; margin: 0 0 4px; flex: none; }
+.memlab-panel .memlab-choices .memlab-explanation { flex: 1 1 auto; height: 40px; }
 
 .memlab-panel .memlab-run-row { display: flex; flex-wrap: wrap; gap: 4px 12px;
   align-items: center; margin-top: 6px; padding-top: 8px; overflow: visible;

@@ -98,6 +98,21 @@ class WorkloadChoices:
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
+
+    >>> import torch
+    >>> from memlab import Workload
+    >>> def layer(bias: bool = True) -> Workload:
+    ...     return Workload(
+    ...         name=f"layer, bias {bias}",
+    ...         build_model=lambda: torch.nn.Linear(4, 1, bias=bias),
+    ...         make_batch=lambda n: torch.ones(n, 4),
+    ...         compute_loss=lambda model, batch: model(batch).mean(),
+    ...         choices=WorkloadChoices(
+    ...             values={"bias": bias}, offered={"bias": (True, False)}, make_workload=layer
+    ...         ),
+    ...     )
+    >>> layer().chosen(bias=False).name
+    'layer, bias False'
     """
 
     values: Mapping[str, Value]

@@ -70,6 +70,14 @@ workload = memlab.Workload.from_module(Wrong(), batch, nn.functional.mse_loss)
 memlab.panel(workload, device="cpu")
 """
 
+FINETUNE = """
+import memlab
+
+workload = memlab.workloads.finetune("llama-tiny", adapter="lora", rank=8, base="nf4", tokens=128)
+panel = memlab.panel(workload, device="rtx-4060")
+panel
+"""
+
 
 TRAINER = """
 import tempfile
@@ -158,6 +166,7 @@ def _write_notebooks(folder: pathlib.Path) -> None:
     _write(folder / "recorded.ipynb", RECORDED, "panel")
     _write(folder / "failing.ipynb", FAILING)
     _write(folder / "trainer.ipynb", TRAINER)
+    _write(folder / "finetune.ipynb", FINETUNE)
     _write(folder / "two.ipynb", TINY, "a = memlab.panel(workload)\na", "b = memlab.panel()\nb")
 
 
