@@ -18,10 +18,12 @@ from memlab.importing.imported import ImportedTraining
 from memlab.importing.lightning_trainer import read_lightning
 from memlab.importing.transformers_arguments import read_arguments, values_of
 from memlab.importing.transformers_trainer import read_trainer
+from memlab.importing.trl_trainer import read_trl
 
 ALLOWED = (
-    "allowed are a transformers Trainer or TrainingArguments, a Lightning Trainer, the path of a "
-    "config file of accelerate (YAML, JSON) or DeepSpeed (JSON), or such a config as a dict"
+    "allowed are a transformers Trainer or TrainingArguments (also those of trl), a Lightning "
+    "Trainer, the path of a config file of accelerate (YAML, JSON) or DeepSpeed (JSON), or such a "
+    "config as a dict"
 )
 LIGHTNING = ("lightning", "pytorch_lightning")
 YAML = (".yaml", ".yml")
@@ -35,9 +37,10 @@ def from_trainer(
     """Return the training step that a configured trainer or a config file describes.
 
     Args:
-        source: a transformers `Trainer` or `TrainingArguments`, a Lightning `Trainer`, the path of
-            a config file of accelerate (YAML or JSON) or DeepSpeed (JSON), or such a config as a
-            dict. A trainer must be configured and not run; it is not changed.
+        source: a transformers `Trainer` or `TrainingArguments`, trl's `SFTTrainer` or `DPOTrainer`,
+            a Lightning `Trainer`, the path of a config file of accelerate (YAML or JSON) or
+            DeepSpeed (JSON), or such a config as a dict. A trainer must be configured and not run;
+            it is not changed.
         module: the LightningModule, for a Lightning Trainer.
         dataloader: the training loader, for a Lightning Trainer whose module has none.
         world_size: number of ranks that the launcher starts; None reads the step of one of them.
@@ -90,6 +93,7 @@ def _read_object(
     if _library_of(source, "TrainingArguments") == "transformers":
         _refuse_beside(source, module=module, dataloader=dataloader)
         reading = read_arguments(values_of(source), world_size=world_size)
+        read_trl(reading, source, has_workload=False)
         return reading.finish(f"{type(source).__name__} of {_with_version('transformers')}")
     raise ConfigError(f"source={shown(source)} is no trainer that memlab knows; {ALLOWED}")
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from memlab.arguments.quoting import printable
 from memlab.errors import WorkloadError
 
 MOST_KEPT = 64  # samples, if one update has no more
+WHICH = "memlab_samples"  # in a batch of joined samples: the number of the first, and how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,11 @@ class KeptSamples:
 
     def __call__(self, n: int) -> Any:
         """Return a batch of n samples; a mapping becomes a dict."""
-        chosen = [self.samples[i % len(self.samples)] for i in range(n)]
+        return self.of(0, n)
+
+    def of(self, first: int, n: int) -> Any:
+        """Return a batch of the n samples from number `first` on."""
+        chosen = [self.samples[i % len(self.samples)] for i in range(first, first + n)]
         # some collators write into the samples
         batch = self.collate([copy.copy(each) for each in chosen])
         return dict(batch) if isinstance(batch, Mapping) else batch
@@ -40,6 +43,38 @@ class KeptSamples:
     def __repr__(self) -> str:
         """Return how many samples there are, not the samples."""
         return f"KeptSamples({len(self.samples)} samples)"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSamples:
+    """`make_batch` and more of a workload whose collator joins samples into rows of its own.
+
+    Examples are sequences that are laid end to end in one row, and pairs of which the first halves
+    come before all second halves. Such a batch is divided by collating its samples again, so that
+    it says which they are.
+
+    Attributes:
+        kept: the samples, and what collates them.
+    """
+
+    kept: KeptSamples
+
+    def __call__(self, n: int) -> Any:
+        """Return a batch of n samples."""
+        return self._of(0, n)
+
+    def count(self, batch: Any) -> int:
+        """Return the number of samples in a batch: `count_samples` of the workload."""
+        number: int = batch[WHICH][1]
+        return number
+
+    def split(self, batch: Any, sizes: list[int]) -> list[Any]:
+        """Return batches of these numbers of samples: `split_batch` of the workload."""
+        firsts = itertools.accumulate(sizes, initial=batch[WHICH][0])
+        return [self._of(first, size) for first, size in zip(firsts, sizes, strict=False)]
+
+    def _of(self, first: int, n: int) -> Any:
+        return {**self.kept.of(first, n), WHICH: (first, n)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +97,6 @@ class KeptColumns:
             else each
             for each in samples
         ])  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedModel:
-    """`build_model` of a workload: a copy on the CPU, without gradients.
-
-    Attributes:
-        model: as the trainer has it; never changed.
-    """
-
-    model: torch.nn.Module
-
-    def __call__(self) -> torch.nn.Module:
-        """Return a new copy."""
-        made = copy.deepcopy(self.model).to("cpu")
-        made.zero_grad(set_to_none=True)
-        return made
-
-    def __repr__(self) -> str:
-        """Return the class of the model, which may print itself over pages."""
-        return f"CopiedModel({type(self.model).__name__})"
 
 
 def first_samples(dataset: Any, batch_size: int) -> list[Any]:

@@ -84,7 +84,7 @@ def unwrapped(model: torch.nn.Module) -> Any:
     """Return the model of transformers, without the adapters of PEFT around it."""
     is_wrapped = type(model).__module__.partition(".")[0] == "peft"
     found: Any = model
-    return found.base_model.model if is_wrapped else found
+    return found.get_base_model() if is_wrapped else found
 
 
 def ignores_terms(model: Any) -> bool:

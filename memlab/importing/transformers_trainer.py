@@ -1,6 +1,5 @@
 """transformers' `Trainer`, configured but not run: its arguments, and a workload of its parts."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,23 +9,16 @@ from memlab.errors import ConfigError, UnsupportedError
 from memlab.importing.imported import ImportedTraining
 from memlab.importing.optimizer_classes import read_optimizer
 from memlab.importing.reading import NO_WORKLOAD, SHARDING, SourceReading
-from memlab.importing.samples import CopiedModel, KeptColumns, KeptSamples, first_samples
 from memlab.importing.transformers_arguments import read_arguments, values_of
-from memlab.importing.transformers_loss import (
-    LossTerms,
-    TrainerLoss,
-    ignores_terms,
-    is_causal_model,
-    unwrapped,
-)
+from memlab.importing.transformers_workload import owner_of, workload_of
+from memlab.importing.trl_trainer import is_of_trl, is_taken, read_trl
 from memlab.techniques.precision import number_formats
 from memlab.techniques.recompute import blocks
 from memlab.techniques.recompute.checkpointing import FLAGS
-from memlab.workload import Workload
 
-LOSS_METHODS = (
-    "compute_loss", "training_step", "get_batch_samples", "get_train_dataloader",
-    "compute_loss_context_manager",
+STEP_METHODS = (
+    "training_step", "get_batch_samples", "get_train_dataloader", "compute_loss_context_manager",
+    "_prepare_inputs",
 )  # fmt: skip
 UPDATE_METHODS = ("create_optimizer", "get_optimizer_cls_and_kwargs", "create_scheduler",
                   "create_optimizer_and_scheduler", "optimizer_step")  # fmt: skip
@@ -67,12 +59,14 @@ def read_trainer(trainer: Any, library: str, world_size: int | None = None) -> I
             reading.add(part, type(getattr(trainer, name)).__name__)
             reading.skip(part, "the model is built already" if name == "model_init" else NO_EFFECT)
 
+    _read_reference(reading, trainer)
     reading.add("trainer.model", type(model).__name__)
-    workload = _workload(reading, trainer) if reading.is_complete else None
+    workload = workload_of(reading, trainer) if reading.is_complete else None
     if workload is None:
         reading.leave("trainer.model", NO_WORKLOAD)
     else:
         reading.take_into("build_model", "trainer.model", "copied for each run, never changed")
+    read_trl(reading, trainer.args, workload is not None)
     return reading.finish(f"{type(trainer).__name__} of {library}", workload)
 
 
@@ -98,29 +92,40 @@ def _read_given_optimizer(reading: SourceReading, trainer: Any) -> None:
 
 def _read_own_methods(reading: SourceReading, trainer: Any) -> None:
     """Report the methods of a subclass that decide what a step computes."""
-    for name in (*LOSS_METHODS, *UPDATE_METHODS):
-        owner = _owner(trainer, name)
+    for name in ("compute_loss", *STEP_METHODS, *UPDATE_METHODS):
+        owner = owner_of(trainer, name)
         if owner is None:
             continue
         part = f"trainer.{name}"
         reading.add(part, f"{owner.__name__}.{name}")
-        if name in LOSS_METHODS:
+        if name in UPDATE_METHODS:
+            reading.leave(part, f"{owner.__name__} overrides {name}; the config has that of optim")
+        elif name == "training_step" and is_taken(owner):
+            reading.skip(part, "it adds nothing but activation_offloading")
+        elif name in STEP_METHODS:
             reading.is_complete = False
+            which = " (of trl, memlab takes SFTTrainer and DPOTrainer)" if is_of_trl(owner) else ""
             reading.leave(
                 part,
                 f"{owner.__name__} overrides {name}, whose code memlab cannot take out of the "
-                "Trainer, so there is no workload; write a memlab.Workload with this loss",
+                f"Trainer{which}, so there is no workload; write a memlab.Workload with this step",
             )
-        else:
-            reading.leave(part, f"{owner.__name__} overrides {name}; the config has that of optim")
+        else:  # until the workload takes it
+            reading.leave(part, NO_WORKLOAD)
 
 
-def _owner(trainer: Any, name: str) -> type | None:
-    """Return the class outside of transformers that defines a method; None if it does not exist."""
-    owner = next((kind for kind in type(trainer).__mro__ if name in vars(kind)), None)
-    if owner is None or owner.__module__.partition(".")[0] == "transformers":
-        return None
-    return owner
+def _read_reference(reading: SourceReading, trainer: Any) -> None:
+    """Report a second model, with which a trainer of trl compares the one it trains."""
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        reading.add("trainer.ref_model", type(reference).__name__)
+        reading.is_complete = False
+        reading.leave(
+            "trainer.ref_model",
+            "a step of memlab has one model, so there is no workload; with peft_config the adapter "
+            "is switched off instead, and with precompute_ref_log_probs=True the data set has what "
+            "the reference says",
+        )
 
 
 def _fit_checkpointing(reading: SourceReading, model: torch.nn.Module) -> None:
@@ -160,105 +165,3 @@ def _fit_checkpointing(reading: SourceReading, model: torch.nn.Module) -> None:
                 "config checkpoints the repeated blocks that memlab finds",
                 checkpointing="blocks" if found else "none",
             )
-
-
-def _workload(reading: SourceReading, trainer: Any) -> Workload | None:
-    """Return the Trainer's model, data and loss; None if there is no data."""
-    dataset = trainer.train_dataset
-    reading.add("trainer.train_dataset", type(dataset).__name__)
-    if dataset is None:
-        reading.leave(
-            "trainer.train_dataset",
-            "there is no train_dataset, so no batch and no workload; write a memlab.Workload",
-        )
-        return None
-
-    make_batch = _batches(reading, trainer, dataset)
-    batch = make_batch(1)
-    if not isinstance(batch, Mapping):
-        reading.is_complete = False
-        reading.leave(
-            "trainer.data_collator",
-            f"it returns a {type(batch).__name__}, which a Trainer cannot pass to a model by name",
-        )
-        return None
-
-    terms, loss = _loss(reading, trainer, batch)
-    return Workload(
-        name=type(trainer.model).__name__,
-        build_model=CopiedModel(_on_cpu(trainer.model)),
-        make_batch=make_batch,
-        compute_loss=loss,
-        num_loss_terms=terms,
-    )
-
-
-def _on_cpu(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model, or a copy on the CPU, which a worker that sees no card can read."""
-    if all(p.device.type == "cpu" for p in model.parameters()):
-        return model
-    return CopiedModel(model)()
-
-
-def _batches(reading: SourceReading, trainer: Any, dataset: Any) -> KeptSamples:
-    batch_size = reading.settings["batch_size"]
-    samples = first_samples(dataset, batch_size)
-    reading.take_into(
-        "make_batch",
-        "trainer.train_dataset",
-        f"its first {len(samples)} samples, in their order, as often as a batch needs them",
-    )
-    collate = trainer.data_collator
-    if trainer.args.remove_unused_columns:
-        trainer._set_signature_columns_if_needed()
-        collate = KeptColumns(collate, frozenset(trainer._signature_columns))
-        reading.take_into("make_batch", "remove_unused_columns")
-    else:
-        reading.skip("remove_unused_columns")
-    reading.add("trainer.data_collator", type(trainer.data_collator).__name__)
-    reading.take_into(
-        "make_batch",
-        "trainer.data_collator",
-        "it pads the samples of a whole update alike; the Trainer pads each micro-batch by itself",
-    )
-    return KeptSamples(samples, collate)
-
-
-def _loss(
-    reading: SourceReading, trainer: Any, batch: Mapping[str, Any]
-) -> tuple[LossTerms | None, TrainerLoss]:
-    """Return what counts the terms of the loss, and the loss."""
-    shifts = bool(getattr(trainer, "_loss_shifts_labels", False))
-    has_labels = isinstance(batch.get("labels"), torch.Tensor)
-    loss_function = getattr(trainer, "compute_loss_func", None)
-    takes_terms = bool(getattr(trainer, "model_accepts_loss_kwargs", False))
-    is_counted = has_labels and (takes_terms or loss_function is not None)
-    is_ignored = is_counted and loss_function is None and trainer.label_smoother is None and (
-        ignores_terms(unwrapped(trainer.model))
-    )  # fmt: skip
-    terms = LossTerms(shifts) if is_counted and not is_ignored else None
-
-    reading.take_into("compute_loss", "label_names")
-    smoother = trainer.label_smoother
-    if smoother is not None:
-        reading.take_into("compute_loss", "label_smoothing_factor")
-    else:
-        reading.skip("label_smoothing_factor")
-    if loss_function is not None:
-        reading.add("trainer.compute_loss_func", shown(loss_function))
-        reading.take_into(
-            "compute_loss",
-            "trainer.compute_loss_func",
-            "called with the number of labels of each micro-batch, whose mean it returns",
-        )
-
-    steps = reading.settings["accumulation_steps"]
-    if is_ignored and steps > 1:
-        reading.take(
-            "gradient_accumulation_steps",
-            f"the loss of this model ignores num_items_in_batch, so the Trainer sums {steps} means "
-            f"and its gradients are {steps} times as large; memlab takes their mean",
-            accumulation_steps=steps,
-        )
-    is_causal = is_causal_model(unwrapped(trainer.model))
-    return terms, TrainerLoss(smoother, loss_function, terms, takes_terms, is_causal)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from memlab.recording import cuda_functions, stand_in_autocast, stand_in_kernels
+from memlab.recording import cuda_functions, stand_in_autocast, stand_in_kernels, triton_of_trl
 from memlab.recording.streams import StreamEvent, Streams
 from memlab.torch_private import python_device
 from memlab.torch_private.operators import has_kernel_for
@@ -190,7 +190,8 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     # a thread of autograd for this device would free the last gradients at a time of its own
     in_one_thread = torch.autograd.set_multithreading_enabled(False)
     as_on_cuda = python_device.fake_kernels_told(_kind)
-    with in_one_thread, as_on_cuda, python_device.moved_by_operators():
+    of_trl = triton_of_trl.as_on_card()
+    with in_one_thread, as_on_cuda, of_trl, python_device.moved_by_operators():
         kernels = stand_in_kernels.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             yield device()

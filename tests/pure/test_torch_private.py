@@ -51,6 +51,7 @@ NOT_OF_TORCH = {
     "._signature_columns": "of a transformers Trainer",
     "._target": "of threading.Thread",
     "._trainer": "of a LightningModule",
+    "._use_triton": "of trl",
 }
 ATTRIBUTES = frozenset(OF_SCRIPTS).union(*map(attributes, IN_ROOM.values()))
 PROCESS = constants(IN_ROOM["torch_private/process.py"])

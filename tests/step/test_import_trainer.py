@@ -153,7 +153,8 @@ def test_a_data_set_without_length_or_samples(tmp_path):
         memlab.from_trainer(trainer_of(tmp_path, model, Stream([])))
 
 
-def test_a_loss_in_a_subclass_is_not_imported_silently(tmp_path):
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_a_loss_in_a_subclass_is_its_own(tmp_path, kind):
     transformers = needs_trainer()
 
     class MyTrainer(transformers.Trainer):
@@ -163,13 +164,36 @@ def test_a_loss_in_a_subclass_is_not_imported_silently(tmp_path):
         def create_optimizer(self, *args):
             return super().create_optimizer(*args)
 
+    settings = {"gradient_accumulation_steps": 2, "kind": MyTrainer}
+    samples = texts(is_ragged=True)
+    trainer = trainer_of(tmp_path, tiny(kind, transformers), samples, **settings)
+    imported = memlab.from_trainer(trainer)
+    assert field(imported, "trainer.compute_loss").became == "workload.compute_loss"
+    assert "trainer.create_optimizer" in {each.name for each in imported.not_imported}
+
+    loss, gradients = step_of(pickle.loads(cloudpickle.dumps(imported)))
+    is_summed = "sums 2 means" in field(imported, "gradient_accumulation_steps").why
+    own = first_update(trainer)
+    factor = 2 if is_summed else 1
+    assert is_summed == (kind == "bert")
+    assert factor * loss == pytest.approx(own.loss, rel=1e-5)
+    assert worst_error({n: g / factor for n, g in own.gradients.items()}, gradients) < 1e-5
+
+
+def test_a_step_in_a_subclass_is_not_imported_silently(tmp_path):
+    transformers = needs_trainer()
+
+    class MyTrainer(transformers.Trainer):
+        def training_step(self, *args, **kwargs):
+            return super().training_step(*args, **kwargs)
+
     trainer = trainer_of(tmp_path, tiny("gpt2", transformers), texts(), kind=MyTrainer)
     imported = memlab.from_trainer(trainer)
     assert imported.workload is None
     names = {each.name for each in imported.not_imported}
-    assert {"trainer.compute_loss", "trainer.create_optimizer", "trainer.model"} <= names
+    assert {"trainer.training_step", "trainer.model"} <= names
     assert not any(each.became.startswith("workload") for each in imported.fields)
-    assert "MyTrainer overrides compute_loss" in field(imported, "trainer.compute_loss").why
+    assert "MyTrainer overrides training_step" in field(imported, "trainer.training_step").why
 
 
 def test_a_given_optimizer_wins_over_its_name(tmp_path):
@@ -191,7 +215,11 @@ def test_narrow_weights_are_not_cast_by_a_mixed_precision(tmp_path):
     trainer = trainer_of(tmp_path, model.to(torch.bfloat16), texts(), bf16=True)
     imported = memlab.from_trainer(trainer)
     assert imported.config.precision == "as-built"
-    assert "weights of bfloat16" in field(imported, "bf16").why
+    assert "in autocast" in field(imported, "bf16").why
+    loss, gradients = step_of(imported)
+    own = first_update(trainer)
+    assert loss == pytest.approx(own.loss, rel=1e-5)
+    assert worst_error(own.gradients, gradients) < 1e-5
 
 
 def test_a_trainer_without_data_or_that_has_run(tmp_path):
