@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memlab.exporting.export import export_script
     from memlab.graphs.segments import checkpoint_graph
     from memlab.importing.opening import from_trainer
+    from memlab.lengths.predict import predict_lengths
     from memlab.recommending.largest import largest_batch
     from memlab.recommending.recommend import recommend
     from memlab.snapshots.opening import open_snapshot
@@ -46,8 +47,8 @@ __all__ = [
     "card", "checkpoint_graph", "compare", "compare_recompute", "explain", "export_script",
     "forget_costs", "from_trainer", "graph_table", "ladder", "largest_batch", "live_sweep",
     "measure", "measure_loading", "open_snapshot", "panel", "plots", "predict", "predict_batches",
-    "recommend", "recorded", "recordings", "replay_allocations", "results", "store_records",
-    "stored_results", "sweep", "to_frame", "training_step", "verify", "workloads",
+    "predict_lengths", "recommend", "recorded", "recordings", "replay_allocations", "results",
+    "store_records", "stored_results", "sweep", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "build_step": "step", "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
@@ -55,8 +56,8 @@ LATE = {  # public names whose modules `import memlab` does not wait for
     "export_script": "exporting.export", "from_trainer": "importing.opening",
     "graph_table": "explaining.graph_of_step", "ladder": "comparing.ladder",
     "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
-    "open_snapshot": "snapshots.opening", "panel": "_panel", "plots": "plots",
-    "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
+    "open_snapshot": "snapshots.opening", "panel": "_panel", "predict_lengths": "lengths.predict",
+    "plots": "plots", "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
     "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
     "sweep": "sweeping.sweep", "training_step": "training.training_step",
 }  # fmt: skip

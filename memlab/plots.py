@@ -15,6 +15,7 @@ b'PNG'
 from memlab.figures.cost_changes import cost_changes
 from memlab.figures.heat_map import heat_map, varying_fields
 from memlab.figures.ladder import waterfall
+from memlab.figures.lengths import lengths
 from memlab.figures.look import CATEGORY_COLORS, CATEGORY_LABELS, placeholder, to_png, to_svg
 from memlab.figures.memory_against_time import memory_against_time
 from memlab.figures.peak_bar import peak_bar
@@ -37,6 +38,7 @@ __all__ = [
     "CATEGORY_LABELS",
     "cost_changes",
     "heat_map",
+    "lengths",
     "memory_against_time",
     "peak_bar",
     "peak_map",

@@ -13,6 +13,7 @@ import torch
 from memlab.arguments.checks import count, text
 from memlab.arguments.functions import is_same_function
 from memlab.arguments.html_tables import facts_table
+from memlab.arguments.lengths import optional_lengths
 from memlab.arguments.quoting import is_a, printable, shown
 from memlab.arguments.variants import SampleSize as SampleSize
 from memlab.arguments.variants import Value as Value
@@ -46,6 +47,8 @@ class Workload:
             has a slider for it.
         choices: what else it can be made with, such as another adapter; a panel has a control for
             each.
+        lengths: how large each sample of the data set is, for `predict_lengths`; a step's batch is
+            of `sample_size` all the same. A list or an array becomes a tuple of ints.
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
@@ -82,10 +85,12 @@ class Workload:
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
     sample_size: SampleSize | None = None
     choices: WorkloadChoices | None = None
+    lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         try:
             object.__setattr__(self, "name", text("name", self.name))
+            object.__setattr__(self, "lengths", optional_lengths("lengths", self.lengths))
         except ConfigError as error:
             raise WorkloadError(str(error)) from None
 
@@ -222,7 +227,7 @@ class Workload:
         self._check_is_made_by("SampleSize", f"make_workload({own.value})", same)
         sized = dataclasses.replace(own, value=size)
         name = f"{self.base_name}, {sized}"
-        return dataclasses.replace(found, name=name, sample_size=sized)
+        return dataclasses.replace(found, name=name, sample_size=sized, lengths=self.lengths)
 
     def chosen(self, **values: Value) -> "Workload":
         """Return the same workload with other choices, in the same sample size.
@@ -254,7 +259,7 @@ class Workload:
         made = self._made_with(said, partial(make, **{**own.values, **values}))
         same = self._made_with(said, partial(make, **own.values)) if values else made
         self._check_is_made_by("WorkloadChoices", "make_workload with the same values", same)
-        return made
+        return dataclasses.replace(made, lengths=self.lengths)
 
     def _made_with(self, what: str, make: Callable[[], Any]) -> "Workload":
         """Return what a `make_workload` makes, called with all that it needs."""

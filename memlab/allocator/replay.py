@@ -21,9 +21,9 @@ memory maps grow on Linux; the public peaks of `benchmarks/gpu_peaks.py` agree w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 LIMIT_STEP = 0.005  # of the peak: how finely the least limit is searched for
+
+_Block = tuple[SegmentPool, int, int]
+"""The pool of a block, its start and its size."""
 
 Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
 
@@ -220,7 +223,12 @@ def replay(
     rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
     streams = [0] * len(address) if stream is None else stream.tolist()
     reserved, allocated, failed = _run(
-        allocator, np.asarray(address).tolist(), rounded.tolist(), streams, frozenset(flush_before)
+        allocator,
+        np.asarray(address).tolist(),
+        rounded.tolist(),
+        streams,
+        frozenset(flush_before),
+        {},
     )
 
     return Reserved(
@@ -229,6 +237,32 @@ def replay(
         out_of_memory_at=failed,
         num_flushes=allocator.num_flushes,
     )
+
+
+class Piece(NamedTuple):
+    """Some of the allocations and frees of a run; the fields are arguments of `replay`."""
+
+    address: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int32] | None = None
+
+
+def replay_in_turn(pieces: Iterable[Piece], settings: AllocatorSettings) -> list[int]:
+    """Return the bytes reserved after each piece of a run, which one allocator serves in turn.
+
+    A run of millions of events is never held at once.
+
+    >>> pieces = [Piece(np.array([1, 1]), np.array([n, -n])) for n in (3 * 2**20, 30 * 2**20)]
+    >>> replay_in_turn(pieces, AllocatorSettings())  # the cached 20 MiB are too small for 30
+    [20971520, 52428800]
+    """
+    allocator, live, reserved = _Allocator(settings), dict[int, _Block](), []
+    for address, nbytes, stream in pieces:
+        rounded = np.sign(nbytes) * round_block(np.abs(nbytes)) // BLOCK_BYTES
+        streams = [0] * len(address) if stream is None else stream.tolist()
+        _run(allocator, address.tolist(), rounded.tolist(), streams, frozenset(), live)
+        reserved.append(allocator.reserved * BLOCK_BYTES)
+    return reserved
 
 
 def serves(
@@ -294,10 +328,14 @@ def _run(
     sizes: list[int],
     streams: list[int],
     flush_before: frozenset[int],
+    live: dict[int, _Block],
 ) -> tuple[list[int], list[int], int | None]:
-    """Return reserved and allocated after each event, and the event that was out of memory."""
-    live: dict[int, tuple[SegmentPool, int, int]] = {}
-    in_use = held = 0
+    """Return reserved and allocated after each event, and the event that was out of memory.
+
+    What is in use by address is in `live`, before and after.
+    """
+    in_use = sum(block[2] for block in live.values())
+    held = allocator.reserved
     reserved: list[int] = []
     allocated: list[int] = []
 

@@ -12,12 +12,14 @@ from memlab.workload import Workload
 def in_one_form(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with a workload that cannot be made in other forms.
 
-    Only the caller does that, by a function that may hold a data set or what cannot be sent.
+    Only the caller does that, by a function that may hold a data set or what cannot be sent. Nor
+    does a worker need the lengths of all samples.
     """
     workload: Any = arguments.get("workload")
     if not is_a(workload, Workload):
         return arguments
-    return {**arguments, "workload": dataclasses.replace(workload, sample_size=None, choices=None)}
+    alone = dataclasses.replace(workload, sample_size=None, choices=None, lengths=None)
+    return {**arguments, "workload": alone}
 
 
 def pickled(arguments: dict[str, Any]) -> bytes:

@@ -23,10 +23,11 @@ from memlab.workloads.finetuned import finetune
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
+from memlab.workloads.text_lengths import lengths_of
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
 
-__all__ = ["JpegDigits", "finetune", "from_config", "get", "names"]
+__all__ = ["JpegDigits", "finetune", "from_config", "get", "lengths_of", "names"]
 
 MOST_OF_A_SIZE = 10**7  # the largest number of layers, channels or tokens that makes sense
 HIGHEST_DROPOUT = 0.999

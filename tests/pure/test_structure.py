@@ -37,6 +37,7 @@ FLOORS = [
         "snapshots/",
         "visits/",
         "recommending/",
+        "lengths/",
         "exporting/",
         "changes/",
         "training/",

@@ -1,0 +1,247 @@
+"""`predict_lengths` against predictions of single lengths, which it has not seen."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memlab
+from memlab import SampleSize, StepConfig, Workload, plots
+from memlab.allocator.replay import AllocatorSettings, replay
+from memlab.errors import ConfigError, UnsupportedError, WorkloadError
+from memlab.lengths.predict import predict_lengths
+from tests.figure_parts import texts_of
+from tests.models import linear
+
+CARD, MOST = "rtx-4060", 512
+LENGTHS = [20, 33, 64, 100, 101, 130, 200, 257, 256, 300, 380, 511]
+CONFIG = StepConfig(batch_size=4, accumulation_steps=2)
+
+
+class Eager(nn.Module):
+    """A layer of attention whose weights are a tensor of length times length, with positions."""
+
+    def __init__(self, longest):
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(longest, 64))
+        self.inner, self.outer = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x):
+        query, key, value = self.inner(x + self.positions[: x.shape[1]]).chunk(3, dim=-1)
+        return self.outer((query @ key.transpose(1, 2)).softmax(-1) @ value)
+
+
+def attention(length=128, *, layers=1, longest=MOST, **fields):
+    """Return a workload whose steps hold the square of a length."""
+
+    def other(size):
+        if size > MOST:
+            raise WorkloadError(f"length={size} is more than the model takes; allowed are 1 to 512")
+        return attention(size, layers=layers, longest=longest, **fields)
+
+    return Workload(
+        name="attention",
+        build_model=lambda: nn.Sequential(*(Eager(longest) for _ in range(layers))),
+        make_batch=lambda n: torch.randn(n, length, 64),
+        compute_loss=lambda model, x: model(x).square().mean(),
+        sample_size=SampleSize(
+            name="length", unit="tokens", value=length, offered=(64, 128), make_workload=other
+        ),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("device", [CARD, "cpu"])
+def test_a_length_that_was_left_out_is_foretold(device):
+    workload = attention(layers=2)
+    found = predict_lengths(workload, LENGTHS, CONFIG, device)
+    recorded = set(found.curve.recorded)
+    assert len(recorded) == 4
+    left_out = [length for length in (40, 101, 256, 300, 471) if length not in recorded]
+    assert len(left_out) == 5
+    for length in left_out:
+        expected = memlab.predict(workload.resized(length), CONFIG, device)
+        told = found.at(length)
+        assert told.workload_name == expected.workload_name
+        assert told.peak_allocated_bytes == pytest.approx(expected.peak_allocated_bytes, rel=1e-3)
+        if device != "cpu":
+            assert told.peak_reserved_bytes == pytest.approx(expected.peak_reserved_bytes, rel=1e-3)
+        assert told.step_seconds is None
+    assert found.worst.peak_allocated_bytes == (
+        memlab.predict(workload.resized(511), CONFIG, device).peak_allocated_bytes
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The lengths on a CPU, where peaks are what is live and no allocator rounds them."""
+    return predict_lengths(attention(lengths=LENGTHS), config=CONFIG, device="cpu")
+
+
+def test_the_limit_decides_which_batches_are_too_long(found):
+    limit = found.at(256).peak_allocated_bytes
+    told = found.over(LENGTHS, memory_limit=limit)
+    assert told.longest_that_fits == 256
+    # 257, 300, 380 and 511 are too long: the other 8 of 12 samples make 70 of 495 batches
+    assert told.chance_above_limit == pytest.approx(1 - 70 / 495)
+    cut = told.truncation
+    assert [told.at(cut.max_length + more).fit for more in (0, 1)] == ["fits", "too close"]
+    assert cut.num_samples_cut == sum(length > cut.max_length for length in LENGTHS)
+    assert "86 % of random batches do not fit" in str(told)
+    assert str(cut.max_length) in str(told)
+
+
+def test_without_a_batch_that_fits_nothing_is_cut(found):
+    told = found.over(LENGTHS, memory_limit="1KiB")
+    assert (told.longest_that_fits, told.truncation, told.chance_above_limit) == (0, None, 1.0)
+    assert "not even the shortest fits" in str(told)
+
+
+def test_other_samples_need_no_recording(found, monkeypatch):
+    monkeypatch.setattr(
+        "memlab.lengths.predict.predict_with_forecast", lambda *a, **k: pytest.fail("asked")
+    )
+    told = found.over(np.random.default_rng(0).integers(20, 500, 1000))
+    assert len(told.data) == 1000
+    assert "batches of 4" in str(told)
+    assert "interpolated" in told._repr_html_()
+    assert "packing" in told._repr_html_()
+    with pytest.raises(ConfigError, match="length 600 is longer than 511, the longest that was"):
+        found.over([600] * 4)
+    with pytest.raises(ConfigError, match="lengths has 3 samples, fewer than batch_size=4"):
+        found.over([1, 2, 3])
+
+
+def test_the_curve_rises_and_ends_at_the_worst_batch(found):
+    assert (np.diff(found.curve_bytes) >= 0).all()
+    assert found.curve_lengths[-1] == 511
+    assert found.curve_bytes[-1] == found.worst.peak_allocated_bytes
+    assert found.chance_above(int(found.curve_bytes[-1])) == 0.0
+    assert found.chance_above(1) == 1.0
+    # 9 of the 12 samples are no longer than 257: they make 126 of the 495 batches
+    between = (found.at(257).peak_allocated_bytes + found.at(300).peak_allocated_bytes) // 2
+    assert found.chance_above(between) == pytest.approx(1 - 126 / 495)
+
+
+def test_the_picture_shows_the_curve_the_limit_and_the_samples(found):
+    limit = found.at(256).peak_allocated_bytes
+    figure = plots.lengths(found.over(LENGTHS, memory_limit=limit))
+    upper, lower = figure.axes
+    lines = {line.get_label(): line for line in upper.lines}
+    assert list(lines["peak"].get_ydata()) == found.curve_bytes.tolist()
+    assert list(lines["limit"].get_ydata()) == [limit, limit]
+    assert sum(bar.get_height() for bar in lower.patches) == len(LENGTHS)
+    hatched = [bar for bar in lower.patches if bar.get_hatch()]  # 257, 300, 380 and 511
+    assert sum(bar.get_height() for bar in hatched) == 4
+    words = " ".join(texts_of(figure))
+    assert "tokens of the longest sample" in words
+    assert "do not fit" in words
+    assert b"PNG" in plots.to_png(plots.lengths(found, size=(1.0, 1.0)))
+
+
+@pytest.fixture(scope="module")
+def on_card():
+    return predict_lengths(attention(layers=2), LENGTHS, CONFIG, CARD)
+
+
+def test_what_a_run_reserves_is_that_of_one_allocator_for_all_its_batches(on_card):
+    paged, run = on_card.reserved_after(3)[::-1]
+    assert (run.expandable_segments, paged.expandable_segments) == (False, True)
+    assert len(run.longest) == 3
+    assert set(run.longest.tolist()) <= set(LENGTHS)
+    # the recorded run, up to its second step, and that step once more at another length
+    traces = [on_card.curve.trace(length) for length in run.longest.tolist()]
+    steps = [np.array([i.step for i in trace.intervals])[trace.interval] for trace in traces]
+    address, nbytes = [], []
+    for number, (trace, step) in enumerate(zip(traces, steps, strict=True)):
+        begin, end = np.argmax(step == 1), len(step) - np.argmax(step[::-1] == 1)
+        rows = slice(begin, end) if number else slice(0, begin)
+        address.append(trace.address[rows])
+        nbytes.append(trace.nbytes[rows])
+    ends = np.cumsum([len(piece) for piece in address]) - 1
+    for each in (run, paged):
+        settings = AllocatorSettings(expandable_segments=each.expandable_segments)
+        held = replay(np.concatenate(address), np.concatenate(nbytes), settings)
+        assert each.reserved_bytes.tolist() == held.reserved_bytes[ends].tolist()
+
+
+def test_reserved_memory_creeps_only_if_lengths_differ(on_card):
+    run, paged = on_card.reserved_after(40)
+    assert (np.diff(run.reserved_bytes) >= 0).all()
+    assert run.peak_reserved_bytes > run.reserved_bytes[0]
+    assert paged.peak_reserved_bytes <= run.peak_reserved_bytes
+    assert run.peak_reserved_bytes >= on_card.at(int(run.longest.max())).peak_allocated_bytes
+    for each in on_card.over([256] * 8).reserved_after(5):
+        assert len(set(each.reserved_bytes[1:].tolist())) == 1
+
+
+def test_a_cpu_reserves_nothing(found):
+    with pytest.raises(UnsupportedError, match="cpu has no caching allocator"):
+        found.reserved_after(2)
+
+
+def test_the_model_is_that_of_the_longest_sample():
+    grows = attention(longest=64)
+    made = dataclasses.replace(
+        grows.sample_size, make_workload=lambda size: attention(size, longest=size)
+    )
+    grows = dataclasses.replace(attention(128, longest=128), sample_size=made)
+    config = StepConfig(batch_size=2)
+    found = predict_lengths(grows, [64, 128], config, "cpu")
+    parameters = [
+        each.result.peak_by_category["parameters"] for each in found.curve.recorded.values()
+    ]
+    assert parameters[0] == parameters[1]
+    assert found.at(40).peak_allocated_bytes == found.at(64).peak_allocated_bytes
+
+
+def test_longer_samples_are_cut_to_max_length():
+    found = predict_lengths(attention(), [64, 1000], StepConfig(batch_size=2), "cpu", max_length=64)
+    assert (found.data.longest, len(found.curve.recorded)) == (64, 1)
+
+
+def by_turns(length=8):
+    """Return a workload that runs a layer for each element of a sample."""
+
+    def loss(model, x):
+        for _ in range(length):
+            x = model(x)
+        return x.square().mean()
+
+    return Workload(
+        name="turns",
+        build_model=lambda: nn.Linear(8, 8),
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=loss,
+        sample_size=SampleSize(
+            name="turns", unit="turns", value=length, offered=(4, 8), make_workload=by_turns
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "lengths", "config", "error", "said"),
+    [
+        (attention(), None, {}, ConfigError, "lengths=None, and attention has none"),
+        (attention(), [], {}, ConfigError, "lengths is empty"),
+        (attention(), [600] * 8, {}, WorkloadError, "allowed are 1 to 512; pass max_length=..."),
+        (attention(), [9], {"batch_size": 2}, ConfigError, "lengths has 1 samples, fewer than"),
+        (linear(), [9] * 8, {}, WorkloadError, "give it a sample_size, such as memlab.SampleSize"),
+        (attention(), [9] * 8, {"memory_budget": 0.5}, UnsupportedError, "memory_budget=0.5"),
+        (
+            attention(), [9] * 8, {"sharding": "ddp", "world_size": 2}, UnsupportedError,
+            "sharding='ddp'",
+        ),
+        (by_turns(), [4, 8] * 4, {}, UnsupportedError, "turns 4 runs other operators with batches"),
+        (
+            memlab.workloads.get("vit-digits"), [8] * 8, {}, WorkloadError,
+            "along 2 dimensions; allowed is a workload whose samples have a length",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted_is_named(workload, lengths, config, error, said):
+    with pytest.raises(error) as raised:
+        predict_lengths(workload, lengths, StepConfig(**{"batch_size": 2, **config}), "cpu")
+    assert said in str(raised.value)
