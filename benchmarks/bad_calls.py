@@ -46,6 +46,9 @@ from memlab import (  # fmt: skip
 from memlab._panel import app
 from memlab.arguments import units
 from memlab.graphs.graph_rows import GraphTable
+from memlab.lengths.curve import LengthCurve
+from memlab.lengths.distribution import Distribution
+from memlab.lengths.lengths_result import LengthsResult
 from memlab.recommending.recommendations import Recommendations
 from memlab.result import Outcome
 from memlab.running import Ended
@@ -218,6 +221,12 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     graph = GraphTable(
         outcome=Outcome.OK, message="", device="t4", config=config, workload_name="x",
     )  # fmt: skip
+    lengths = LengthsResult(
+        workload_name="x", unit="tokens", data=Distribution.of([8, 16]), worst=result,
+        memory_limit_bytes=None, longest_that_fits=None, truncation=None, batchings=(),
+        curve_lengths=np.array([8, 16]), curve_bytes=np.array([1, 2]),
+        curve=LengthCurve(recorded={}, name="x"), notes=(),
+    )  # fmt: skip
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     loading = {"outcome": Outcome.OK, "message": "", "device": "cpu", "config": config,
                "loading": LoadingConfig(), "workload_name": "x"}  # fmt: skip
@@ -242,6 +251,10 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "recommend": {"workload": workload, "memory_limit": "1GiB", "device": "t4"},
         "largest_batch": step | {"device": "t4", "batch_limit": 4},
         "predict_batches": step | {"batch_sizes": [2, 4], "device": "t4"},
+        "predict_lengths": {
+            "workload": memlab.workloads.get("gpt-small", num_layers=1), "lengths": [8] * 8,
+            "device": "t4",
+        },
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
         "open_snapshot": {"path": folder / "snapshot.pickle"},
         "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},
@@ -252,6 +265,10 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes,
+        "WorkloadChoices": {
+            "values": {"bias": True}, "offered": {"bias": (True, False)},
+            "make_workload": lambda bias: workload,
+        },
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
         "plots.recommendations": {
             "ranked": Recommendations(fitting=(), message="none", limit_bytes=1),
@@ -260,7 +277,8 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},
         "plots.step_graph": {"table": graph}, "plots.rank_peaks": {"result": result},
-        "plots.rank_timelines": {"result": result}, "plots.scaling": {"results": [result]},
+        "plots.rank_timelines": {"result": result}, "plots.lengths": {"result": lengths},
+        "plots.scaling": {"results": [result]},
         "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},

@@ -42,6 +42,7 @@ def make_result(outcome=Outcome.OK, peak=2**20, **changes):
 def make_facts(**changes):
     facts = {
         "num_parameters": 1000,
+        "num_trainable": 1000,
         "parameter_bytes": 4000,
         "fp32_parameter_bytes": 4000,
         "half_parameter_bytes": 2000,

@@ -88,6 +88,8 @@ def checked(**rules: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _by_annotation(parameter: inspect.Parameter) -> Rule:
+    # as with `from __future__ import annotations`: a text names no type that a value could have
+    assert not isinstance(parameter.annotation, str), f"the annotation of {parameter} is a text"
     return rule_for(parameter.annotation)
 
 

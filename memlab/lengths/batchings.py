@@ -1,7 +1,8 @@
 """Ways to make batches of samples that differ in length, and how much of a batch is padding.
 
 - *padding*: the data set is shuffled, and each micro-batch is padded to its longest sample.
-- *grouping by length*: samples are sorted first, so that those of a batch are about equally long.
+- *grouping by length*: samples are sorted first, so that those of a batch are about equally long,
+  beginning with the longest.
   The batches are shuffled afterwards, so a step may be of any length. Trainers that sort only a
   part of the data set at a time are between this and padding.
 - *packing*: samples are put one after the other into rows that are as long as the longest sample.
@@ -77,17 +78,18 @@ def _padded(data: Distribution, sizes: Sequence[int], fitting: int | None) -> Ba
 
 def _grouped(data: Distribution, sizes: Sequence[int], fitting: int | None) -> Batching:
     batch, count = sum(sizes), len(data)
+    lengths = data.lengths[::-1]  # from the longest on: the batch that is not full has the shortest
     starts = np.arange(0, count, batch)
-    ends = np.minimum(starts[:, None] + np.cumsum(sizes), count)  # (batches, micro-batches)
-    num_samples = np.diff(ends, prepend=starts[:, None])
-    tokens = int((num_samples * data.lengths[ends - 1]).sum())
-    longest = data.lengths[ends[:, -1] - 1]
+    begins = starts[:, None] + np.cumsum([0, *sizes[:-1]])  # (batches, micro-batches)
+    num_samples = np.clip(count - begins, 0, sizes)
+    tokens = int((num_samples * lengths[np.minimum(begins, count - 1)]).sum())
+    longest = lengths[starts]
     return Batching(
         name="grouping by length",
         num_batches=len(starts),
         tokens_per_batch=tokens / len(starts),
         padding_fraction=1.0 - data.total / tokens,
-        typical_longest=int(longest[(len(longest) - 1) // 2]),
+        typical_longest=int(longest[len(longest) // 2]),
         chance_above=None if fitting is None else float((longest > fitting).mean()),
     )
 

@@ -38,12 +38,17 @@ class LengthCurve:
     Attributes:
         recorded: predictions by length, ascending.
         name: of the workload, up to its length.
-        error: the relative error of the curve at lengths that were left out of it, the largest.
+        errors: the relative error at each recorded length that the others were tried on first.
     """
 
     recorded: Mapping[int, Prediction]
     name: str
-    error: float = 0.0
+    errors: tuple[float, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """The largest error that was seen; 0 if none was looked for."""
+        return max(self.errors, default=0.0)
 
     @property
     def batch_size(self) -> int:

@@ -1,7 +1,6 @@
 """`LengthsResult`: what a step costs over all the batches that a data set makes."""
 
-from __future__ import annotations
-
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ class LengthsResult:
         longest_that_fits: the longest sample whose batch fits the limit; 0 if none does, None
             without a limit.
         truncation: where to cut samples so that each batch certainly fits; None without a limit,
-            and if not even a sample of length 1 would fit.
+            and if not even the shortest recorded length does: what is shorter is not known.
         batchings: padding, grouping by length and packing.
         curve_lengths: int64, (points,), ascending.
         curve_bytes: int64, (points,), the peak of a step whose longest sample is as long.
@@ -61,8 +60,8 @@ class LengthsResult:
     longest_that_fits: int | None
     truncation: Truncation | None
     batchings: tuple[Batching, ...]
-    curve_lengths: npt.NDArray[np.int64]
-    curve_bytes: npt.NDArray[np.int64]
+    curve_lengths: "npt.NDArray[np.int64]"
+    curve_bytes: "npt.NDArray[np.int64]"
     curve: LengthCurve
     notes: tuple[str, ...]
 
@@ -89,15 +88,14 @@ class LengthsResult:
     @checked(nbytes=size)
     def chance_above(self, nbytes: int | str) -> float:
         """Return the chance that a random batch holds more than this, as text or in bytes."""
-        values = self.data.values
-        peaks = np.interp(values, self.curve_lengths, np.maximum.accumulate(self.curve_bytes))
-        below = values[peaks <= parse_bytes(nbytes, "nbytes")]
-        return self.data.chance_above(int(below[-1]) if len(below) else 0, self.batch_size)
+        most, values = parse_bytes(nbytes, "nbytes"), self.data.values.tolist()
+        at = bisect_right(values, most, key=self.curve.peak_bytes)  # a longer one holds more
+        return self.data.chance_above(values[at - 1] if at else 0, self.batch_size)
 
     @checked(lengths=sample_lengths, memory_limit=size)
     def over(
         self, lengths: Sequence[int], *, memory_limit: int | str | None = None
-    ) -> LengthsResult:
+    ) -> "LengthsResult":
         """Return the same for other samples, without another recording.
 
         Args:
@@ -154,14 +152,17 @@ class LengthsResult:
         """Return what the limit means, in words."""
         assert self.memory_limit_bytes is not None
         limit, chance = format_bytes(self.memory_limit_bytes), self.chance_above_limit
-        if self.truncation is None:
-            return f"and not even the shortest fits {limit}"
+        if not self.longest_that_fits:
+            return f"and not even one of {min(self.curve.recorded):,} {self.unit} fits {limit}"
         if not chance:
             peak = _counted(self.worst)
             close = "" if self.worst.fit == "fits" else ", though within the uncertainty"
             return f"{peak.beside(self.memory_limit_bytes, fits=True)}{close}"
+        said = f"and {format_percent(chance)} of random batches do not fit {limit}"
+        if self.truncation is None:
+            return f"{said}; no length certainly fits"
         return (
-            f"and {format_percent(chance)} of random batches do not fit {limit}; cut to "
+            f"{said}; cut to "
             f"{self.truncation.max_length:,} {self.unit}, all do, and "
             f"{format_percent(self.truncation.tokens_cut_fraction)} of the {self.unit} are lost"
         )
@@ -195,14 +196,14 @@ def _counted(result: StepResult) -> CountedPeak:
     return result.counted_peak
 
 
-def _certain(result: StepResult, limit_bytes: int) -> int:
+def _certain(result: StepResult, limit_bytes: int, error: float) -> int:
     """Return the limit that a step has to fit by its prediction to certainly fit another one.
 
     That is what `fit` of a result asks: whether a step that takes as much more as the uncertainty
-    allows would fit.
+    allows would fit. A length that was not recorded may take more by the error of the curve.
     """
     peak = _counted(result)
-    return int(limit_bytes / (1 + (peak.needed_uncertainty or peak.uncertainty)))
+    return int(limit_bytes / (1 + (peak.needed_uncertainty or peak.uncertainty) + error))
 
 
 def _peak_words(result: StepResult) -> str:
@@ -228,12 +229,13 @@ def result_over(
     _check_reach(curve, data.longest)
     worst = curve.at(data.longest, limit_bytes)
     check_batch(data, worst.config.batch_size)
-    points = np.unique(np.linspace(data.shortest, data.longest, POINTS).astype(np.int64))
+    low = min(data.shortest, min(curve.recorded))
+    points = np.unique(np.linspace(low, data.longest, POINTS).astype(np.int64))
     peaks = [(length, curve.peak_bytes(length)) for length in points.tolist()]
     fitting, cut = None, None
     if limit_bytes is not None:
         fitting = longest_within(curve, peaks, limit_bytes)
-        certain = longest_within(curve, peaks, _certain(worst, limit_bytes))
+        certain = longest_within(curve, peaks, _certain(worst, limit_bytes, curve.error))
         cut = truncation(data, certain) if certain else None
     return LengthsResult(
         workload_name=name,
@@ -279,11 +281,14 @@ def _notes(curve: LengthCurve, unit: str) -> tuple[str, ...]:
     notes = [
         f"Recorded with batches of {said} {unit}; other lengths are interpolated block by block."
     ]
-    if curve.error:
+    if curve.errors:
+        times = "one of them" if len(curve.errors) == 1 else f"{len(curve.errors)} of them"
         notes.append(
-            f"The last of them was foretold by the others to {curve.error:.3%}, by which the "
-            "uncertainty is wider."
+            f"At {times} the step was predicted from others first: at most {curve.error:.3%} off, "
+            "by which the uncertainty of other lengths is wider."
         )
+    else:
+        notes.append("There was no other length to check the interpolation with.")
     shortest = min(curve.recorded)
     notes.append(f"Batches below {shortest:,} {unit} count as {shortest:,}.")
     return tuple(notes)

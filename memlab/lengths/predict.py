@@ -1,5 +1,6 @@
 """`predict_lengths`: what a step costs over the lengths that the samples of a data set have."""
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ def predict_lengths(
 ) -> LengthsResult:
     """Predict what a step costs over batches of samples that differ in length.
 
-    The step is recorded at a few of the lengths (four, if the fourth is what the others foretell).
+    The step is recorded at a few lengths (four, if the fourth is as predicted from the others).
     All else is arithmetic: the peak at each length, how likely a batch is that does not fit, what
     padding, grouping by length and packing make of the samples, and where cutting them would help.
     Nothing runs. The model is the one for the longest sample.
@@ -94,7 +95,14 @@ def predict_lengths(
             on_progress=on_progress, cancel=cancel,
         ))  # fmt: skip
 
-    curve = recorded_curve(f"{workload.base_name}, {sized.name}", data.values.tolist(), predicted)
+    def is_possible(length: int) -> bool:
+        with contextlib.suppress(WorkloadError):
+            return workload.resized(length) is not None
+        return False
+
+    curve = recorded_curve(
+        f"{workload.base_name}, {sized.name}", data.values.tolist(), predicted, is_possible
+    )
     limit_bytes = size("memory_limit", memory_limit) or where.capacity(device)
     return result_over(curve, data, workload.base_name, sized.unit, limit_bytes)
 
@@ -154,7 +162,7 @@ def _at(workload: Workload, length: int, size: SampleSize) -> Workload:
     except WorkloadError as error:
         raise WorkloadError(
             f"lengths has a sample of {length} {size.unit}: {error}; pass max_length=... to cut "
-            "longer samples, or leave them out"
+            "longer samples, or lengths that are rounded up to what it can have"
         ) from None
 
 

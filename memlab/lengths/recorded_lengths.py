@@ -1,8 +1,10 @@
-"""At which lengths a step is recorded: three, and then one more that the others have to foretell.
+"""At which lengths a step is recorded: three, and then one more that is predicted from them first.
 
 If the curve through the first recordings gives the peak of the next one to a thousandth, it is
 trusted everywhere. If not, that recording joins the others, and the curve is tried at another
-length. Every length that is recorded is one of the data set's, so that the workload can have it.
+length; the largest error that was seen widens what is stated. The lengths reach from the longest
+sample down to where a batch hardly fills memory, whatever lengths the data set has in between, so
+that a gap in it is no gap in the curve. One that the workload cannot have is replaced by one near.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from memlab.predicting.predict import Prediction
 EXACT = 0.001  # of a peak: the error at a length that was left out, for no more to be recorded
 MOST_RECORDED = 8
 SHORTEST = 32  # times shorter than the longest: what is shorter still hardly fills a batch's memory
+LEAST_REACH = 4  # how many times shorter than the longest is recorded in any case
+MULTIPLES = (1, 8, 64, 256)  # of which lengths are that workloads may ask for
 
 
 def recorded_curve(
-    name: str, lengths: Sequence[int], predict: Callable[[int], Prediction]
+    name: str,
+    lengths: Sequence[int],
+    predict: Callable[[int], Prediction],
+    is_possible: Callable[[int], bool],
 ) -> LengthCurve:
     """Return the curve over the lengths of a data set.
 
@@ -28,36 +35,49 @@ def recorded_curve(
         name: of the workload, up to its length.
         lengths: each once, ascending.
         predict: length -> the step with batches of that length.
+        is_possible: length -> whether the workload can have samples of it.
 
     Raises:
         UnsupportedError: the step runs other operators at some lengths.
     """
     longest = lengths[-1]
-    worth = [length for length in lengths if SHORTEST * length >= longest]
-    middle = min(worth, key=lambda length: abs(2 * length - worth[0] - longest))
+    low = min(max(lengths[0], -(-longest // SHORTEST)), max(longest // LEAST_REACH, 1))
+
+    def near(length: int, above: int, below: int) -> int | None:
+        """Return a length between two others that the workload can have, close to this one."""
+        held = sorted(lengths, key=lambda other: abs(other - length))[:1]
+        tried = [*(length // m * m for m in MULTIPLES), *held]
+        inside = [other for other in dict.fromkeys(tried) if above < other < below]
+        return next((other for other in inside if is_possible(other)), None)
+
     # the longest first: if that is not possible, nothing else is worth its time
-    recorded = {length: predict(length) for length in sorted({worth[0], middle, longest})[::-1]}
-    curve = _curve(name, recorded, 0.0)
-    while (left := _left_out(worth, curve.recorded)) is not None:
+    recorded = {longest: predict(longest)}
+    for wanted in (low, (low + longest) // 2):
+        if (other := near(wanted, 0, longest)) is not None and other not in recorded:
+            recorded[other] = predict(other)
+    curve = _curve(name, recorded, ())
+    while len(curve.recorded) < MOST_RECORDED:
+        left = _left_out(sorted(curve.recorded), near)
+        if left is None:
+            break
         found = predict(left)
         error = curve.error_of(found, left)
-        curve = _curve(name, {**curve.recorded, left: found}, error)
-        if error <= EXACT or len(curve.recorded) == MOST_RECORDED:
+        curve = _curve(name, {**curve.recorded, left: found}, (*curve.errors, error))
+        if error <= EXACT:
             break
     return curve
 
 
-def _curve(name: str, recorded: Mapping[int, Prediction], error: float) -> LengthCurve:
+def _curve(name: str, recorded: Mapping[int, Prediction], errors: tuple[float, ...]) -> LengthCurve:
     _check_operators(recorded)
-    return LengthCurve(recorded=dict(sorted(recorded.items())), name=name, error=error)
+    return LengthCurve(recorded=dict(sorted(recorded.items())), name=name, errors=errors)
 
 
-def _left_out(lengths: Sequence[int], recorded: Mapping[int, Prediction]) -> int | None:
-    """Return the length in the middle of the widest gap between recorded ones; None if none is."""
+def _left_out(recorded: Sequence[int], near: Callable[[int, int, int], int | None]) -> int | None:
+    """Return a length in the middle of the widest gap between recorded ones; None if none is."""
     for gap in sorted(pairwise(recorded), key=lambda gap: gap[0] - gap[1]):
-        inside = [length for length in lengths if gap[0] < length < gap[1]]
-        if inside:
-            return min(inside, key=lambda length: abs(2 * length - sum(gap)))
+        if (found := near(sum(gap) // 2, *gap)) is not None:
+            return found
     return None
 
 

@@ -71,7 +71,7 @@ def test_nothing_is_left_of_what_a_process_started(tmp_path, end):
         pids += [int(file.name) for file in tmp_path.iterdir()]
     process.kill()
     assert len(pids) == 5
-    assert not any(map(is_there, pids))
+    assert_gone(pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets orphans be adopted")
