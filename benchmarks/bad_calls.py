@@ -46,6 +46,7 @@ from memlab import (  # fmt: skip
 from memlab._panel import app
 from memlab.arguments import units
 from memlab.graphs.graph_rows import GraphTable
+from memlab.lengths.batchings import batchings
 from memlab.lengths.curve import LengthCurve
 from memlab.lengths.distribution import Distribution
 from memlab.lengths.lengths_result import LengthsResult
@@ -223,7 +224,8 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     )  # fmt: skip
     lengths = LengthsResult(
         workload_name="x", unit="tokens", data=Distribution.of([8, 16]), worst=result,
-        memory_limit_bytes=None, longest_that_fits=None, truncation=None, batchings=(),
+        memory_limit_bytes=None, longest_that_fits=None, truncation=None,
+        batchings=batchings(Distribution.of([8, 16]), (1,), None),
         curve_lengths=np.array([8, 16]), curve_bytes=np.array([1, 2]),
         curve=LengthCurve(recorded={}, name="x"), notes=(),
     )  # fmt: skip
