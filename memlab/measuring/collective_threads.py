@@ -89,17 +89,22 @@ def paused_for() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _yielding() -> Iterator[None]:
-    """Let the thread that calls this take no processor from another when it wakes, on Linux."""
+    """Let the thread that calls this take no processor from another when it wakes, on Linux.
+
+    A sandbox may forbid it. Then only more passes have frees that no profile sees.
+    """
     if not hasattr(os, "SCHED_BATCH"):
         yield
         return
 
     own = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         yield
     finally:
-        os.sched_setscheduler(0, *own)
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, *own)
 
 
 def unseen_free_bytes(trace: Trace) -> int:

@@ -44,3 +44,15 @@ def test_the_scheduling_policy_is_as_it_was_after_a_metered_step():
     with paused_for():
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == own
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has SCHED_BATCH")
+def test_a_sandbox_that_forbids_another_scheduler_does_not_end_the_step(monkeypatch):
+    def forbidden(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    reached = []
+    with paused_for():
+        reached.append("step")
+    assert reached == ["step"]
