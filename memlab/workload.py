@@ -18,6 +18,7 @@ from memlab.arguments.quoting import is_a, printable, shown
 from memlab.arguments.variants import SampleSize as SampleSize
 from memlab.arguments.variants import Value as Value
 from memlab.arguments.variants import WorkloadChoices as WorkloadChoices
+from memlab.arguments.variants import have_same_values
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.torch_private import pytree
 
@@ -201,7 +202,7 @@ class Workload:
 
         Raises:
             WorkloadError: the workload has no `sample_size`, or cannot have this size; or its
-                functions are others than those that `make_workload` gives.
+                functions or choices are others than those that `make_workload` gives.
 
         >>> import memlab
         >>> workload = memlab.workloads.get("gpt-small").resized(256)
@@ -225,6 +226,11 @@ class Workload:
         if size != own.value:
             same = self._made_with(f"{own.name} {own.value}", partial(own.make_workload, own.value))
         self._check_is_made_by("SampleSize", f"make_workload({own.value})", same)
+        if not have_same_values(self.choices, found.choices):
+            raise WorkloadError(
+                f"make_workload of the SampleSize of {self.name} gives other choices; let it make "
+                f"the workload with {dict(self.choices.values) if self.choices else 'none'}"
+            )
         sized = dataclasses.replace(own, value=size)
         name = f"{self.base_name}, {sized}"
         return dataclasses.replace(found, name=name, sample_size=sized, lengths=self.lengths)
@@ -237,7 +243,8 @@ class Workload:
 
         Raises:
             WorkloadError: there is no such choice, or the workload cannot have these; or its
-                functions are others than those that `make_workload` gives.
+                functions are others than those that `make_workload` gives; or what that makes has
+                another sample size, or the same name for other choices.
 
         >>> import memlab
         >>> workload = memlab.workloads.finetune("llama-1b", adapter="lora", rank=16)
@@ -259,7 +266,19 @@ class Workload:
         made = self._made_with(said, partial(make, **{**own.values, **values}))
         same = self._made_with(said, partial(make, **own.values)) if values else made
         self._check_is_made_by("WorkloadChoices", "make_workload with the same values", same)
-        return dataclasses.replace(made, lengths=self.lengths)
+        size = self.sample_size.value if self.sample_size else None
+        if size != (made.sample_size.value if made.sample_size else None):
+            raise WorkloadError(
+                f"make_workload of the WorkloadChoices of {self.name} gives another sample_size; "
+                f"let it make the workload with {self.sample_size or 'no sample_size'}"
+            )
+        if made.base_name == self.base_name and not have_same_values(own, made.choices):
+            raise WorkloadError(
+                f"make_workload with {said} gives another choice the same name, {made.name}; let "
+                "the name say the choices"
+            )
+        added = f", {self.sample_size}" if self.name != self.base_name else ""
+        return dataclasses.replace(made, name=made.base_name + added, lengths=self.lengths)
 
     def _made_with(self, what: str, make: Callable[[], Any]) -> "Workload":
         """Return what a `make_workload` makes, called with all that it needs."""

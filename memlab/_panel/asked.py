@@ -355,8 +355,9 @@ class Asked:
         self._view.set_others({name: fields[name] for name in fields if name in others})
         self.follow_workload()
         if "choices" in fields and (offered := self.listed.choices):
-            values = fields["choices"]
-            self._view.set_others({"choices": offered.values if values is None else values})
+            values, on_screen = fields["choices"], self._view.choices.value
+            made = self._choices.checked(self.listed, values, on_screen).choices or offered
+            self._view.set_others({"choices": made.values})
         if "sample_size" in fields and (own := self.given.sample_size):
             size = fields["sample_size"]
             self._view.set_others({"sample_size": own.value if size is None else size})

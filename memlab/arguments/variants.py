@@ -90,11 +90,13 @@ class WorkloadChoices:
     """What else a workload can be made with than its size, such as the adapter of a fine-tuning.
 
     Attributes:
-        values: of this workload, by name. Only what has an effect on it is named.
-        offered: by the same names, the values that a panel offers. Others can be asked for.
+        values: of this workload, by name.
+        offered: by the same names, the values that a panel offers. Others can be asked for. A
+            choice that has no effect on this workload offers its own value alone.
         make_workload: called with a value for each name, as keywords: returns the workload that has
-            them, in the sample size of this one. A panel calls it while the page waits, so it must
-            return at once: the model is built by `build_model`, later.
+            them, in the sample size of this one. Its name must say the choices, because results
+            and a panel know a workload by its name. A panel calls it while the page waits, so it
+            must return at once: the model is built by `build_model`, later.
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
@@ -141,6 +143,19 @@ class WorkloadChoices:
                 raise WorkloadError(
                     f"offered[{name!r}]={shown(offered)}; allowed is a tuple of at least one value"
                 )
+
+
+def have_same_values(one: WorkloadChoices | None, other: WorkloadChoices | None) -> bool:
+    """Return whether two workloads are made with the same, but for choices without effect."""
+    if one is None or other is None:
+        return one is other
+    if one.values.keys() != other.values.keys():
+        return False
+    return all(
+        one.values[name] == other.values[name]
+        for name in one.values
+        if max(len(one.offered[name]), len(other.offered[name])) > 1
+    )
 
 
 def _is_identifier(name: Any) -> bool:

@@ -1,6 +1,7 @@
 """The controls of what else a workload can be made with: another adapter is another workload."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 import memlab
 from memlab import WorkloadChoices, workloads
 from memlab._panel import as_code
+from memlab._panel.made_choices import MadeChoices
 from memlab.arguments.quoting import literal
 from memlab.errors import WorkloadError
 from memlab.measuring.inspect import inspect_in_process
@@ -77,6 +79,75 @@ def test_a_workload_with_other_functions_is_not_made_anew():
         other.chosen(width=8)
     with pytest.raises(WorkloadError, match="it offers none"):
         workloads.get("plain-mlp").chosen(width=8)
+
+
+def sized(length=8, bias=True, is_named=True, keeps=True):
+    """One layer of a length, with a bias or without, which its name says or not."""
+    own = partial(sized, is_named=is_named, keeps=keeps)
+    kept = {"length": length, "bias": bias} if keeps else {}
+    return memlab.Workload(
+        name="layer" + ("" if bias or not is_named else " without bias"),
+        build_model=lambda: nn.Linear(length, 2, bias=bias),
+        make_batch=lambda n: torch.ones(n, length),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+        sample_size=memlab.SampleSize(
+            name="length", unit="numbers", value=length, offered=(8, 16),
+            make_workload=lambda length: own(**{**kept, "length": length}),
+        ),
+        choices=WorkloadChoices(
+            values={"bias": bias}, offered={"bias": (True, False)},
+            make_workload=lambda bias: own(**{**kept, "bias": bias}),
+        ),
+    )  # fmt: skip
+
+
+def test_a_size_and_choices_keep_one_another():
+    found = sized().resized(16).chosen(bias=False)
+    assert found.name == "layer without bias, length 16"
+    assert found.build_model().weight.shape == (2, 16)
+    assert sized().chosen(bias=False).resized(16).name == found.name
+    with pytest.raises(WorkloadError, match="another sample_size"):
+        sized(keeps=False).resized(16).chosen(bias=False)
+    with pytest.raises(WorkloadError, match="gives other choices"):
+        sized(keeps=False).chosen(bias=False).resized(16)
+
+
+def test_choices_that_the_name_does_not_say_are_refused():
+    with pytest.raises(WorkloadError, match="another choice the same name"):
+        sized(is_named=False).chosen(bias=False)
+    listed = layers()
+    made = MadeChoices(
+        {
+            listed.name: listed,
+            "layer of width 8": dataclasses.replace(layers(bias=False), name="layer of width 8"),
+        }
+    )
+    with pytest.raises(WorkloadError, match="another choice the same name"):
+        made.get(listed, {"width": 8, "bias": True})
+
+
+def test_a_choice_without_effect_needs_no_name_of_its_own():
+    tuned = workloads.finetune("llama-tiny", adapter="ia3")
+    assert tuned.chosen(rank=64).name == tuned.name
+    made = MadeChoices({tuned.name: tuned})
+    assert made.checked(tuned, {"rank": 64}, {}) is tuned
+
+
+@pytest.mark.parametrize("fields", [{"rank": [1]}, {1: 2}, {"rank": {}}, {"targets": [[]]}])
+def test_choices_of_a_wrong_kind_are_a_sentence(fields):
+    tuned = workloads.finetune("llama-tiny")
+    with pytest.raises(WorkloadError):
+        MadeChoices({tuned.name: tuned}).checked(tuned, fields, {})
+
+
+def test_a_list_of_targets_is_shown_as_the_workload_has_it():
+    tuned = memlab.panel(workloads.finetune("llama-tiny"), device="rtx-4060")
+    try:
+        tuned.set(choices={"targets": ["q_proj"]})
+        assert tuned._view.choices.value["targets"] == ("q_proj",)
+        assert tuned.workload.choices.values["targets"] == ("q_proj",)
+    finally:
+        tuned.close()
 
 
 @pytest.mark.parametrize(
