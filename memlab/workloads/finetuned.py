@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from memlab.arguments.checks import Rule, anything, checked, choice, count, number, of_type
+from memlab.arguments.functions import is_same_function
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
-from memlab.workload import SampleSize, Workload, WorkloadChoices
+from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
 from memlab.workloads.quantizing import QUANTIZED, finetune_import, quantize_linear_layers
@@ -247,6 +248,9 @@ def finetune_options(workload: Workload) -> dict[str, Any] | None:
     made = getattr(workload.build_model, "__self__", None)
     if not isinstance(made, Finetuned) or made.model.values != BASES.get(made.label):
         return None
+    own = _sized(made.model.size, made=made)
+    if not all(is_same_function(getattr(workload, name), getattr(own, name)) for name in FUNCTIONS):
+        return None  # a person replaced one, such as the loss
     usual = inspect.signature(finetune).parameters
     values = {field.name: getattr(made, field.name) for field in fields(made)}
     given = {

@@ -14,6 +14,7 @@ from memlab._panel.made_choices import MadeChoices
 from memlab.arguments.quoting import literal
 from memlab.errors import WorkloadError
 from memlab.measuring.inspect import inspect_in_process
+from memlab.workloads.finetuned import finetune_options
 from tests.panel_parts import until
 
 
@@ -219,6 +220,14 @@ def test_the_code_makes_the_choices_on_screen():
     assert literal("nf4") in call
     held = as_code.workload_source(tuned.chosen(rank=4).resized(256), {"tuned": tuned})
     assert held[0] == "tuned.chosen(rank=4).resized(256)"
+
+
+@pytest.mark.parametrize("field", ["make_batch", "compute_loss", "num_loss_terms"])
+def test_a_finetuning_with_another_function_is_not_written_as_one_without(field):
+    tuned = workloads.finetune("llama-tiny")
+    other = dataclasses.replace(tuned, **{field: lambda *_: None})
+    assert finetune_options(tuned) == {"model": "llama-tiny"}
+    assert finetune_options(other) is None
 
 
 @pytest.mark.parametrize(
