@@ -225,7 +225,7 @@ class Workload:
         same = found
         if size != own.value:
             same = self._made_with(f"{own.name} {own.value}", partial(own.make_workload, own.value))
-        self._check_is_made_by("SampleSize", f"make_workload({own.value})", same)
+        self._check_is_made_by("in other sizes", "SampleSize", f"make_workload({own.value})", same)
         if not have_same_values(self.choices, found.choices):
             raise WorkloadError(
                 f"make_workload of the SampleSize of {self.name} gives other choices; let it make "
@@ -265,7 +265,9 @@ class Workload:
         make = own.make_workload
         made = self._made_with(said, partial(make, **{**own.values, **values}))
         same = self._made_with(said, partial(make, **own.values)) if values else made
-        self._check_is_made_by("WorkloadChoices", "make_workload with the same values", same)
+        self._check_is_made_by(
+            "with other choices", "WorkloadChoices", "make_workload with the same values", same
+        )
         size = self.sample_size.value if self.sample_size else None
         if size != (made.sample_size.value if made.sample_size else None):
             raise WorkloadError(
@@ -294,18 +296,17 @@ class Workload:
 
         if not is_a(found, Workload):
             raise WorkloadError(
-                f"make_workload with {what} returned {shown(found)}, which is not a Workload"
+                f"make_workload({what}) returned {shown(found)}, which is not a Workload"
             )
         return found
 
-    def _check_is_made_by(self, kind: str, call: str, made: "Workload") -> None:
+    def _check_is_made_by(self, forms: str, kind: str, call: str, made: "Workload") -> None:
         """Check that this workload was not given other functions by `dataclasses.replace`."""
         for field in FUNCTIONS:
             if not is_same_function(getattr(self, field), getattr(made, field)):
                 raise WorkloadError(
-                    f"{self.name} cannot be made in another form, because {call} gives another "
-                    f"{field}; pass a {kind}(make_workload=...) that makes this workload, or leave "
-                    "it out"
+                    f"{self.name} cannot be made {forms}, because {call} gives another {field}; "
+                    f"pass a {kind}(make_workload=...) that makes this workload, or leave it out"
                 )
 
     def _repr_html_(self) -> str:

@@ -106,7 +106,9 @@ class Finetuned:
         if self.adapter in PROMPTS:
             how = f" of {self.num_virtual_tokens} tokens"
         if self.has_targets and self.targets is not None:
-            targets = self.targets if is_a(self.targets, str) else ", ".join(self.targets)
+            targets = self.targets
+            if targets != "all-linear":  # a regular expression in quotes, or names
+                targets = repr(targets) if is_a(targets, str) else ", ".join(targets)
             how += f" in {targets}"
         cast = ", prepared for k-bit training" if self.prepare_for_kbit else ""
         return f"{'all' if self.adapter == 'none' else self.adapter + how} on {self.base}{cast}"

@@ -120,7 +120,7 @@ def failing(size):
         (own(), "long", "length='long' is not a whole number"),
         (own(), True, "length=True is not a whole number"),
         (own(make_workload=failing), 3, "mean cannot be made with length 3: KeyError: 'no table"),
-        (own(make_workload=lambda size: size), 3, r"make_workload\(3\) returned 3, which is not a"),
+        (own(make_workload=lambda size: size), 3, r"make_workload\(length 3\) returned 3, which"),
         (dataclasses.replace(own(), sample_size=None), 3, "mean has samples of one size only"),
     ],
 )
