@@ -2,13 +2,14 @@
 
 The method runs on a stand-in: an object of the same class with the Trainer's attributes, but with
 the model of the step, with one process in place of accelerate, and without data, optimizer and
-callbacks. It is made anew in each process, so that the Trainer is never changed.
+callbacks. It is made anew for each model, so that the Trainer is never changed, and no run sees
+what an earlier one left in it.
 """
 
 import copy
-import functools
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ NOT_SENT = frozenset({
     "accelerator", "callback_handler", "data_collator", "eval_dataset", "lr_scheduler", "model",
     "model_init", "model_wrapped", "optimizer", "optimizer_cls_and_kwargs", "train_dataset",
 })  # fmt: skip
+_STAND_INS: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[bytes, Any]]" = (
+    weakref.WeakKeyDictionary()
+)
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel")  # each has the model as its only child
 
 
@@ -91,7 +95,7 @@ class OwnLoss:
         Raises:
             WorkloadError: the method needs a part of the Trainer that the stand-in lacks.
         """
-        trainer = _loaded(self.stand_in)
+        trainer = _stand_in_of(unwrapped_module(model), self.stand_in)
         trainer.model = unwrapped_module(model)
         trainer.accelerator = OneProcess(next(model.parameters()).device)
         terms = None if self.terms is None else self.terms.counted(batch)
@@ -167,9 +171,12 @@ def unwrapped_module(model: Any) -> Any:
     return model
 
 
-@functools.lru_cache(maxsize=4)
-def _loaded(stand_in: bytes) -> Any:
-    return pickle.loads(stand_in)
+def _stand_in_of(model: torch.nn.Module, stand_in: bytes) -> Any:
+    """Return the stand-in that belongs to a model: a new model begins with a new one."""
+    found: tuple[bytes, Any] | None = _STAND_INS.get(model)
+    if found is None or found[0] != stand_in:
+        found = _STAND_INS[model] = (stand_in, pickle.loads(stand_in))
+    return found[1]
 
 
 def _can_be_sent(value: Any) -> bool:

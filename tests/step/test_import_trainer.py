@@ -248,3 +248,17 @@ def test_real_arguments_of_several_ranks(tmp_path, fsdp, sharding):
     config = found.config
     assert (config.sharding, config.world_size, config.batch_size) == (sharding, 2, 8)
     assert not {"fsdp", "fsdp_config"} & {each.name for each in found.not_imported}
+
+
+def test_a_loss_that_counts_its_calls_begins_anew_with_each_model(tmp_path):
+    transformers = needs_trainer()
+
+    class Counting(transformers.Trainer):
+        def compute_loss(self, *args, **kwargs):
+            self.calls = getattr(self, "calls", 0) + 1
+            return self.calls * super().compute_loss(*args, **kwargs)
+
+    trainer = trainer_of(tmp_path, tiny("gpt2", transformers), texts(), kind=Counting)
+    imported = memlab.from_trainer(trainer)
+    first, second = (step_of(imported)[0] for _ in range(2))
+    assert first == second
