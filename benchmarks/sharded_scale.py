@@ -5,8 +5,8 @@ layers and with all 80, in bf16-mixed with zero3 and recomputed blocks, one sequ
 a rank, on machines of eight H100. Counted are the processor's time and the wall time of the
 prediction, and the most that the process held in memory, imports included. One rank is recorded of
 each class that holds the same, at most four, and only one of a deep model. The exponents say how
-the processor's time of a recorded rank grows: time ~ layers ** exponent. It is to be at most 1 for
-layers, and about 0 for ranks.
+the processor's time grows between rows that record as many ranks: time ~ layers ** exponent. It is
+to be at most 1 for layers, and about 0 for ranks.
 
 Not covered: other strategies, and what the model's real ranks would hold.
 
@@ -93,9 +93,17 @@ print(json.dumps(sharded_scale.predicted({num_layers}, {world_size})))
 
 
 def exponent(rows: Sequence[dict[str, Any]], field: str) -> float:
-    """Return by which power of a field the time of a recorded rank grows, by least squares."""
-    x = np.log([each[field] for each in rows])
-    y = np.log([each["processor, seconds"] / each["recorded"] for each in rows])
+    """Return by which power of a field the time grows, by least squares.
+
+    Rows are compared with those that record as many ranks only: recorded ranks share one build, so
+    the time of two is less than twice that of one.
+    """
+    x, y = [], []
+    for recorded in {each["recorded"] for each in rows}:
+        alike = [each for each in rows if each["recorded"] == recorded]
+        for found, name in ((x, field), (y, "processor, seconds")):
+            logarithms = np.log([each[name] for each in alike])
+            found.extend(logarithms - logarithms.mean())
     return float(np.polyfit(x, y, 1)[0])
 
 
@@ -109,7 +117,7 @@ def main() -> None:
     report.show(f"with {depth} layers", by_ranks)
     of_layers, of_ranks = exponent(by_layers, "layers"), exponent(by_ranks, "ranks")
     grows = f"layers ** {of_layers:.2f}, ~ ranks ** {of_ranks:.3f}"
-    print(f"processor's time of a recorded rank ~ {grows}")
+    print(f"processor's time ~ {grows}")
     whole = next((each for each in by_layers if each["layers"] == WHOLE), None)
     if whole is not None:
         fits = whole["wall, seconds"] < MOST_SECONDS and whole["resident, bytes"] < MOST_BYTES

@@ -27,6 +27,7 @@ from memlab.meters.garbage import older_objects_frozen
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import EventType
 from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
+from memlab.torch_private.tensors import parts_of
 from memlab.trace import Interval, Phase, Place, Trace
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Meter:
         """Remember which storages are parameters. A tied parameter goes by its first path."""
         self.parameters = {}
         for path, parameter in model.named_parameters():
-            self.parameters.setdefault(_address(parameter), path)
+            for part in parts_of(local(parameter)):
+                self.parameters.setdefault(_address(part), path)
 
     def know_states(
         self, model: torch.nn.Module, states: Iterable[tuple[str, torch.Tensor]]
@@ -72,7 +74,7 @@ class Meter:
             model: whose parameters they belong to.
             states: with the path of the parameter of each, as `states_of` yields them.
         """
-        self.states = {_address(state): path for path, state in states}
+        self.states = {_address(part): path for path, state in states for part in parts_of(state)}
         # in the first forward `fully_shard` copies parts that are smaller than those of other ranks
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             self.know(model)
@@ -104,7 +106,7 @@ class Meter:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return local(tensor).untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr()
 
 
 def record(run: Callable[[], None], meter: Meter, device: torch.device) -> Trace:

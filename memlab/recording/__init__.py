@@ -10,8 +10,8 @@
   `sparse.py`, `built.py`, `scripted.py`.
 - Values that a step reads: `values.py` (known), `draws.py` (random), `unknown.py` (unknown).
 - `stand_in.py` and its two files are a device that dispatches like CUDA, without a card;
-  `cuda_functions.py` says which functions CUDA does not take apart, and `triton_of_trl.py` has trl
-  compute as on a card.
+  `cuda_functions.py` says which functions CUDA does not take apart, `of_bitsandbytes.py` what its
+  products in 8 bits allocate there, and `triton_of_trl.py` has trl compute as on a card.
 - `simulated_ranks.py` and `fake_reducer.py` let one process be a rank without the others;
   `streams.py` and `collectives.py` say on which stream of a card an operator runs, and what waits.
 - `assembly.py` combines a recording with the memory of its kernels into a trace; `program.py` gives

@@ -18,7 +18,7 @@ from memlab.errors import UnsupportedError
 from memlab.recording.scripted import is_scripted
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.modules import buffers_of, parameters_of
-from memlab.torch_private.tensors import storage_key
+from memlab.torch_private.tensors import is_wrapper, storage_key, with_parts
 
 Changed = dict[int, tuple[Any, Any]]
 """By the id of a changed object: the object itself, so that the id stays valid, and its result."""
@@ -49,7 +49,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         )
 
     for kind, tensor in ((type(t), t) for t in (*model.parameters(), *model.buffers())):
-        if hasattr(kind, "__tensor_flatten__"):
+        if hasattr(kind, "__tensor_flatten__") and not is_wrapper(kind):
             raise UnsupportedError(
                 f"a tensor of {kind.__module__}.{kind.__qualname__} (shape {tuple(tensor.shape)}) "
                 "is a tensor subclass that consists of other tensors, which a prediction cannot "
@@ -60,9 +60,15 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     changed: Changed = {}
 
     def fake(real: torch.Tensor) -> torch.Tensor:
+        if is_wrapper(type(real)):
+            wrapped = with_parts(real.detach(), fake)
+            if not isinstance(real, torch.nn.Parameter):
+                return wrapped
+            changed[id(real)] = (real, torch.nn.Parameter(wrapped, real.requires_grad))
+            return changed[id(real)][1]
+
         # a parameter and a tensor among its attributes may share memory
-        place = (real.storage_offset(), real.dtype, tuple(real.shape), tuple(real.stride()))
-        key = (storage_key(real.untyped_storage()), *place)
+        key = place_in_memory(real)
         if key not in memory:
             memory[key] = mode.from_tensor(real.detach().as_subclass(torch.Tensor)).clone()
 
@@ -84,6 +90,12 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
 
     follow(model, changed)
     return model
+
+
+def place_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors share if they are the same numbers in the same memory."""
+    sizes = tuple(tensor.shape), tuple(tensor.stride())
+    return storage_key(tensor.untyped_storage()), tensor.storage_offset(), tensor.dtype, *sizes
 
 
 def follow(model: torch.nn.Module, changed: Changed) -> None:

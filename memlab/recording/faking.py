@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memlab.recording.built import Changed, attributes_of, carried, follow
+from memlab.recording.built import Changed, attributes_of, carried, follow, place_in_memory
 from memlab.torch_private.autograd import current_node
 from memlab.torch_private.dispatch import TorchDispatchMode, are_tensors_fake, without_python
 from memlab.torch_private.fakes import (
@@ -31,7 +31,12 @@ from memlab.torch_private.modules import (
     foreach_types,
     parameters_of,
 )
-from memlab.torch_private.tensors import num_holders_of_storage, num_references, storage_key
+from memlab.torch_private.tensors import (
+    num_holders_of_storage,
+    num_references,
+    parts_of,
+    storage_key,
+)
 
 aten = torch.ops.aten
 
@@ -137,21 +142,27 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
     """Return the parameter itself if `fn` does not change it, otherwise a new one.
 
     Attributes that were set on the parameter are set on the new one, as in a conversion in place.
-    Tensors in these attributes are converted by `fn` too.
+    Tensors in these attributes are converted by `fn` too. One that is the parameter's own memory,
+    as in 8-bit weights of bitsandbytes, stays so.
     """
     if id(parameter) in replaced:
         return replaced[id(parameter)][1]
 
-    is_fake = isinstance(parameter, FakeTensor)
+    is_fake = all(isinstance(part, FakeTensor) for part in parts_of(parameter))
     with torch.no_grad():
         data = parameter if is_fake else mode.from_tensor(parameter)
         new = fn(data)
 
     result = parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
     replaced[id(parameter)] = (parameter, result)
-    if result is not parameter and is_fake:
+    if result is not parameter and isinstance(parameter, FakeTensor):
         with torch.no_grad():
-            vars(result).update(carried(attributes_of(parameter), fn, replaced))
+            memory = place_in_memory(parameter)
+
+            def converted(tensor: torch.Tensor) -> torch.Tensor:
+                return new if place_in_memory(tensor) == memory else fn(tensor)
+
+            vars(result).update(carried(attributes_of(parameter), converted, replaced))
 
     return result
 

@@ -38,7 +38,6 @@ from memlab.torch_private.ranks import (
     parameters_divided_by,
     replicated_by,
     shapes_found_unseen,
-    sharded_types,
     storages_resized_by,
 )
 from memlab.torch_private.sent_parts import partition_of
@@ -73,7 +72,6 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
             "call memlab.predict from a process that is no rank"
         )
 
-    tracker.passed_on = sharded_types()
     try:
         with (
             group_of_none(rank, config.world_size),
@@ -87,7 +85,6 @@ def as_rank(config: StepConfig, rank: int, tracker: Tracker) -> Iterator[None]:
         ):
             yield
     finally:
-        tracker.passed_on = ()
         if is_tensor_parallel(config):
             forget_shardings()
 

@@ -47,6 +47,7 @@ from memlab.recording.faking import (
     written_as,
 )
 from memlab.recording.live_blocks import LiveBlocks
+from memlab.recording.of_bitsandbytes import kernel_of
 from memlab.recording.packed import lengths_known
 from memlab.recording.recording import ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
@@ -64,7 +65,8 @@ from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
-from memlab.torch_private.operators import schema_of
+from memlab.torch_private.operators import is_composed, schema_of
+from memlab.torch_private.tensors import is_wrapper, parts_of
 from memlab.trace import Interval, Phase, Place
 
 aten = torch.ops.aten
@@ -83,7 +85,6 @@ class Tracker(TorchDispatchMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
-        self.passed_on: tuple[type, ...] = ()  # classes of tensors that call operators on others
         self.guesses = Guesses()
         self.draws = Draws()
         self.streams = Streams()
@@ -129,7 +130,11 @@ class Tracker(TorchDispatchMode):
 
     def _know_parameters(self, model: torch.nn.Module) -> None:
         with torch.no_grad():  # a part of a parameter is then no operator's output
-            weights = [(path, local(weight)) for path, weight in model.named_parameters()]
+            weights = [
+                (path, part)
+                for path, weight in model.named_parameters()
+                for part in parts_of(local(weight))
+            ]
         for path, weight in weights:
             if (block := self.blocks.block_of(weight)) is not None:
                 self.recording.parameters.setdefault(block, path)
@@ -145,8 +150,9 @@ class Tracker(TorchDispatchMode):
         with torch.no_grad():
             states = list(states_of(model, optimizer))
         for path, state in states:
-            if (block := self.blocks.block_of(state)) is not None:
-                self.recording.states.setdefault(block, path)
+            for part in parts_of(state):
+                if (block := self.blocks.block_of(part)) is not None:
+                    self.recording.states.setdefault(block, path)
         # in the first forward `fully_shard` copies parts that are smaller than those of other ranks
         if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
             self._know_parameters(model)
@@ -177,12 +183,19 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator on fake tensors and note what it brought into being."""
         kwargs = kwargs or {}
-        if self.passed_on and any(issubclass(kind, self.passed_on) for kind in types):
+        if any(map(is_wrapper, types)):
             return NotImplemented  # the operators on the parts of these tensors come here
         if func.namespace in NO_OPERATORS:
             if func is DEVICE_OF and isinstance(args[0], FakeTensor):  # asked for all the time
                 return args[0].fake_device
             return func(*args, **kwargs)
+        if is_composed(func):
+            with self:  # what it calls is seen
+                return func.decompose(*args, **kwargs)
+        kernel = kernel_of(func) if self.device_type != "cpu" else None
+        if kernel is not None:
+            with self:  # what it allocates is seen
+                return self._carried_out(*kernel, args, kwargs)
         sparse = self.outputs.sparse
         if func is MAKES_SPARSE:
             return sparse.made(args, kwargs)
@@ -253,6 +266,14 @@ class Tracker(TorchDispatchMode):
         if here < 0 <= forward:
             here = self.recording.operators[forward].module
         return here, forward
+
+    def _carried_out(
+        self, kernel: Callable[..., Any], assumed: str | None, args: Any, kwargs: Any
+    ) -> Any:
+        """Run what a card runs in place of an operator."""
+        if assumed is not None and assumed not in self.recording.assumptions:
+            self.recording.assumptions.append(assumed)
+        return kernel(*args, **kwargs)
 
     def _assume(self, what: str, assumed: str, doubt: str) -> None:
         if doubt != "spread":

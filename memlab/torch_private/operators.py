@@ -12,7 +12,7 @@ from torch._ops import _OpNamespace as OpNamespace
 
 __all__ = [
     "MODULE_OF_OPERATORS", "OpNamespace", "OpOverload", "OpOverloadPacket", "has_kernel_for",
-    "is_registered", "names_of_all_operators", "runs_for", "schema_of",
+    "is_composed", "is_registered", "names_of_all_operators", "runs_for", "schema_of",
 ]  # fmt: skip
 
 # the arguments and results of an overload, and which of them it writes or returns a view of
@@ -27,6 +27,19 @@ has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
 
 # the same, where a kernel that PyTorch takes from elsewhere (composite ones) counts too
 runs_for = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+
+
+def is_composed(func: OpOverload) -> bool:
+    """Return whether an operator only calls others, here and on a device that is written in Python.
+
+    Autograd takes such an operator apart. Below it, as in `torch.inference_mode` and inside of a
+    tensor subclass, it comes whole.
+    """
+    name = func.name()
+    return has_kernel_for(name, "CompositeImplicitAutograd") and not any(
+        has_kernel_for(name, key) for key in ("CPU", "PrivateUse1", "AutogradPrivateUse1")
+    )
+
 
 # the full names of all operators
 names_of_all_operators = torch._C._dispatch_get_all_op_names

@@ -3,11 +3,13 @@
 Each is read by one call in C, since most are asked for at every operator of a recorded step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.utils._python_dispatch import transform_subclass
 
 # the number that identifies a storage for as long as anything holds it
 storage_key: Callable[[Any], int] = attrgetter("_cdata")
@@ -31,3 +33,37 @@ values_of: Callable[[torch.Tensor], torch.Tensor] = methodcaller("_values")
 # the attributes in which a parameter keeps its hooks, and a function that returns both
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 hooks_of: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(*HOOKS)
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that hold the memory of this one: itself, or the parts that it wraps.
+
+    A quantized weight of torchao, for instance, wraps the integers and their scales, each of which
+    has memory. Its own storage has none.
+    """
+    return [part for _, part in named_parts("", tensor)]
+
+
+def named_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each of `parts_of`, with the path to it: this name, or "name.scale"."""
+    if not is_wrapper(type(tensor)):
+        yield name, tensor
+        return
+    attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    for attribute in attributes:
+        yield from named_parts(f"{name}.{attribute}", getattr(tensor, attribute))
+
+
+def with_parts(
+    tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return a tensor that wraps others with each of `parts_of` changed."""
+    made: torch.Tensor = transform_subclass(
+        tensor, lambda _, part: with_parts(part, change) if is_wrapper(type(part)) else change(part)
+    )
+    return made
+
+
+def is_wrapper(kind: type) -> bool:
+    """Return whether tensors of this class consist of others, on which they call operators."""
+    return hasattr(kind, "__tensor_flatten__") and not issubclass(kind, NestedTensor)

@@ -23,6 +23,7 @@ from memlab.techniques.optimizers.optimizer_in_backward import InBackward
 from memlab.techniques.optimizers.optimizers import state_of
 from memlab.techniques.recompute.reachable import OF_TORCH
 from memlab.techniques.sharding.ranks import divided_like, seed_of, whole
+from memlab.torch_private.tensors import named_parts
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -239,7 +240,11 @@ def _hooks(model: nn.Module) -> dict[str, int]:
 
 
 def _on_the_host(tensors: Tensors) -> Tensors:
-    return {name: whole(t).detach().to("cpu", copy=True) for name, t in tensors.items()}
+    return {
+        name: part.detach().to("cpu", copy=True)
+        for path, tensor in tensors.items()
+        for name, part in named_parts(path, whole(tensor))
+    }
 
 
 def _go_on_from(step: Step, other: UpdateStart) -> None:
@@ -277,8 +282,11 @@ def _states_of_one(states: Tensors, name: str) -> Tensors:
 
 
 def _copy_into(targets: Tensors, sources: Tensors) -> None:
+    """Copy the values of tensors with the same name; of those of a quantized weight, each part."""
     with torch.no_grad():
-        for name, target in targets.items():
-            source = sources.get(name)
-            if source is not None and source.shape == target.shape:
-                target.copy_(divided_like(source, target))
+        for path, target in targets.items():
+            parts = [(path, target)] if path in sources else named_parts(path, target)
+            for name, part in parts:
+                source = sources.get(name)
+                if source is not None and source.shape == part.shape:
+                    part.copy_(divided_like(source, part))

@@ -143,6 +143,12 @@ class Finetuned:
                 f"{field} freezes the base, and with adapter='none' nothing would be trained; "
                 "allowed is an adapter, such as 'lora', or a base of bf16, fp16 or fp32"
             )
+        if self.base == "fp8-weight-only" and self.prepare_for_kbit:
+            raise WorkloadError(
+                "prepare_for_kbit=True makes the inputs of base='fp8-weight-only' fp32, and "
+                "torchao multiplies its weights by bf16 alone; allowed is prepare_for_kbit=False, "
+                "or base='int8-weight-only'"
+            )
         if self.adapter == "dora" and self.base == "int8":
             raise WorkloadError(
                 "adapter='dora' reads the weights of its base once more, and bitsandbytes loses "
@@ -210,8 +216,9 @@ def finetune(
             None for those that peft chooses for this architecture.
         modules_to_save: names of modules that are trained as a whole beside the adapter.
         dropout: in the low-rank adapters.
-        base: the number format of the base: "fp32", "bf16", "fp16", or quantized by bitsandbytes:
-            "nf4", "fp4", "int8". Its layers multiply in bf16 (int8: in 8 bits).
+        base: the number format of the base: "fp32", "bf16", "fp16"; quantized by bitsandbytes:
+            "nf4", "fp4", "int8"; or by torchao: "int8-weight-only", "fp8-weight-only". Its layers
+            multiply in bf16 ("int8": in 8 bits).
         double_quantization: whether the scales of 4-bit weights are quantized too.
         prepare_for_kbit: whether peft's `prepare_model_for_kbit_training` casts all weights that
             are not quantized (norms, embeddings, head) to fp32.

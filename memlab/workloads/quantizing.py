@@ -1,7 +1,11 @@
-"""Quantize the linear layers of a model by bitsandbytes, as transformers does when it loads one.
+"""Quantize the linear layers of a model, as transformers does when it loads one.
 
-The new layers hold the weights as they were until the model is moved to a device; the move
-quantizes them. Output embeddings, and weights that they are tied to, keep their number format.
+With bitsandbytes the new layers hold the weights as they were until the model is moved to a device;
+the move quantizes them. torchao quantizes at once. Output embeddings, and weights that they are
+tied to, keep their number format.
+
+Left out: torchao's weights in 4 bits. Their kernels have no backward, so that nothing below them
+can be trained.
 """
 
 from functools import partial
@@ -13,7 +17,11 @@ from memlab.errors import WorkloadError
 from memlab.workloads.data import zoo_import
 
 FOUR_BIT = ("nf4", "fp4")
-QUANTIZED = (*FOUR_BIT, "int8")
+WEIGHT_ONLY = {
+    "int8-weight-only": "Int8WeightOnlyConfig",
+    "fp8-weight-only": "Float8WeightOnlyConfig",
+}  # torchao's
+QUANTIZED = (*FOUR_BIT, "int8", *WEIGHT_ONLY)
 OUTLIERS_ABOVE = 6.0  # llm_int8_threshold of transformers' BitsAndBytesConfig
 
 
@@ -32,7 +40,6 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
     Raises:
         WorkloadError: no layer can be quantized.
     """
-    modules = finetune_import("bitsandbytes.nn")
     transposed = finetune_import("transformers.pytorch_utils").Conv1D
     heads = {id(head) for head in (model.get_output_embeddings(),) if head is not None}
     kept = {id(parameter) for head in model.modules() if id(head) in heads
@@ -48,8 +55,27 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
             f"base={base!r} quantizes torch.nn.Linear layers, and {label} has none besides its "
             f"head: its parameters are in {', '.join(kinds)}; allowed for it are bf16, fp16, fp32"
         )
+    if base in WEIGHT_ONLY:
+        _quantize_weights(model, found, base, transposed)
+        return
+    modules = finetune_import("bitsandbytes.nn")
     for path, layer in found:
         model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
+
+
+def _quantize_weights(
+    model: Any, found: list[tuple[str, Any]], base: str, transposed: type
+) -> None:
+    """Have torchao replace the weights of these layers by integers or fp8, and their scales."""
+    torchao = zoo_import("torchao.quantization", extra="fp8")
+    how = getattr(torchao, WEIGHT_ONLY[base])(set_inductor_config=False)
+    for path, layer in found:
+        made = layer
+        if isinstance(layer, transposed):
+            made = nn.Linear(*layer.weight.shape, bias=layer.bias is not None, device="meta")
+            made.weight, made.bias = nn.Parameter(layer.weight.detach().t()), layer.bias
+            model.set_submodule(path, made)
+        torchao.quantize_(made.requires_grad_(False), how)
 
 
 def _has_own(layer: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from memlab.errors import WorkloadError
 from memlab.recording.outlined import outlines
 from memlab.step import build_step
 from memlab.torch_private.fakes import FakeTensorMode
+from memlab.torch_private.tensors import parts_of
 from tests.models import LIBRARY_BYTES
 
 TOKENS = 48
@@ -28,6 +29,8 @@ SETTINGS = [
     {"adapter": "rslora", "base": "nf4", "double_quantization": False},
     {"adapter": "lora", "base": "nf4", "prepare_for_kbit": True},
     {"adapter": "lora", "base": "int8"},
+    {"adapter": "lora", "base": "int8-weight-only"},
+    {"adapter": "dora", "base": "fp8-weight-only"},
     {"adapter": "dora", "base": "bf16"},
     {"adapter": "dora", "base": "nf4"},
     {"adapter": "ia3", "base": "fp4"},
@@ -58,11 +61,26 @@ def by_hand(workload, batch):
     torch.manual_seed(0)
     model = workload.build_model().to("cpu")
     workload.compute_loss(model, batch).backward()
-    base = [t.clone() for t in model.parameters() if not t.requires_grad]
+    base = [p.clone() for t in model.parameters() if not t.requires_grad for p in parts_of(t)]
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, base
 
 
-@pytest.mark.parametrize("base", ["bf16", "nf4"])
+@pytest.mark.parametrize("base", ["int8", "int8-weight-only", "fp8-weight-only"])
+def test_weights_in_8_bits_take_a_byte_and_a_scale_for_each_row_on_a_card(base):
+    result = memlab.predict(tiny(base=base), StepConfig(batch_size=2), "rtx-4090")
+    assert result.outcome == "ok", result.message
+    model = tiny(base="bf16").build_model()
+    by_hand = 0
+    for name, parameter in model.named_parameters():
+        is_packed = "_proj" in name and "lora" not in name
+        by_hand += parameter.numel() if is_packed else parameter.nbytes
+        if base != "int8" and is_packed:  # bitsandbytes keeps the scales in a buffer
+            by_hand += parameter.shape[0] * 4
+    rounded = 512 * 3 * len(list(model.parameters()))
+    assert 0 <= result.peak_by_category["parameters"] - by_hand < rounded
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4", "int8-weight-only"])
 def test_a_step_trains_the_adapter_as_plain_pytorch_and_leaves_the_base_alone(base):
     workload = tiny(base=base)
     torch.manual_seed(1)
@@ -82,7 +100,7 @@ def test_a_step_trains_the_adapter_as_plain_pytorch_and_leaves_the_base_alone(ba
     assert seen.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(seen[name], gradient, rtol=1e-5, atol=0)
-    after = [p for p in step.model.parameters() if not p.requires_grad]
+    after = [p for t in step.model.parameters() if not t.requires_grad for p in parts_of(t)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -108,6 +126,7 @@ def test_layers_of_a_large_base_are_predicted_in_4_bits_without_building_them(tm
     [
         ({"adapter": "none", "base": "nf4"}, "with adapter='none' nothing would be trained"),
         ({"adapter": "dora", "base": "int8"}, "adapter='dora'"),
+        ({"base": "fp8-weight-only", "prepare_for_kbit": True}, "prepare_for_kbit=False"),
         ({"rank": 0}, "rank=0"),
         ({"base": "nf5"}, "base='nf5'"),
         ({"tokens": 9000}, "max_position_embeddings=4096"),

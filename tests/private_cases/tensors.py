@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.private_cases.parts import at, case
 
@@ -89,3 +90,19 @@ def _() -> None:
 
     made = torch.Tensor._make_wrapper_subclass(Own, (2, 3), dtype=torch.bfloat16)
     assert (made.shape, made.dtype) == ((2, 3), torch.bfloat16)
+
+
+@case("torch.nested._internal.nested_tensor.NestedTensor", to="leave jagged tensors alone")
+def _() -> None:
+    kind = at("torch.nested._internal.nested_tensor.NestedTensor")
+    made = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert isinstance(made, kind)
+
+
+@case("torch.utils._python_dispatch.transform_subclass", to="change what a tensor wraps")
+def _() -> None:
+    transform = at("torch.utils._python_dispatch.transform_subclass")
+    made = TwoTensor(torch.ones(2), torch.zeros(2))
+    changed = transform(made, lambda _, part: part + 1)
+    assert isinstance(changed, TwoTensor)
+    assert (changed.a.tolist(), changed.b.tolist()) == ([2.0, 2.0], [1.0, 1.0])

@@ -56,6 +56,18 @@ def test_linear_by_hand():
     assert live[-1] == 0
 
 
+def test_a_conversion_without_autograd_is_seen():
+    """Autograd takes `to` apart. In inference mode it comes whole, and it may allocate."""
+
+    def run():
+        with torch.inference_mode():
+            torch.empty(N, D).to(torch.float64)
+
+    recording = run_fake(run)
+    assert [operator.name for operator in recording.operators][-1] == "aten::_to_copy"
+    assert max(live_bytes(recording)) == N * D * (4 + 8)
+
+
 def test_views_hold_no_memory_and_kernels_are_those_that_run():
     recording = run_fake(lambda: torch.empty(N, D).view(D, N).t().relu())
     assert [o.name for o in recording.operators if o.signature is None] == ["aten::view", "aten::t"]
