@@ -64,8 +64,9 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
             wrapped = with_parts(real.detach(), fake)
             if not isinstance(real, torch.nn.Parameter):
                 return wrapped
-            changed[id(real)] = (real, torch.nn.Parameter(wrapped, real.requires_grad))
-            return changed[id(real)][1]
+            whole = torch.nn.Parameter(wrapped, real.requires_grad)
+            changed[id(real)] = (real, whole)
+            return whole
 
         # a parameter and a tensor among its attributes may share memory
         key = place_in_memory(real)

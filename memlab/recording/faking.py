@@ -151,7 +151,7 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
     is_fake = all(isinstance(part, FakeTensor) for part in parts_of(parameter))
     with torch.no_grad():
         data = parameter if is_fake else mode.from_tensor(parameter)
-        new = fn(data)
+        new: torch.Tensor = fn(data)
 
     result = parameter if new is parameter else torch.nn.Parameter(new, parameter.requires_grad)
     replaced[id(parameter)] = (parameter, result)

@@ -70,9 +70,10 @@ def _quantize_weights(
     torchao = zoo_import("torchao.quantization", extra="fp8")
     how = getattr(torchao, WEIGHT_ONLY[base])(set_inductor_config=False)
     for path, layer in found:
-        made = layer
+        made: Any = layer
         if isinstance(layer, transposed):
-            made = nn.Linear(*layer.weight.shape, bias=layer.bias is not None, device="meta")
+            inputs, outputs = layer.weight.shape
+            made = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
             made.weight, made.bias = nn.Parameter(layer.weight.detach().t()), layer.bias
             model.set_submodule(path, made)
         torchao.quantize_(made.requires_grad_(False), how)
