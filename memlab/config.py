@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from memlab.arguments.attention import Attention as Attention
 from memlab.arguments.checks import Rule, count, rule_for
 from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
 from memlab.arguments.rank_settings import MOST_RANKS, OF_DEEPSPEED, check_ranks
@@ -174,6 +175,7 @@ class StepConfig:
         model_cache: True lets the model fill its cache of keys and values during training, as
             transformers' decoders do by default. False sets `use_cache=False` in its configs,
             which a memory budget and checkpointing need.
+        attention: see `Attention`; of models of transformers.
         loss_chunks: number of chunks in which the cross entropy of the last linear layer is
             computed, so that all logits are never held at once; 1 computes it at once.
         inplace: activation functions write over their input if nothing else reads it.
@@ -220,6 +222,7 @@ class StepConfig:
     checkpoint_modules: str = "auto"
     checkpoint_policy: Policy = "recompute-all"
     model_cache: bool = True
+    attention: Attention = Attention.AS_BUILT
     loss_chunks: int = 1
     inplace: bool = False
     offload_activations: bool = False

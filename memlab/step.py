@@ -20,6 +20,7 @@ from memlab.devices.generators import set_seed as set_seed
 from memlab.devices.here import as_device
 from memlab.plan import Plan
 from memlab.techniques import accumulation, clipping, every, inplace, layout, precision, segments
+from memlab.techniques.attention import apply as apply_attention
 from memlab.techniques.batch_tensors import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
@@ -37,15 +38,8 @@ from memlab.techniques.sharding.rank_model import Sharded, own_weights, part_siz
 from memlab.techniques.technique import Setup
 from memlab.techniques.trials import Trial
 from memlab.torch_private.dispatch import are_tensors_fake
-from memlab.trace import Phase
+from memlab.trace import Mark, Phase, ignore
 from memlab.workload import Workload
-
-Mark = Callable[[Phase, int], None]
-"""Called at the beginning of each phase with the phase and the index of the micro-batch."""
-
-
-def ignore(phase: Phase, micro_batch: int) -> None:
-    """Do nothing: the mark of a timed step, which records no phases."""
 
 
 @dataclass(slots=True, eq=False)
@@ -275,6 +269,7 @@ def build_step(
     check_model(model)
     if not config.model_cache:
         caches.switch_caches_off(model)
+    attention_notes = apply_attention(model, config.attention)
 
     cast_notes = precision.cast_model(model, config.precision)
     formats = precision.number_formats(model)
@@ -341,7 +336,12 @@ def build_step(
         parameter_formats=formats,
         sharded=sharded,
         head=head,
-        notes=(*cast_notes, *batch_notes, *(() if sharded is None else sharded.notes)),
+        notes=(
+            *attention_notes,
+            *cast_notes,
+            *batch_notes,
+            *(() if sharded is None else sharded.notes),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ recorded. `Trace` is what a meter sees: every allocation and every free of a who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,14 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     TEARDOWN = "teardown"
+
+
+Mark = Callable[[Phase, int], None]
+"""Called at the beginning of each phase with the phase and the index of the micro-batch."""
+
+
+def ignore(phase: Phase, micro_batch: int) -> None:
+    """Do nothing: the mark of a timed step, which records no phases."""
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)

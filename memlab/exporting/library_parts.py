@@ -37,6 +37,7 @@ KNOWN: Mapping[str, tuple[Any, ...] | None] = {
     "checkpoint_modules": None,
     "checkpoint_policy": None,
     "model_cache": None,
+    "attention": None,
     "sharding": None,
     "world_size": None,
     "shard_group_size": None,

@@ -6,7 +6,15 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.devices.cards import Card
-from memlab.techniques import accumulation, clipping, inplace, layout, precision, segments
+from memlab.techniques import (
+    accumulation,
+    attention,
+    clipping,
+    inplace,
+    layout,
+    precision,
+    segments,
+)
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.loss import chunked_loss
@@ -22,6 +30,7 @@ EVERY: tuple[Technique, ...] = (
     segments.SEGMENTS,
     meta_init.BUILT_ON_META,
     model_cache.MODEL_CACHE,
+    attention.ATTENTION,
     precision.PRECISION,
     layout.CHANNELS_LAST,
     chunked_loss.CHUNKED_LOSS,

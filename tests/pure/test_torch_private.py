@@ -41,6 +41,7 @@ IN_SCRIPTS = {
 }
 OF_SCRIPTS = {"_is_param", "_no_grad_trunc_normal_"}  # attributes that these have as strings
 NOT_OF_TORCH = {
+    "._attn_implementation": "of a config of transformers",
     "._data": "of os.environ",
     "._detect_anomaly": "of a Lightning Trainer",
     "._kind": "of memlab: the class that a fake parameter stands for",
