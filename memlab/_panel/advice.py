@@ -11,9 +11,10 @@ from memlab._panel.runs import Run
 from memlab._panel.state import FIELDS, from_config
 from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, setting_words
 from memlab.arguments.units import format_bytes
-from memlab.config import BudgetEngine, Checkpointing, StepConfig
+from memlab.config import BudgetEngine, Checkpointing, Precision, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
+from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.recompute.model_cache import OFF
 from memlab.trace import CATEGORIES, Category
 
@@ -24,6 +25,7 @@ STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Cat
 def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
     """Return what to do about the shown step; an empty line if it fits.
 
+    Attention that holds its whole matrix is told in any case, with the number format that does not.
     For a step that is refused because of the model's cache, the line offers to switch it off.
 
     Args:
@@ -34,8 +36,9 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
     if shown is not None and shown.outcome is Outcome.UNSUPPORTED and OFF in shown.message:
         text = "the model fills a cache of keys and values, and a recompute would fill it twice"
         return Line(text, remedy=("switch it off", {"model_cache": False}), kind=WARN)
-    if shown is None or fit_verdict(shown, limit_bytes).kind != BAD:
-        return Line("")
+    attention = Line("") if shown is None else _attention_line(shown)
+    if shown is None or fit_verdict(shown, limit_bytes).kind != BAD or attention.remedy:
+        return attention
 
     limit = limit_bytes or shown.memory_limit_bytes
     fitting = _nearest_that_fits(shown, runs, limit)
@@ -46,6 +49,17 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         return Line(text, remedy=line.remedy, kind=WARN)
 
     return hopeless or _next_line(shown, runs)
+
+
+def _attention_line(shown: StepResult) -> Line:
+    """Return what attention holds that runs in another kernel than a person may expect."""
+    note = next((note for note in shown.notes if MATH_KERNEL in note), "")
+    precision = Precision.BF16_MIXED
+    if not note:
+        return Line("")
+    words = f"precision={str(precision)!r}"
+    remedy = (f"use {precision}", {"precision": precision}) if words in note else None
+    return Line(note, remedy=remedy, kind=WARN)
 
 
 def recorded_line(config: StepConfig, nearest: StepConfig | None, other_sizes: str) -> Line | None:

@@ -9,7 +9,8 @@
   `fake_kernels.py`, `real_strides.py`, `number_formats.py`, `saved_numbers.py`, `packed.py`,
   `sparse.py`, `built.py`, `scripted.py`.
 - Values that a step reads: `values.py` (known), `draws.py` (random), `unknown.py` (unknown).
-- `stand_in.py` and its two files are a device that dispatches like CUDA, without a card;
+- `stand_in.py` and the files named after it are a device that dispatches like CUDA, without a
+  card; `stand_in_attention.py` also says why a kernel is taken, `attention_notes.py` in sentences;
   `cuda_functions.py` says which functions CUDA does not take apart, `of_bitsandbytes.py` what its
   products in 8 bits allocate there, and `triton_of_trl.py` has trl compute as on a card.
 - `simulated_ranks.py` and `fake_reducer.py` let one process be a rank without the others;

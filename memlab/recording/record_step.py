@@ -19,11 +19,13 @@ import torch
 from memlab.config import Sharding, StepConfig
 from memlab.plan import Plan
 from memlab.recording.assembly import sizes_of
+from memlab.recording.attention_notes import attention_notes
 from memlab.recording.distinct_ranks import SameRanks, same_ranks, with_other_ranks
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
 from memlab.recording.simulated_ranks import as_rank, heaviest_ranks
+from memlab.recording.stand_in_attention import noted_by
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.saving.contents import saved_tensors
 from memlab.step import Step, build_step
@@ -204,7 +206,7 @@ def _recorded(
     """Return the program of a run whose two steps may be over different batches."""
 
     def run(mode: FakeTensorMode) -> None:
-        with as_rank(config, rank, tracker):
+        with as_rank(config, rank, tracker), noted_by(tracker.note_attention):
             run_two_steps(mode)
 
     def run_two_steps(mode: FakeTensorMode) -> None:
@@ -233,6 +235,7 @@ def _recorded(
             step.set_seed(seed)
             step(partial(tracker.mark, 1))
             tracker.recording.host_bytes = step.host_bytes
+            tracker.recording.notes += attention_notes(tracker.recording)
         with without_modes():  # what is only looked at is no operator of the step
             tracker.recording.saved = saved_tensors(step)
         tracker.mark(-1, Phase.TEARDOWN, 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.operators.signatures import Signature, TensorSpec
+from memlab.recording.stand_in_attention import AttentionCall
 from memlab.saving.contents import SavedTensor
 from memlab.trace import Interval, Phase
 
@@ -134,6 +135,7 @@ class Recording:
         parameters: path by block.
         states: for a block of optimizer state, the path of its parameter.
         parameter_formats: of the model's parameters, by torch's names.
+        attention: calls of `scaled_dot_product_attention` on a card, each with its interval.
         notes: sentences about how the step was built.
         assumptions: sentences that say what was assumed about unknown values.
         host_bytes: the most bytes that offloading holds in host memory.
@@ -157,6 +159,7 @@ class Recording:
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     parameter_formats: tuple[str, ...] = ()
+    attention: list[tuple[AttentionCall, int]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     assumptions: list[str] = field(default_factory=list)
     host_bytes: int = 0
@@ -175,9 +178,9 @@ class Recording:
         )
 
     def without_objects(self) -> Recording:
-        """Return the recording without operators, blocks, events, marks and calls: with its facts.
+        """Return the recording without operators, blocks, events and calls: with its facts.
 
         Those are thousands of objects. A kernel that kept them for every prediction of a panel
         would stop for a third of a second whenever Python looks for garbage among them.
         """
-        return replace(self, operators=[], blocks=[], events=[], marks=[], calls=[])
+        return replace(self, operators=[], blocks=[], events=[], marks=[], calls=[], attention=[])

@@ -21,7 +21,13 @@ from typing import Any
 
 import torch
 
-from memlab.recording import cuda_functions, stand_in_autocast, stand_in_kernels, triton_of_trl
+from memlab.recording import (
+    cuda_functions,
+    stand_in_attention,
+    stand_in_autocast,
+    stand_in_kernels,
+    triton_of_trl,
+)
 from memlab.recording.streams import StreamEvent, Streams
 from memlab.torch_private import python_device
 from memlab.torch_private.operators import has_kernel_for
@@ -145,7 +151,9 @@ def device() -> torch.device:
     library = torch.library.Library("aten", "IMPL")
     for name in cuda_functions.fused():
         library.impl(name, _without_values, "PrivateUse1")
-    library.impl("scaled_dot_product_attention", stand_in_kernels.attention, "AutogradPrivateUse1")
+    library.impl(
+        "scaled_dot_product_attention", stand_in_attention.attention, "AutogradPrivateUse1"
+    )
 
     for name in ("softmax", "log_softmax"):
         library.impl(f"{name}.int", stand_in_kernels.softmax(name), "AutogradPrivateUse1")
@@ -192,6 +200,6 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     as_on_cuda = python_device.fake_kernels_told(_kind)
     of_trl = triton_of_trl.as_on_card()
     with in_one_thread, as_on_cuda, of_trl, python_device.moved_by_operators():
-        kernels = stand_in_kernels.kernels_of(capability)
+        kernels = stand_in_attention.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             yield device()

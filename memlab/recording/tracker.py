@@ -53,6 +53,7 @@ from memlab.recording.recording import ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
 from memlab.recording.scripted import is_scripted, noticed_script_functions
 from memlab.recording.sparse import MAKES as MAKES_SPARSE
+from memlab.recording.stand_in_attention import AttentionCall
 from memlab.recording.streams import Streams
 from memlab.recording.unknown import Guesses
 from memlab.recording.values import tensors_in
@@ -163,6 +164,10 @@ class Tracker(TorchDispatchMode):
         paths = list(self.recording.modules)
         module = paths[self._calls[-1].module] if self._calls else ""
         return Place(phase=interval.phase, micro_batch=interval.micro_batch, module=module)
+
+    def note_attention(self, call: AttentionCall) -> None:
+        """Note a call of `scaled_dot_product_attention` on a card."""
+        self.recording.attention.append((call, len(self.recording.intervals) - 1))
 
     @contextlib.contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:

@@ -25,6 +25,9 @@ from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 from memlab.torch_private.dispatch import are_tensors_fake
 
+MATH_KERNEL = "PyTorch's math kernel"
+"""Words of the note that says that `sdpa` holds the whole matrix of attention weights."""
+
 AMPERE = (8, 0)  # compute capability; flash_attn's README: "Ampere, Ada, or Hopper GPUs"
 WITHOUT_CPU = {
     Attention.FLASH_ATTENTION_2: "the kernels of flash_attn run on CUDA cards",

@@ -71,7 +71,7 @@ def _quantize_weights(
     how = getattr(torchao, WEIGHT_ONLY[base])(set_inductor_config=False)
     for path, layer in found:
         made: Any = layer
-        if isinstance(layer, transposed):
+        if type(layer) is transposed:
             inputs, outputs = layer.weight.shape
             made = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
             made.weight, made.bias = nn.Parameter(layer.weight.detach().t()), layer.bias

@@ -13,6 +13,7 @@ from memlab._panel.line import Line
 from memlab._panel.rows import table_html
 from memlab._panel.runs import Run, RunLog
 from memlab.errors import ConfigError
+from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.every import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
 from tests.panel_parts import make_facts, make_result, settings
@@ -402,3 +403,13 @@ def test_a_cache_that_is_refused_is_switched_off_by_a_click():
     assert state.to_config(asked) == StepConfig(model_cache=False)
     assert "cache of keys and values is off" in line_of("more", asked, device="h200").text
     assert state.others(state.to_config(asked)) == ["without the model's cache"]
+
+
+def test_attention_that_holds_its_whole_matrix_is_told_with_a_click_that_avoids_it():
+    told = f"Attention runs in {MATH_KERNEL}: use precision='bf16-mixed'."
+    line = advice.advice_line(make_result(notes=("another", told)), [], None)
+    assert (line.text, line.kind) == (told, "warn")
+    assert state.to_config(state.from_config(StepConfig()) | line.remedy[1]) == StepConfig(
+        precision="bf16-mixed"
+    )
+    assert not advice.advice_line(make_result(notes=("another",)), [], None).text

@@ -6,8 +6,10 @@ import torch
 from memlab import Outcome, StepConfig, Workload, measure, predict, verify, workloads
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
+from memlab.recording.stand_in_attention import efficient_takes_groups
 from memlab.step import build_step
 from memlab.techniques import every
+from memlab.techniques.attention import MATH_KERNEL
 from tests.models import linear
 from tests.script_parts import assert_same
 
@@ -142,3 +144,19 @@ def test_eager_attention_that_nobody_has_chosen_is_told():
     assert "output_attentions=True" in build_step(asked, StepConfig(), "cpu").notes[0]
     assert not build_step(llama(), StepConfig(), "cpu").notes
     assert not build_step(llama(attn_implementation="eager"), StepConfig(), "cpu").notes
+
+
+def test_a_prediction_tells_of_the_math_kernel_what_it_holds():
+    workload = llama(512, num_key_value_heads=1)
+    fp32 = predict(workload, StepConfig(batch_size=SAMPLES), "h200")
+    if efficient_takes_groups():
+        pytest.skip("this PyTorch has a memory-efficient kernel for heads that share keys")
+    [note] = [note for note in fp32.notes if MATH_KERNEL in note]
+    matrix = HEADS * 512**2 * 4
+    assert f"{LAYERS} calls of each forward" in note
+    assert f"{matrix / 2**20:.2f} MiB a call and sample" in note
+    assert fp32.peak_by_category["activations"] > LAYERS * SAMPLES * matrix
+
+    mixed = predict(workload, StepConfig(batch_size=SAMPLES, precision="bf16-mixed"), "h200")
+    assert not [note for note in mixed.notes if "Attention runs in" in note]
+    assert fp32.peak_allocated_bytes - mixed.peak_allocated_bytes > LAYERS * SAMPLES * matrix
