@@ -114,6 +114,26 @@ def _embedding_backward(operator: Operator, _: Card | None) -> Effect | None:
     return Effect(workspace_bytes=sums + 4 * count * indices.dtype.itemsize)
 
 
+def _flash_backward(operator: Operator, _: Card | None) -> Effect | None:
+    """Count gradients of queries in fp32, which blocks add to, and those of keys that heads share.
+
+    Source: `mha_bwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp, which is that of
+    flash_attn (csrc/flash_attn/flash_api.cpp): `dq_accum`, `softmax_d`, `dk_expanded` and
+    `dv_expanded`. Deterministic kernels take more.
+    """
+    query, key = _arguments(operator)[1:3]
+    samples, heads, tokens, size = query.shape
+    rows = samples * heads * _rounded(tokens, 128)
+    workspace = rows * 4 * (_rounded(size, 32 if size <= 128 else 64) + 1)
+    if key.shape[1] != heads:
+        workspace += 2 * samples * heads * key.shape[2] * size * key.dtype.itemsize
+    return Effect(workspace_bytes=workspace)
+
+
+def _rounded(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
 def _recurrent(operator: Operator, _: Card | None) -> Effect | None:
     """Count cuDNN's reserve: what backward needs of every step, layer and direction.
 
@@ -206,6 +226,7 @@ RULES: dict[str, Callable[[Operator, Card | None], Effect | None]] = {
     "aten::binary_cross_entropy_with_logits": _bce_with_logits,
     "aten::logsumexp": _logsumexp,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
     "aten::_cudnn_rnn": _recurrent,
     "bitsandbytes::gemm_4bit": _four_bit_product,
     "c10d::allgather_": _gathered_list,

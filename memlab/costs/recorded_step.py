@@ -21,7 +21,7 @@ from memlab.devices.cards import Target
 from memlab.devices.generators import preserved_random_state
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
-from memlab.recording import stand_in
+from memlab.recording import flash_attn_of_transformers, stand_in
 from memlab.recording.program import Program
 from memlab.recording.record_step import record_step
 from memlab.recording.tracker import Tracker
@@ -148,7 +148,11 @@ def from_recording(
         _check(config, target)
         torch.set_num_threads(config.threads_of_rank(threads))  # kernels take memory by them
         stand_in.device()  # autograd counts the devices at the first backward of a process
-        with _recording_for(target) as device, preserved_random_state(torch.device("cpu")):
+        with (
+            flash_attn_of_transformers.as_on_card(config.attention),
+            _recording_for(target) as device,
+            preserved_random_state(torch.device("cpu")),
+        ):
             tracker = Tracker(device.type)
             report(Progress(text=text, fraction=0.1))
             recorded = record(device, tracker)

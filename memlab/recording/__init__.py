@@ -12,7 +12,9 @@
 - `stand_in.py` and the files named after it are a device that dispatches like CUDA, without a
   card; `stand_in_attention.py` also says why a kernel is taken, `attention_notes.py` in sentences;
   `cuda_functions.py` says which functions CUDA does not take apart, `of_bitsandbytes.py` what its
-  products in 8 bits allocate there, and `triton_of_trl.py` has trl compute as on a card.
+  products in 8 bits allocate there, `triton_launches.py` has Triton kernels do nothing,
+  `triton_of_trl.py` has trl compute as on a card without them, and
+  `flash_attn_of_transformers.py` lets transformers find flash_attn.
 - `simulated_ranks.py` and `fake_reducer.py` let one process be a rank without the others;
   `streams.py` and `collectives.py` say on which stream of a card an operator runs, and what waits.
 - `assembly.py` combines a recording with the memory of its kernels into a trace; `program.py` gives

@@ -138,7 +138,7 @@ def attention(
     if _note is not None:
         _note(call)
     if call.kernel is AttentionKernel.FLASH:
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        return flash(query, key, value, dropout_p, is_causal, scale)
     if call.kernel is AttentionKernel.EFFICIENT:
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         run = aten._scaled_dot_product_efficient_attention
@@ -296,7 +296,7 @@ def _name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _flash(
+def flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -239,3 +239,30 @@ def test_rms_norm_copies_what_is_not_contiguous() -> None:
     [backward] = effects_of(recording, "aten::_fused_rms_norm_backward", H100)
     assert backward is not None
     assert backward.workspace_bytes >= size
+
+
+@pytest.mark.parametrize(("heads_of_keys", "size"), [(4, 64), (2, 64), (4, 136)])
+def test_flash_backward_sums_gradients_of_queries_in_fp32_as_counted_by_hand(
+    heads_of_keys: int, size: int
+) -> None:
+    samples, heads, tokens = 2, 4, 1000
+
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            key = x[:, :heads_of_keys]
+            return nn.functional.scaled_dot_product_attention(
+                x, key, key, enable_gqa=heads_of_keys != heads
+            )
+
+    def make(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
+        sizes = (samples, heads, tokens, size)
+        x = torch.zeros(sizes, dtype=torch.bfloat16, device=device, requires_grad=True)
+        return Attention(), x
+
+    name = "aten::_scaled_dot_product_flash_attention_backward"
+    [effect] = effects_of(step(make), name, H100)
+    rows = samples * heads * 1024  # tokens in blocks of 128
+    by_hand = rows * {64: 64, 136: 192}[size] * 4 + rows * 4
+    if heads_of_keys != heads:  # keys and values of all heads, in bf16, before they are summed
+        by_hand += 2 * samples * heads * tokens * size * 2
+    assert effect == Effect(workspace_bytes=by_hand)

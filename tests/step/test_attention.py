@@ -1,11 +1,18 @@
 """The attention implementation: what is set, what stays equal, what it holds, what is refused."""
 
+import dataclasses
+import importlib
+import importlib.util
+import re
+
 import pytest
 import torch
 
 from memlab import Outcome, StepConfig, Workload, measure, predict, verify, workloads
+from memlab.config import Attention
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
+from memlab.recording import flash_attn_of_transformers
 from memlab.recording.stand_in_attention import efficient_takes_groups
 from memlab.step import build_step
 from memlab.techniques import every
@@ -146,6 +153,7 @@ def test_eager_attention_that_nobody_has_chosen_is_told():
     assert not build_step(llama(attn_implementation="eager"), StepConfig(), "cpu").notes
 
 
+@pytest.mark.slow
 def test_a_prediction_tells_of_the_math_kernel_what_it_holds():
     workload = llama(512, num_key_value_heads=1)
     fp32 = predict(workload, StepConfig(batch_size=SAMPLES), "h200")
@@ -160,3 +168,55 @@ def test_a_prediction_tells_of_the_math_kernel_what_it_holds():
     mixed = predict(workload, StepConfig(batch_size=SAMPLES, precision="bf16-mixed"), "h200")
     assert not [note for note in mixed.notes if "Attention runs in" in note]
     assert fp32.peak_allocated_bytes - mixed.peak_allocated_bytes > LAYERS * SAMPLES * matrix
+
+
+def masked(workload: Workload, tokens: int) -> Workload:
+    """Give a language model's batches a mask in which nothing is padded."""
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return model(input_ids=batch[0], attention_mask=batch[1], labels=batch[0]).loss
+
+    def make_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return workload.make_batch(n), torch.ones(n, tokens, dtype=torch.long)
+
+    return dataclasses.replace(workload, make_batch=make_batch, compute_loss=loss)
+
+
+@pytest.mark.slow
+def test_flash_attn_is_predicted_without_it_and_holds_what_pytorchs_copy_of_it_holds():
+    flash, sdpa = (
+        StepConfig(batch_size=SAMPLES, precision="bf16-mixed", attention=name)
+        for name in ("flash_attention_2", "sdpa")
+    )
+    workload = masked(llama(512, num_key_value_heads=2, head_dim=20), 512)  # padded to 24
+    found = predict(workload, flash, "h200")
+    assert found.outcome is Outcome.OK, found.message
+    assert found.peak_allocated_bytes == predict(workload, sdpa, "h200").peak_allocated_bytes
+    assert found.step_seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "said"),
+    [
+        ({}, "as-built", r"in float32: .* use precision='bf16-mixed'"),
+        ({"head_dim": 264}, "bf16", r"heads of 264 numbers: flash_attn takes 256 at most"),
+    ],
+)
+def test_what_flash_attn_cannot_compute_is_refused(options, precision, said):
+    config = StepConfig(attention="flash_attention_2", precision=precision)
+    result = predict(llama(**options), config, "h200")
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert re.search(said, result.message)
+
+
+def test_transformers_finds_no_flash_attn_after_a_prediction():
+    utilities = importlib.import_module(flash_attn_of_transformers.UTILITIES)
+    before = vars(utilities).copy()
+    entry = utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2].copy()
+    with flash_attn_of_transformers.as_on_card(Attention.FLASH_ATTENTION_2):
+        assert importlib.util.find_spec("flash_attn")
+        functions, _ = utilities.lazy_import_flash_attention("flash_attention_2")
+        assert functions[0].__module__ == flash_attn_of_transformers.__name__
+    assert importlib.util.find_spec("flash_attn") is None
+    assert vars(utilities) == before
+    assert utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2] == entry
