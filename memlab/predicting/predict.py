@@ -24,6 +24,7 @@ from memlab.devices.cards import Target
 from memlab.devices.here import describe
 from memlab.meters.lifetimes import build_peak_bytes, step_memory
 from memlab.plan import Plan
+from memlab.predicting import launches
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
 from memlab.predicting.memory_widths import width_of
@@ -179,10 +180,16 @@ def _predicted(
     elif not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)
         forecast = replace(forecast, seconds=None)
+    elif kernels_without_time := launches.without_time(recording.launches):
+        facts = facts | _with_bound(
+            facts, launches.bound(kernels_without_time, facts["step_seconds"])
+        )
+        forecast = replace(forecast, seconds=None)
 
     of_step = (
         *notes(config, step.device, plan),
         *recording.notes,
+        *launches.notes_of(recording.launches),
         *_format_notes(recording, target),
         *_wheel_notes(target),
         *_rank_notes(config, target),

@@ -144,6 +144,7 @@ class Recording:
         is_scripted: whether TorchScript runs a part of the model.
         branched: whether an assumed value decides which operators run.
         spread: whether an assumed value decides how work is divided between parts of the model.
+        launches: how often each Triton kernel was launched in one step, by its file and name.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -168,6 +169,7 @@ class Recording:
     is_scripted: bool = False
     branched: bool = False
     spread: bool = False
+    launches: dict[str, int] = field(default_factory=dict)
 
     def ran(self) -> Ran:
         """Return which operators ran."""

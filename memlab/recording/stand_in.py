@@ -8,7 +8,8 @@ the device; these are registered here: functions that CUDA does not take apart
 and cuDNN's RNN. Registering affects the whole process and cannot be undone, so a process that
 measures on a card must not do it.
 
-Left out: what a model itself does if `device.type == "cuda"`.
+Files that use Triton take it for CUDA (`triton_launches.py`). Left out: what other files do if
+`device.type == "cuda"`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from memlab.recording import (
     stand_in_attention,
     stand_in_autocast,
     stand_in_kernels,
-    triton_of_trl,
+    triton_launches,
 )
 from memlab.recording.streams import StreamEvent, Streams
 from memlab.torch_private import python_device
 from memlab.torch_private.operators import has_kernel_for
 
 NAME = "cudalike"
+NEWEST = (9, 0)  # the compute capability of a card that has every kernel
 STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and offset
 
 
@@ -41,10 +43,12 @@ class _Module:
 
     Attributes:
         streams: of the recording that goes on.
+        capability: of the card that it is recorded for.
     """
 
     def __init__(self) -> None:
         self.streams = Streams()
+        self.capability = NEWEST
 
     def is_initialized(self) -> bool:
         return True
@@ -69,6 +73,15 @@ class _Module:
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         """Draw nothing: no value is ever computed."""
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return self.capability
+
+    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
+        return self.capability >= (8, 0)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for nothing: no kernel runs."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -198,8 +211,10 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
     # a thread of autograd for this device would free the last gradients at a time of its own
     in_one_thread = torch.autograd.set_multithreading_enabled(False)
     as_on_cuda = python_device.fake_kernels_told(_kind)
-    of_trl = triton_of_trl.as_on_card()
-    with in_one_thread, as_on_cuda, of_trl, python_device.moved_by_operators():
+    with in_one_thread, as_on_cuda, python_device.moved_by_operators():
         kernels = stand_in_attention.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
-            yield device()
+            stand_in = device()
+            _module.capability = capability or NEWEST
+            with triton_launches.left_out(NAME):
+                yield stand_in

@@ -35,7 +35,7 @@ from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
 from memlab.operators.collectives import NAMESPACES
 from memlab.operators.signatures import Signature, TensorSpec, signature_of
-from memlab.recording import fake_kernels
+from memlab.recording import fake_kernels, triton_launches
 from memlab.recording.collectives import WAITS, Collectives
 from memlab.recording.draws import Draws
 from memlab.recording.fake_outputs import FakeOutputs
@@ -112,6 +112,7 @@ class Tracker(TorchDispatchMode):
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
+        triton_launches.look()
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
         if not self.recording.intervals or self.recording.intervals[-1].step != step:
             self.numbers.end_step()
@@ -280,6 +281,11 @@ class Tracker(TorchDispatchMode):
             self.recording.assumptions.append(assumed)
         return kernel(*args, **kwargs)
 
+    def note_launch(self, kernel: str) -> None:
+        """Note a launch of a Triton kernel, which was left out."""
+        if self.recording.intervals[-1].step == 0:
+            self.recording.launches[kernel] = self.recording.launches.get(kernel, 0) + 1
+
     def _assume(self, what: str, assumed: str, doubt: str) -> None:
         if doubt != "spread":
             self.draws.note_assumed()
@@ -354,9 +360,10 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
         replaced = replaced_parameters(mode)
         known = lengths_known(tracker.outputs.values)
         scripted = noticed_script_functions(tracker.know_of_script)
+        launches = triton_launches.noted(tracker.note_launch)
         fakes = unnoticed(), copied_as_fakes(), replaced, written, missing, known, scripted
         with contextlib.ExitStack() as stack:
-            for context in (*fakes, mode, tracker):
+            for context in (*fakes, launches, mode, tracker):
                 stack.enter_context(context)
             run(mode)
             gc.collect()

@@ -1,69 +1,57 @@
-"""trl's Triton kernels, as a card runs them, on the device that stands in for it.
+"""trl's Triton kernels where Triton is not installed: as a card runs them.
 
 trl computes log-probabilities tile by tile. On a card a Triton kernel folds each tile into tensors
 that are there already, and only the positions that have a label are computed; elsewhere operators
-of PyTorch make several tensors as large as a tile. trl chooses by the name of the device, and
-Triton cannot launch a kernel on fake tensors. So inside this context trl is told that the device
-has Triton, and its kernels do nothing: they allocate nothing, and no value is known anyway.
+of PyTorch make several tensors as large as a tile. PyTorch brings Triton with its builds for CUDA.
+So the machine that predicts may lack it, while the card that it predicts for has it.
 
-Left out: the time of these kernels, which is small beside that of the products between them.
+trl can be imported without Triton, and then notes that there is none. Inside this context it is
+told that there is, and its kernels do nothing. Where Triton is installed, there is nothing to do:
+`triton_launches.py` leaves out the launches of any package.
 """
+
+from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
-
 MODULE = "trl.kernels.chunked_logprob"
-HALF = (torch.bfloat16, torch.float16)
 
 
 class _Kernel:
     """A kernel that does nothing: `kernel[grid](*arguments)`."""
 
+    def __init__(self, name: str, launched: Callable[[str, str], None]) -> None:
+        self.name, self.launched = name, launched
+
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
+        return lambda *args, **kwargs: self.launched(MODULE, self.name)
 
 
-def _with_triton(device: torch.device) -> bool:
-    return True
-
-
-def _add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Add a product to a matrix of fp32, as on CUDA: narrow factors are not cast for it."""
-    if a.dtype in HALF:
-        torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)
-    else:
-        acc.addmm_(a, b)
+def without_kernels() -> ModuleType | None:
+    """Return the file of trl that has found no Triton; None if there is none."""
+    module = sys.modules.get(MODULE)
+    return None if getattr(module, "_TRITON_AVAILABLE", True) else module
 
 
 @contextlib.contextmanager
-def as_on_card() -> Iterator[None]:
-    """Have trl, if it is there, compute log-probabilities as on a card with Triton."""
-    module: Any = sys.modules.get(MODULE)
-    own = getattr(module, "_use_triton", None)
-    if own is None:
-        yield
-        return
-
+def given_kernels(module: ModuleType, launched: Callable[[str, str], None]) -> Iterator[None]:
+    """Give this file kernels that do nothing but call `launched` with their file and name."""
     stand_ins = {
-        "_forward_kernel": _Kernel(),
-        "_backward_kernel": _Kernel(),
-        "_addmm_fp32": _add_product,
+        "_forward_kernel": _Kernel("_forward_kernel", launched),
+        "_backward_kernel": _Kernel("_backward_kernel", launched),
+        "_TRITON_AVAILABLE": True,
         "triton": SimpleNamespace(cdiv=lambda one, other: -(-one // other)),
     }
-    usual, code = vars(module).copy(), own.__code__
-    vars(module).update(stand_ins)
-    own.__code__ = _with_triton.__code__  # other modules of trl have imported the function itself
+    names = vars(module)
+    usual = {name: names[name] for name in stand_ins if name in names}
+    names.update(stand_ins)
     try:
         yield
     finally:
-        own.__code__ = code
         for name in stand_ins:
-            if name in usual:
-                setattr(module, name, usual[name])
-            else:
-                delattr(module, name)
+            del names[name]
+        names.update(usual)

@@ -55,7 +55,7 @@ NOT_OF_TORCH = {
     "._unpad_input": "of transformers: padding for flash_attn",
     "._target": "of threading.Thread",
     "._trainer": "of a LightningModule",
-    "._use_triton": "of trl",
+    "._TRITON_AVAILABLE": "of trl",
 }
 ATTRIBUTES = frozenset(OF_SCRIPTS).union(*map(attributes, IN_ROOM.values()))
 PROCESS = constants(IN_ROOM["torch_private/process.py"])

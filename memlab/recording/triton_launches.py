@@ -1,0 +1,208 @@
+"""Triton kernels while a step is predicted for a card: a launch does nothing.
+
+A kernel of Triton writes into tensors that were allocated before it is launched, and allocates
+nothing itself. So a launch is left out: it adds no memory, and no value is known anyway. That holds
+for any kernel, of a package or of a person's own. Whoever launches one is a subclass of Triton's
+`KernelInterface` (`JITFunction`, `Autotuner`, `Heuristics`), and `run` is what each of them calls.
+
+The Python around a kernel asks whether its tensors are on a card, in many ways: `x.is_cuda`,
+`x.device.type == "cuda"`, `torch.cuda.get_device_capability()`, `with torch.cuda.device(...)`. So
+while a step is recorded, in files that use Triton the word "cuda" means the device that stands in
+for it. In the code of their functions it is replaced by that device's name, as a constant and as
+the name of an attribute:
+
+    if x.is_cuda and y.device.type == "cuda"      becomes
+    if x.is_cudalike and y.device.type == "cudalike"
+
+Left out: what a file has decided when it was imported; the candidates that an autotuner times on a
+card, before the first step; the time of kernels. `SHORT` names kernels whose time does not matter,
+and a step with any other kernel has no time. A kernel that is compiled to look at it
+(`kernel.warmup`) is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from memlab.errors import UnsupportedError
+from memlab.recording import triton_of_trl
+
+CUDA = re.compile(r"cuda(:\d+)?")
+NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
+SHORT = ("liger_kernel.ops.cross_entropy", "liger_kernel.ops.utils", "trl.kernels.chunked_logprob")
+"""Files whose kernels make one pass over logits, between products that take far longer."""
+
+
+@dataclass(slots=True, eq=False)
+class _LeftOut:
+    """What is replaced while launches are left out.
+
+    Attributes:
+        name: of the device that stands in for CUDA.
+        restoring: gives everything back.
+        seen: the files that were looked at.
+    """
+
+    name: str
+    restoring: contextlib.ExitStack
+    seen: set[str] = field(default_factory=set)
+
+
+_now: _LeftOut | None = None
+_noting: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def left_out(name: str) -> Iterator[None]:
+    """Leave out all launches, and have files that use Triton take this device for CUDA."""
+    global _now
+    before = _now
+    with contextlib.ExitStack() as stack:
+        if find_spec("triton") is not None:
+            stack.enter_context(_without_launches())
+        _now = _LeftOut(name, stack)
+        try:
+            look()
+            yield
+        finally:
+            _now = before
+
+
+@contextlib.contextmanager
+def noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Call `note` at each launch, with the file and the name of the kernel."""
+    _noting.append(note)
+    try:
+        yield
+    finally:
+        _noting.remove(note)
+
+
+def look() -> None:
+    """Find files that use Triton and were imported since, while launches are left out."""
+    if _now is None:
+        return
+    of_trl = triton_of_trl.without_kernels()
+    if of_trl is not None:
+        _now.restoring.enter_context(triton_of_trl.given_kernels(of_trl, launched))
+        _tell(of_trl, _now)
+    if "triton" not in sys.modules:
+        return
+    for name in [name for name in sys.modules if name not in _now.seen]:
+        _now.seen.add(name)
+        module = sys.modules[name]
+        is_file = isinstance(module, ModuleType) and name.split(".")[0] not in NOT_TOLD
+        if is_file and _uses_triton(module):
+            _tell(module, _now)
+
+
+def launched(file: str, kernel: str) -> None:
+    """Note a launch that was left out."""
+    for note in _noting:
+        note(f"{file}.{kernel}")
+
+
+def _tell(module: ModuleType, now: _LeftOut) -> None:
+    """Have the functions of a file take the device that stands in for CUDA."""
+    words = {"cuda": now.name, "is_cuda": f"is_{now.name}"}
+    for word in [word for word in words if word in vars(module)]:
+        del words[word]  # a variable of the file
+    for function in _functions_of(module):
+        now.restoring.callback(setattr, function, "__code__", function.__code__)
+        function.__code__ = _with_words(function.__code__, words, now.name)
+
+
+def _functions_of(module: ModuleType) -> list[FunctionType]:
+    """Return the functions and methods that a file defines, also those that a decorator wraps."""
+    found: dict[int, FunctionType] = {}
+    wrapping: set[int] = set()
+
+    def visit(value: Any) -> None:
+        value = getattr(value, "__func__", value)  # of a class method or a static one
+        value = value.fget if isinstance(value, property) else value
+        if not isinstance(value, FunctionType) or id(value) in wrapping:
+            return
+        wrapping.add(id(value))
+        if value.__globals__ is vars(module):
+            found[id(value)] = value
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell without a value
+                visit(cell.cell_contents)
+
+    for value in list(vars(module).values()):
+        owned = vars(value).values() if isinstance(value, type) else (value,)
+        for one in list(owned):
+            visit(one)
+    return list(found.values())
+
+
+def _with_words(code: CodeType, words: dict[str, str], name: str) -> CodeType:
+    """Return code with other names of attributes, and with `name` in place of "cuda"."""
+
+    def other(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return _with_words(constant, words, name)
+        if isinstance(constant, str) and CUDA.fullmatch(constant):
+            return constant.replace("cuda", name)
+        if isinstance(constant, tuple | frozenset):
+            return type(constant)(other(one) for one in constant)
+        return constant
+
+    return code.replace(
+        co_consts=tuple(other(constant) for constant in code.co_consts),
+        co_names=tuple(words.get(word, word) for word in code.co_names),
+    )
+
+
+def _uses_triton(module: ModuleType) -> bool:
+    """Return whether a file has imported Triton, or has one of its kernels."""
+    triton = sys.modules["triton"]
+    return any(
+        value is triton or _launcher() in type(value).__mro__ for value in vars(module).values()
+    )
+
+
+def _launcher() -> Any:
+    """Return the class of whatever launches kernels."""
+    return import_module("triton.runtime.jit").KernelInterface
+
+
+@contextlib.contextmanager
+def _without_launches() -> Iterator[None]:
+    """Replace what launches a kernel."""
+
+    def run(self: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> None:
+        kernel = self
+        while not isinstance(kernel, FunctionType) and hasattr(kernel, "fn"):
+            kernel = kernel.fn
+        if warmup:
+            raise UnsupportedError(
+                f"the Triton kernel {kernel.__name__} is compiled to look at it (warmup), which "
+                "needs a card; launch it without, or measure the step on a card"
+            )
+        launched(kernel.__module__, kernel.__name__)
+
+    import_module("triton.runtime.autotuner")  # of subclasses
+    own = [(kind, vars(kind)["run"]) for kind in _below(_launcher()) if "run" in vars(kind)]
+    for kind, _ in own:
+        kind.run = run
+    try:
+        yield
+    finally:
+        for kind, method in own:
+            kind.run = method
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    """Yield all subclasses of a class."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
