@@ -162,10 +162,12 @@ def work_of(signature: Signature, outputs: Outputs) -> Work:
 
     num_bytes = _bytes(func, signature, outputs)
     flops, kind = _flops(func, args, kwargs, outputs) if num_bytes else (0, "")
-    floats = (t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point)
+    floats = [t.dtype for t in _flat(signature[1]) if t.dtype.is_floating_point]
+    if any(isinstance(arg, torch.dtype) for arg in args):  # narrow factors, added to a wide matrix
+        floats.reverse()
     name = func.overloadpacket.__name__
     parts = parts_of(name, signature[1], outputs, num_bytes, flops) if num_bytes else ()
-    return Work(flops, num_bytes, next(floats, None), kind, parts)
+    return Work(flops, num_bytes, next(iter(floats), None), kind, parts)
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
@@ -214,6 +216,7 @@ def _flops(
         return 0, ""
 
     results = tuple(_empty(spec) for spec in outputs)
+    args = [arg for arg in args if not isinstance(arg, torch.dtype)]  # `out_dtype` of a product
     flops = count(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
     return int(flops), "cudnn" if name in CONVOLUTIONS else "matmul"
 
