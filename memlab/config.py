@@ -136,6 +136,21 @@ class Checkpointing(StrEnum):
     BLOCKS = "blocks"
 
 
+class LossKernel(StrEnum):
+    """What computes the cross entropy of the last linear layer, without all logits at once.
+
+    - as-built is the loss as the workload computes it.
+    - liger is the fused linear cross entropy of the package liger_kernel.
+    - chunked-nll is the loss of trl's SFTTrainer, the default of trl 1.
+    - cut is the cut cross-entropy of the package cut_cross_entropy.
+    """
+
+    AS_BUILT = "as-built"
+    LIGER = "liger"
+    CHUNKED_NLL = "chunked-nll"
+    CUT = "cut"
+
+
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")
 MOST_SAMPLES = 10**9  # in one update: more than any data set has, and small enough to count
 COUNT = count(1, MOST_SAMPLES)
@@ -178,6 +193,7 @@ class StepConfig:
         attention: see `Attention`; of models of transformers.
         loss_chunks: number of chunks in which the cross entropy of the last linear layer is
             computed, so that all logits are never held at once; 1 computes it at once.
+        loss_kernel: see `LossKernel`; a package that computes the same without all logits.
         inplace: activation functions write over their input if nothing else reads it.
         offload_activations: activations saved for backward are kept in host memory.
         offload_fraction: the share of their bytes that is offloaded, spread over the forward;
@@ -224,6 +240,7 @@ class StepConfig:
     model_cache: bool = True
     attention: Attention = Attention.AS_BUILT
     loss_chunks: int = 1
+    loss_kernel: LossKernel = LossKernel.AS_BUILT
     inplace: bool = False
     offload_activations: bool = False
     offload_fraction: float = 1.0
@@ -281,6 +298,11 @@ class StepConfig:
     def is_planned(self) -> bool:
         """Whether memlab plans what to recompute: a budget below 1 with the eager engine."""
         return self.memory_budget < 1.0 and self.budget_engine is BudgetEngine.EAGER
+
+    @property
+    def loss_reads_head(self) -> bool:
+        """Whether the loss reads the weight of the last linear layer, outside of that layer."""
+        return self.loss_chunks > 1 or self.loss_kernel is not LossKernel.AS_BUILT
 
     def without_recompute(self) -> "StepConfig":
         """Return the same config with recompute off, so that every activation is kept."""

@@ -25,7 +25,7 @@ from memlab.techniques.batch_tensors import map_tensors, moved
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
 from memlab.techniques.contract import check_loss, check_model
-from memlab.techniques.loss import chunked_loss
+from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
@@ -56,7 +56,7 @@ class Step:
         loss_weights: the weight of each micro-batch; they sum to 1.
         parameter_formats: the number formats of the trained parameters, by torch's names,
             ordered by bytes.
-        head: what computes the loss in chunks, None if it is computed at once.
+        head: what computes the loss without all logits, None if it is computed as built.
         sharded: how this rank takes part in a step of several ranks; None if there are none.
         notes: what a reader of this step's numbers must know about how it was built.
         is_unscaled: whether the gradients of this update have been divided by the loss scale.
@@ -297,6 +297,8 @@ def build_step(
 
     # what changes how its forward runs
     head = chunked_loss.apply(model, config.loss_chunks) if config.loss_chunks > 1 else None
+    if config.loss_kernel is not config.loss_kernel.AS_BUILT:
+        head = fused_loss.apply(model, config.loss_kernel)
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:

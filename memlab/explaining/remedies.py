@@ -213,7 +213,7 @@ def _activations_by_block(holdings: Sequence[Holding], blocks: str) -> list[int]
 
 def _chunks(step: _TracedStep) -> Iterator[Remedy]:
     total, _ = logits.saved_logits(step.holdings)
-    if step.config.loss_chunks > 1 or not total:
+    if step.config.loss_reads_head or not total:
         return
     live = logits.without_logits(step.timeline, step.live, step.holdings, CHUNKS)
     yield _remedy(

@@ -32,6 +32,8 @@ from importlib.util import find_spec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from memlab.errors import UnsupportedError
 from memlab.recording import triton_of_trl
 
@@ -49,11 +51,13 @@ class _LeftOut:
         name: of the device that stands in for CUDA.
         restoring: gives everything back.
         seen: the files that were looked at.
+        is_uncompiled: whether `torch.compile` has been told to compile nothing.
     """
 
     name: str
     restoring: contextlib.ExitStack
     seen: set[str] = field(default_factory=set)
+    is_uncompiled: bool = False
 
 
 _now: _LeftOut | None = None
@@ -94,6 +98,10 @@ def look() -> None:
     if of_trl is not None:
         _now.restoring.enter_context(triton_of_trl.given_kernels(of_trl, launched))
         _tell(of_trl, _now)
+    if "torch._dynamo" in sys.modules and not _now.is_uncompiled:
+        # what a package compiles runs as it is written: over fake tensors nothing can be compiled
+        _now.restoring.enter_context(torch.compiler.set_stance("force_eager"))
+        _now.is_uncompiled = True
     if "triton" not in sys.modules:
         return
     for name in [name for name in sys.modules if name not in _now.seen]:

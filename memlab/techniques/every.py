@@ -17,7 +17,7 @@ from memlab.techniques import (
 )
 from memlab.techniques.building import meta_init
 from memlab.techniques.compiling import compilation
-from memlab.techniques.loss import chunked_loss
+from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.offload import offload
 from memlab.techniques.optimizers import optimizer_in_backward, optimizers
 from memlab.techniques.recompute import checkpointing, model_cache
@@ -34,6 +34,7 @@ EVERY: tuple[Technique, ...] = (
     precision.PRECISION,
     layout.CHANNELS_LAST,
     chunked_loss.CHUNKED_LOSS,
+    fused_loss.FUSED_LOSS,
     checkpointing.CHECKPOINTING,
     checkpointing.BUDGET,
     inplace.IN_PLACE,

@@ -29,6 +29,7 @@ def test_defaults_are_the_contract():
         "checkpoint_policy": "recompute-all",
         "model_cache": True,
         "loss_chunks": 1,
+        "loss_kernel": "as-built",
         "inplace": False,
         "offload_activations": False,
         "offload_fraction": 1.0,

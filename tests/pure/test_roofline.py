@@ -287,3 +287,13 @@ def test_three_thousand_operators_take_less_than_30_ms():
         taken.append(time.thread_time() - begin)
     assert min(taken) < 0.03
     assert times.estimate_seconds > 0
+
+
+def test_narrow_factors_added_to_a_wide_matrix_are_multiplied_as_narrow_ones():
+    low = torch.bfloat16
+    wide, a, b = meta(8, 16), meta(8, 32, dtype=low), meta(32, 16, dtype=low)
+    add = aten.addmm.dtype_out
+    found = roofline.work_of(
+        signature_of(add, (wide, a, b, torch.float32), {"out": wide}), (spec(wide),)
+    )
+    assert (found.flops, found.dtype) == (2 * 8 * 32 * 16, low)

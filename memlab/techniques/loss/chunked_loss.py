@@ -58,13 +58,13 @@ def source(asked: Setup) -> ScriptLines:
 
 
 def check_used(model: nn.Module, head: ChunkedHead | None) -> None:
-    """Raise UnsupportedError after a backward if a head has computed no loss in chunks."""
+    """Raise UnsupportedError after a backward if a head has computed no loss."""
     if head is None or head.was_used:
         return
     path = next(path for path, module in model.named_modules() if module is head.linear)
     raise UnsupportedError(
-        f"loss_chunks={head.num_chunks} does nothing: the output of {path}, the last "
-        "nn.Linear of this model, was not used in a cross entropy; use loss_chunks=1"
+        f"{head.asked} does nothing: the output of {path}, the last nn.Linear of this model, was "
+        f"not used in a cross entropy; use {head.off}"
     )
 
 

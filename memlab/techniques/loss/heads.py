@@ -8,8 +8,12 @@ from torch import nn
 from memlab.errors import UnsupportedError
 
 
-def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+def find_head(model: nn.Module, off: str = "loss_chunks=1") -> tuple[str, nn.Linear]:
     """Return the linear layer whose output should go into a cross entropy, and its path.
+
+    Args:
+        model: is searched.
+        off: what to do where there is none: the setting as it is without.
 
     Raises:
         UnsupportedError: the model has no linear layer.
@@ -28,8 +32,8 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
 
     if not linear:
         raise UnsupportedError(
-            f"loss_chunks: {type(model).__name__} has no nn.Linear whose output could be the "
-            "logits; use loss_chunks=1"
+            f"{off.split('=')[0]}: {type(model).__name__} has no nn.Linear whose output could be "
+            f"the logits; use {off}"
         )
 
     head, path = list(linear.items())[-1]

@@ -11,7 +11,7 @@ the weight at once. The sums are the same as in the plain step, in another order
 that reads the logits raises an error that names it, so nothing is silently wrong.
 
 This file imports nothing from memlab but errors, because an exported script contains a copy of it.
-Left out: fused kernels, which would save the second product with the head.
+Left out: fused kernels, which may save the second product with the head (`fused_head.py`).
 """
 
 import math
@@ -41,11 +41,20 @@ class ChunkedHead:
         num_chunks: pieces that the tokens are split into.
         was_used: whether a loss was taken of what it returned.
         before_backward: functions of `fully_shard` that are called when backward begins.
+        field: the setting that asks for it.
+        off: this setting as it is without.
     """
+
+    field, off = "loss_chunks", "loss_chunks=1"
 
     def __init__(self, linear: nn.Linear, num_chunks: int) -> None:
         self.linear, self.num_chunks, self.was_used = linear, num_chunks, False
         self.before_backward: list[Any] = []
+
+    @property
+    def asked(self) -> str:
+        """The setting as a person writes it."""
+        return f"loss_chunks={self.num_chunks}"
 
     def __call__(self, hidden: torch.Tensor) -> "LazyLogits":
         """Return logits of (..., features) hidden states without making them."""
@@ -54,6 +63,26 @@ class ChunkedHead:
         cast = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
         dtype = torch.get_autocast_dtype(kind) if cast else hidden.dtype
         return LazyLogits(hidden, self, hidden.ndim - 1, dtype)
+
+    def loss(
+        self,
+        hidden: torch.Tensor,
+        target: torch.Tensor,
+        options: tuple[torch.dtype, int, float],
+        reduction: str,
+    ) -> torch.Tensor:
+        """Return the cross entropy of some tokens.
+
+        Args:
+            hidden: (tokens, features).
+            target: (tokens,).
+            options: the format of the logits, the index that does not count, label smoothing.
+            reduction: as in PyTorch's function.
+        """
+        losses: torch.Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
+            hidden, self.linear.weight, self.linear.bias, target, self.num_chunks, options
+        )  # (tokens,)
+        return reduced(losses, target != options[1], reduction)
 
 
 class LazyLogits(torch.Tensor):
@@ -106,11 +135,7 @@ class LazyLogits(torch.Tensor):
             elif name in CASTS:
                 found = args[0]._cast(func, args[1:], kwargs)
         if found is NotImplemented:
-            raise UnsupportedError(
-                f"loss_chunks: {name} needs all logits at once; compute the loss by calling "
-                "torch.nn.functional.cross_entropy on the output of the last nn.Linear, or use "
-                "loss_chunks=1"
-            )
+            raise _needs_all(name, args)
         return found
 
     @classmethod
@@ -118,11 +143,7 @@ class LazyLogits(torch.Tensor):
         cls, func: Any, types: Any, args: Any, kwargs: Any
     ) -> Any:
         """Refuse what reaches a kernel."""
-        raise UnsupportedError(
-            f"loss_chunks: {func} needs all logits at once; compute the loss by calling "
-            "torch.nn.functional.cross_entropy on the output of the last nn.Linear, or use "
-            "loss_chunks=1"
-        )
+        raise _needs_all(func, args)
 
     def _cut(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """Do to the hidden states what is done to the logits, where it leaves the classes whole."""
@@ -158,6 +179,16 @@ class LazyLogits(torch.Tensor):
         if not isinstance(cast, torch.Tensor) or cast.device != self.device:
             return NotImplemented
         return LazyLogits(self.hidden, self.head, self.class_dim, cast.dtype)
+
+
+def _needs_all(name: Any, args: Any) -> UnsupportedError:
+    """Return the error of a function that reads logits."""
+    heads = [arg.head for arg in args if type(arg) is LazyLogits]
+    head = heads[0] if heads else ChunkedHead
+    return UnsupportedError(
+        f"{head.field}: {name} needs all logits at once; compute the loss by calling "
+        f"torch.nn.functional.cross_entropy on the output of the last nn.Linear, or use {head.off}"
+    )
 
 
 def _is_of_shards(hook: Any) -> bool:
@@ -202,34 +233,38 @@ def chunked_cross_entropy(
     Raises:
         UnsupportedError: what is not done in chunks: weights of classes, probabilities as targets.
     """
+    head = logits.head
     whole = (weight, size_average, reduce) == (None, None, None)
     if not whole or target.is_floating_point() or logits.ndim - target.ndim != 1:
         raise UnsupportedError(
-            "loss_chunks: cross_entropy with class weights, deprecated arguments or targets that "
-            "are not class indices is not implemented in chunks; use loss_chunks=1"
+            f"{head.field}: cross_entropy with class weights, deprecated arguments or targets that "
+            f"are not class indices is not implemented without all logits; use {head.off}"
         )
     if logits.class_dim != min(1, logits.ndim - 1):
         raise UnsupportedError(
-            f"loss_chunks: the logits of shape {tuple(logits.shape)} have their classes in "
+            f"{head.field}: the logits of shape {tuple(logits.shape)} have their classes in "
             f"dimension {logits.class_dim}, and cross_entropy expects them in dimension 1; flatten "
-            "or transpose the logits, or use loss_chunks=1"
+            f"or transpose the logits, or use {head.off}"
         )
-    logits.head.was_used = True
-    hidden, linear = logits.hidden.movedim(logits.class_dim, -1), logits.head.linear
-    losses: torch.Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]),  # (tokens, features)
-        linear.weight,
-        linear.bias,
+    head.was_used = True
+    hidden = logits.hidden.movedim(logits.class_dim, -1)
+    losses = head.loss(
+        hidden.reshape(-1, hidden.shape[-1]),
         target.reshape(-1),
-        logits.head.num_chunks,
         (logits.dtype, ignore_index, label_smoothing),
-    )  # (tokens,)
-    for hook in logits.head.before_backward if losses.requires_grad else ():
+        reduction,
+    )
+    for hook in head.before_backward if losses.requires_grad else ():
         losses.register_hook(hook)
+    return losses.view_as(target) if reduction == "none" else losses
+
+
+def reduced(losses: torch.Tensor, counts: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Return the losses of tokens as PyTorch reduces them; those that do not count are 0."""
     if reduction == "none":
-        return losses.view_as(target)
+        return losses
     total: torch.Tensor = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    return total if reduction == "sum" else total / counts.sum()
 
 
 class _Losses(torch.autograd.Function):

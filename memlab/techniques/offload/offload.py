@@ -32,9 +32,9 @@ FIELDS = {
 def apply(model: nn.Module, config: StepConfig, device: torch.device) -> OffloadedWeights:
     """Offload the model's weights to host memory and move everything else to the device.
 
-    With a loss in chunks the head's weight stays, because the loss reads it outside of its module.
+    The head's weight stays if the loss reads it outside of its module.
     """
-    stay = find_head(model)[1].parameters() if config.loss_chunks > 1 else ()
+    stay = find_head(model)[1].parameters() if config.loss_reads_head else ()
     return OffloadedWeights(model, device, stay)
 
 
@@ -156,7 +156,7 @@ def source(asked: Setup) -> ScriptLines:
 
     if config.offload_parameters:
         files += [weight_reads, weight_offloading]
-        stay = ", find_head(model)[1].parameters()" if config.loss_chunks > 1 else ""
+        stay = ", find_head(model)[1].parameters()" if config.loss_reads_head else ""
         place = (
             WEIGHTS_WHY,
             f"weights = OffloadedWeights(model, device{stay})",
