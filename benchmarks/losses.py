@@ -1,6 +1,9 @@
 """What does the loss of a long vocabulary take, and what do packages make of it?
 
-Each line is one fine-tuning by prediction on an A100 of 80 GB: its allocated peak with the loss as
+The first table is of the loss alone, in bf16 on an A100 of 80 GB: the most that it holds at once,
+from the head to the gradients of the head and of the hidden states, beside the head and the hidden
+states themselves. The loss as built takes the logits to fp32 first, as transformers does. The
+second is the predicted peak of whole fine-tunings with checkpointed blocks. Each has the loss as
 the model computes it, in chunks (`loss_chunks`), and by the packages of `loss_kernel` that are
 installed. Liger and cut cross-entropy need Triton to be imported; no card is used.
 
@@ -29,12 +32,13 @@ from memlab.arguments.units import GIB, MIB
 from memlab.config import LossKernel
 from memlab.costs.cuda_kernels import effects
 from memlab.devices import cards
+from memlab.errors import MemlabError
 from memlab.predicting.predict import predict_in_process
 from memlab.recording.assembly import trace_of
-from memlab.techniques.loss import fused_loss
+from memlab.techniques.loss import chunked_loss, fused_loss
 
 CARD = "a100-80"
-MODELS = {"qwen-0.5b": 151_936, "llama-1b": 128_256}
+MODELS = {"qwen-0.5b": (151_936, 896), "llama-1b": (128_256, 2048)}  # classes, features
 BATCH, TOKENS = 4, 2048
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -43,6 +47,63 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 WIDTH, CLASSES = 4096, 128_256
 PUBLISHED = {4096: 4245.548, 8192: 4466.970, 16384: 4910.438, 32768: 5794.626}  # MiB by tokens
+
+
+def name_of(setting: dict[str, Any]) -> str:
+    """Return the heading of a column."""
+    if "loss_chunks" in setting:
+        return f"{setting['loss_chunks']} chunks"
+    return str(setting.get("loss_kernel", "as built"))
+
+
+def alone(classes: int, width: int, is_frozen: bool, setting: dict[str, Any]) -> str:
+    """Return the GiB that one loss and its backward hold, or why they cannot be predicted."""
+
+    def make(device: torch.device) -> Kernel:
+        head = nn.Linear(width, classes, bias=False, dtype=torch.bfloat16).to(device)
+        head.weight.requires_grad_(not is_frozen)
+        if "loss_chunks" in setting:
+            chunked_loss.apply(nn.Sequential(head), setting["loss_chunks"])
+        elif setting:
+            fused_loss.apply(nn.Sequential(head), setting["loss_kernel"])
+        shape = BATCH * TOKENS, width
+        x = torch.randn(shape, dtype=torch.bfloat16, device=device, requires_grad=True)
+        labels = torch.zeros(len(x), dtype=torch.long, device=device)
+        loss = nn.CrossEntropyLoss()
+        return Kernel(
+            forward=lambda: loss(head(x).float(), labels), backward=lambda y: y.backward()
+        )
+
+    try:
+        first = allocated_bytes(make, turn=0)
+    except MemlabError as error:
+        return str(error)
+    own = 2 * width * (classes + BATCH * TOKENS) + 8 * BATCH * TOKENS
+    return f"{(first - own) / GIB:.3f}"
+
+
+def allocated_bytes(make: Callable[[torch.device], Kernel], turn: int) -> int:
+    """Return the peak of one turn of a kernel with its backward."""
+    card = cards.find(CARD)
+    assert card is not None
+    recording = record(make, "full", card)
+    trace = trace_of(recording, effects(recording, card))
+    allocated = replay(trace.address, trace.nbytes, AllocatorSettings()).allocated_bytes
+    steps = np.array([interval.step for interval in recording.intervals])
+    return int(allocated[steps[trace.interval] == turn].max(initial=0))
+
+
+def of_losses(quick: bool) -> list[dict[str, Any]]:
+    """Return what each loss holds, of the sizes of each model, with its head frozen and trained."""
+    rows = []
+    for model, (classes, width) in list(MODELS.items())[: 1 if quick else None]:
+        for is_frozen in (True, False):
+            head = "frozen" if is_frozen else "trained"
+            row: dict[str, Any] = {"sizes of": model, "classes": classes, "head": head}
+            for setting in SETTINGS:
+                row[name_of(setting)] = alone(classes, width, is_frozen, setting)
+            rows.append(row)
+    return rows
 
 
 def peak_of(model: str, adapter: str, setting: dict[str, Any]) -> str:
@@ -62,13 +123,11 @@ def peak_of(model: str, adapter: str, setting: dict[str, Any]) -> str:
 def compared(quick: bool) -> list[dict[str, Any]]:
     """Return the peaks of each fine-tuning by setting of its loss."""
     rows = []
-    for model, classes in list(MODELS.items())[: 1 if quick else None]:
+    for model, (classes, _) in list(MODELS.items())[: 1 if quick else None]:
         for adapter in ("lora", "none")[: 1 if quick else None]:
             row: dict[str, Any] = {"model": model, "classes": classes, "adapter": adapter}
             for setting in SETTINGS:
-                name = "as built" if not setting else str(*setting.values())
-                name = "16 chunks" if name == "16" else name
-                row[name] = peak_of(model, adapter, setting)
+                row[name_of(setting)] = peak_of(model, adapter, setting)
             rows.append(row)
     return rows
 
@@ -96,16 +155,9 @@ def _liger(tokens: int) -> Callable[[torch.device], Kernel]:
 
 def published() -> list[dict[str, Any]]:
     """Return what is predicted for the installed version beside what was measured."""
-    card = cards.find(CARD)
-    assert card is not None
     rows = []
     for tokens, measured in PUBLISHED.items():
-        recording = record(_liger(tokens), "full", card)
-        trace = trace_of(recording, effects(recording, card))
-        allocated = replay(trace.address, trace.nbytes, AllocatorSettings()).allocated_bytes
-        steps = np.array([interval.step for interval in recording.intervals])
-        in_last = steps[trace.interval] == NUM_TURNS - 1
-        mib = int(allocated[in_last].max(initial=0)) / MIB
+        mib = allocated_bytes(_liger(tokens), turn=NUM_TURNS - 1) / MIB
         rows.append(
             {
                 "tokens": tokens,
@@ -127,11 +179,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/losses.json"))
     given = parser.parse_args()
     before = report.environment()
-    rows = published() if given.published else compared(given.quick)
-    name = "published" if given.published else "compared"
-    unit = "" if given.published else f", GiB allocated on {CARD}, {BATCH} x {TOKENS} tokens"
-    report.show(f"the loss of long vocabularies{unit}", rows)
-    report.write(report.Options(quick=given.quick, out=given.out), before, {name: rows})
+    found: dict[str, Any] = {}
+    if given.published:
+        found["published"] = published()
+        report.show(
+            "Liger's fused linear cross entropy, as published and predicted", found["published"]
+        )
+    else:
+        sizes = f"GiB allocated on {CARD}, {BATCH} x {TOKENS} tokens"
+        found["alone"] = of_losses(given.quick)
+        report.show(f"the loss alone, {sizes}", found["alone"])
+        found["steps"] = compared(given.quick)
+        report.show(f"whole steps, {sizes}", found["steps"])
+    report.write(report.Options(quick=given.quick, out=given.out), before, found)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from memlab.arguments.attention import Attention as Attention
 from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.loss_kernels import LossKernel as LossKernel
 from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
 from memlab.arguments.rank_settings import MOST_RANKS, OF_DEEPSPEED, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
@@ -134,21 +135,6 @@ class Checkpointing(StrEnum):
 
     NONE = "none"
     BLOCKS = "blocks"
-
-
-class LossKernel(StrEnum):
-    """What computes the cross entropy of the last linear layer, without all logits at once.
-
-    - as-built is the loss as the workload computes it.
-    - liger is the fused linear cross entropy of the package liger_kernel.
-    - chunked-nll is the loss of trl's SFTTrainer, the default of trl 1.
-    - cut is the cut cross-entropy of the package cut_cross_entropy.
-    """
-
-    AS_BUILT = "as-built"
-    LIGER = "liger"
-    CHUNKED_NLL = "chunked-nll"
-    CUT = "cut"
 
 
 PRESET_POLICIES = ("recompute-all", "keep-matmuls", "keep-attention", "recompute-pointwise")

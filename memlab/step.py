@@ -297,8 +297,7 @@ def build_step(
 
     # what changes how its forward runs
     head = chunked_loss.apply(model, config.loss_chunks) if config.loss_chunks > 1 else None
-    if config.loss_kernel is not config.loss_kernel.AS_BUILT:
-        head = fused_loss.apply(model, config.loss_kernel)
+    head = head or fused_loss.apply(model, config.loss_kernel)
     if config.checkpointing is not config.checkpointing.NONE:
         checkpointing.apply(model, config, compiled=compilation.is_compiled(config))
     if plan is not None:

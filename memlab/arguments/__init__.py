@@ -4,6 +4,7 @@
 - `units.py` parses and prints bytes and seconds. No other file converts them.
 - `libraries.py` tells a person's own files from those of installed packages.
 - `rank_settings.py`, `collectives.py`: how ranks share the work, and what they send one another.
+- `loss_kernels.py`: the packages that may compute a loss.
 - `quoting.py` writes a person's value into a message, a picture or generated Python.
 - `html_tables.py` writes escaped texts into the small tables that a notebook shows.
 

@@ -36,6 +36,7 @@ import torch
 
 from memlab.errors import UnsupportedError
 from memlab.recording import triton_of_trl
+from memlab.torch_private.compiler import DYNAMO
 
 CUDA = re.compile(r"cuda(:\d+)?")
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
@@ -98,7 +99,7 @@ def look() -> None:
     if of_trl is not None:
         _now.restoring.enter_context(triton_of_trl.given_kernels(of_trl, launched))
         _tell(of_trl, _now)
-    if "torch._dynamo" in sys.modules and not _now.is_uncompiled:
+    if DYNAMO in sys.modules and not _now.is_uncompiled:
         # what a package compiles runs as it is written: over fake tensors nothing can be compiled
         _now.restoring.enter_context(torch.compiler.set_stance("force_eager"))
         _now.is_uncompiled = True
@@ -106,9 +107,10 @@ def look() -> None:
         return
     for name in [name for name in sys.modules if name not in _now.seen]:
         _now.seen.add(name)
-        module = sys.modules[name]
-        is_file = isinstance(module, ModuleType) and name.split(".")[0] not in NOT_TOLD
-        if is_file and _uses_triton(module):
+        module = sys.modules.get(name)
+        if not isinstance(module, ModuleType) or name.split(".")[0] in NOT_TOLD:
+            continue
+        if _uses_triton(module):
             _tell(module, _now)
 
 
@@ -172,9 +174,9 @@ def _with_words(code: CodeType, words: dict[str, str], name: str) -> CodeType:
 
 def _uses_triton(module: ModuleType) -> bool:
     """Return whether a file has imported Triton, or has one of its kernels."""
-    triton = sys.modules["triton"]
+    triton, launcher = sys.modules["triton"], _launcher()
     return any(
-        value is triton or _launcher() in type(value).__mro__ for value in vars(module).values()
+        value is triton or launcher in type(value).__mro__ for value in list(vars(module).values())
     )
 
 

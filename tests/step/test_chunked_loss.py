@@ -16,28 +16,8 @@ from memlab.techniques.loss import chunked_loss
 from memlab.techniques.loss.lazy_logits import ChunkedHead, LazyLogits
 from memlab.techniques.technique import Setup
 from memlab.workloads.language import Gpt, Lstm
+from tests.loss_parts import CLASSES, FEATURES, GPT, LOSSES, Head, labels_of
 from tests.models import blocks, ignored_labels, run_gradients
-
-FEATURES, CLASSES = 6, 11
-GPT = Gpt(num_layers=2, hidden_size=32, num_heads=2, sequence_length=32, vocab_size=2000)
-
-
-class Head(nn.Module):
-    """One linear head over (n, length, FEATURES), and a loss of its logits."""
-
-    def __init__(self, loss, bias=True):
-        super().__init__()
-        self.head, self.loss = nn.Linear(FEATURES, CLASSES, bias=bias), loss
-
-    def forward(self, hidden, labels):
-        return self.loss(self.head(hidden), labels)
-
-
-def labels_of(shape, ignored=False):
-    labels = torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(1))
-    if ignored:
-        labels.flatten()[::3] = -100
-    return labels
 
 
 def plain_and_chunked(loss, hidden, labels, num_chunks=3, bias=True):
@@ -53,34 +33,6 @@ def plain_and_chunked(loss, hidden, labels, num_chunks=3, bias=True):
         (3.0 * value).backward()  # as a loss scale does
         found.append([value, given.grad, *(p.grad for p in model.parameters())])
     return found
-
-
-def shifted(logits, labels):
-    return cross_entropy(
-        logits[..., :-1, :].contiguous().view(-1, CLASSES), labels[:, 1:].reshape(-1)
-    )
-
-
-LOSSES = {
-    "mean": lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten()),
-    "sum": lambda x, y: cross_entropy(x.view(-1, x.size(-1)), y.view(-1), reduction="sum"),
-    "none": lambda x, y: cross_entropy(x.transpose(-1, -2), y, reduction="none").square().mean(),
-    "module": lambda x, y: nn.CrossEntropyLoss()(x.reshape(-1, CLASSES), y.reshape(-1)),
-    "classes second": lambda x, y: cross_entropy(x.transpose(1, 2), y),
-    "permuted": lambda x, y: cross_entropy(x.permute(0, 2, 1), y),
-    "shifted by one": shifted,
-    "smoothed": lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten(), label_smoothing=0.1),
-    "other index": lambda x, y: cross_entropy(
-        x.flatten(0, 1), y.flatten().clamp(min=4), ignore_index=4
-    ),
-    "in fp64": lambda x, y: cross_entropy(x.double().flatten(0, 1), y.flatten()),
-    "of a mask": lambda x, y: cross_entropy(x[y != 2], y[y != 2]),
-    "last token": lambda x, y: cross_entropy(x[:, -1], y[:, -1]),
-    "two losses": lambda x, y: (
-        cross_entropy(x[:2].flatten(0, 1), y[:2].flatten())
-        + cross_entropy(x[2:].flatten(0, 1), y[2:].flatten())
-    ),
-}
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -28,9 +28,9 @@ from memlab.techniques.technique import Setup, in_words
 from memlab.trace import Phase
 from tests import ROOT
 from tests.import_parts import needs_trl
+from tests.loss_parts import FEATURES, GPT, LOSSES, Head, labels_of
 from tests.models import ignored_labels, run_gradients
 from tests.predictions import predicted
-from tests.step.test_chunked_loss import FEATURES, GPT, LOSSES, Head, labels_of
 
 TRL = {"loss_kernel": "chunked-nll"}
 ROUNDED = 512  # CUDA's allocator gives out multiples of this
@@ -43,7 +43,7 @@ def with_kernel(model, kernel):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("ignored", [False, True])
-@pytest.mark.parametrize("name", set(LOSSES) - {"smoothed", "in fp64"})
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"smoothed", "in fp64"}))
 def test_loss_and_gradients_are_those_of_pytorch(name, ignored, bias):
     needs_trl()
     hidden, labels = torch.randn(4, 5, FEATURES), labels_of((4, 5), ignored)

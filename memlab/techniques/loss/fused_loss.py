@@ -163,12 +163,17 @@ def _of_kernels(asked: Setup, said: str, package: Package) -> Iterator[Refusal]:
         )
 
 
-def apply(model: nn.Module, kernel: LossKernel) -> FusedHead:
+def apply(model: nn.Module, kernel: LossKernel) -> FusedHead | None:
     """Make the head of a model return logits without memory, in place; return its new forward.
+
+    None, and nothing changes, if the loss is computed as built.
 
     Raises:
         UnsupportedError: the model has no linear head, or the package cannot be imported.
     """
+    if kernel is LossKernel.AS_BUILT:
+        return None
+
     package = PACKAGES[kernel]
     _, linear = find_head(model, FusedHead.off)
     try:
