@@ -30,9 +30,9 @@ from memlab.measuring.collective_threads import paused_for, unseen_free_bytes
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.meters.meter import Meter, record
 from memlab.predicting.predict import predict_in_process
+from memlab.saving import checkpoints
 from memlab.step import Step, build_step
 from memlab.trace import Phase
-from memlab.training import checkpoints
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "gpt-small": {"num_layers": 2, "sequence_length": 64},

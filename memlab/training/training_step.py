@@ -14,11 +14,11 @@ from memlab.errors import UnsupportedError, WorkloadError
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.running import Ended
+from memlab.saving import checkpoints
 from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.ranks import is_tensor_parallel
-from memlab.training import checkpoints
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 

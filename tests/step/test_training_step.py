@@ -10,8 +10,8 @@ from torch import nn
 
 import memlab
 from memlab import MemlabError, StepConfig, Workload, training_step
+from memlab.saving import checkpoints
 from memlab.step import build_step, set_seed
-from memlab.training import checkpoints
 from tests.models import blocks, linear
 from tests.rank_parts import faulty
 from tests.rank_training import batches
