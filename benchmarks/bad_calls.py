@@ -56,6 +56,7 @@ from memlab.running import Ended
 from memlab.script import script
 from memlab.snapshots.comparing import compare
 from memlab.snapshots.comparison import SnapshotComparison
+from memlab.stages.run_result import RunResult
 from memlab.worker import isolation
 
 NUM_CALLS, NUM_CALLS_QUICK, NUM_RUN, NUM_RUN_QUICK = 10_000, 500, 30, 3
@@ -230,8 +231,10 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         curve=LengthCurve(recorded={}, name="x"), notes=(),
     )  # fmt: skip
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-    loading = {"outcome": Outcome.OK, "message": "", "device": "cpu", "config": config,
-               "loading": LoadingConfig(), "workload_name": "x"}  # fmt: skip
+    about: dict[str, Any] = {"outcome": Outcome.OK, "message": "", "device": "cpu",
+                             "config": config, "workload_name": "x"}  # fmt: skip
+    ran = RunResult(**about, source=result.source, versions={}, run=memlab.TrainingRun())
+    loading = about | {"loading": LoadingConfig()}
     module = nn.Linear(2, 2)
     batch = (torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
     own = {"build_model": workload.build_model, "make_batch": workload.make_batch,
@@ -253,10 +256,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "recommend": {"workload": workload, "memory_limit": "1GiB", "device": "t4"},
         "largest_batch": step | {"device": "t4", "batch_limit": 4},
         "predict_batches": step | {"batch_sizes": [2, 4], "device": "t4"},
-        "predict_lengths": {
-            "workload": memlab.workloads.get("gpt-small", num_layers=1), "lengths": [8] * 8,
-            "device": "t4",
-        },
+        "predict_lengths": {"workload": memlab.workloads.get("gpt-small", num_layers=1),
+                            "lengths": [8] * 8, "device": "t4"},
+        "predict_run": step | {"device": "t4"}, "measure_run": step | {"device": "cpu"},
         "replay_allocations": {"story": ["a = 1 MiB", "del a"]},
         "open_snapshot": {"path": folder / "snapshot.pickle"},
         "from_trainer": {"source": {"train_micro_batch_size_per_gpu": 4}},
@@ -266,21 +268,20 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "Snapshot.compare": opened | step | {"device": "t4"},
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
-        "SampleSize": sizes,
+        "SampleSize": sizes, "Evaluation": {}, "Generation": {}, "TrainingRun": {},
         "WorkloadChoices": {
             "values": {"bias": True}, "offered": {"bias": (True, False)},
             "make_workload": lambda bias: workload,
         },
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
         "plots.recommendations": {
-            "ranked": Recommendations(fitting=(), message="none", limit_bytes=1),
-        },
+            "ranked": Recommendations(fitting=(), message="none", limit_bytes=1)},
         "plots.peak_map": {"result": result}, "plots.step_times": named,
         "plots.memory_against_time": named, "plots.heat_map": {"results": [result]},
         "plots.varying_fields": {"results": [result]}, "plots.waterfall": {"results": [result]},
         "plots.step_graph": {"table": graph}, "plots.rank_peaks": {"result": result},
         "plots.rank_timelines": {"result": result}, "plots.lengths": {"result": lengths},
-        "plots.scaling": {"results": [result]},
+        "plots.scaling": {"results": [result]}, "plots.run": {"result": ran},
         "plots.cost_changes": {"changes": memlab.compare(result, result)},
         "plots.placeholder": {"text": "x", "size": (1.0, 1.0)}, "plots.to_png": {"figure": figure},
         "plots.to_svg": {"figure": figure, "label": "x"}, "units.parse_bytes": {"value": "1GiB"},

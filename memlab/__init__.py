@@ -36,28 +36,34 @@ if TYPE_CHECKING:
     from memlab.recommending.largest import largest_batch
     from memlab.recommending.recommend import recommend
     from memlab.snapshots.opening import open_snapshot
+    from memlab.stages.run_settings import Evaluation, Generation, TrainingRun
     from memlab.step import build_step
     from memlab.store.from_records import store_records
     from memlab.sweeping.sweep import sweep
     from memlab.training.training_step import training_step
+    from memlab.whole_runs.calls import measure_run, predict_run
 
 __all__ = [
-    "LoadingConfig", "LoadingResult", "MemlabError", "Outcome", "SampleSize", "StepConfig",
-    "StepResult", "VerifyReport", "Workload", "WorkloadChoices", "__version__", "build_step",
-    "card", "checkpoint_graph", "compare", "compare_recompute", "explain", "export_script",
-    "forget_costs", "from_trainer", "graph_table", "ladder", "largest_batch", "live_sweep",
-    "measure", "measure_loading", "open_snapshot", "panel", "plots", "predict", "predict_batches",
-    "predict_lengths", "recommend", "recorded", "recordings", "replay_allocations", "results",
+    "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
+    "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
+    "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
+    "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "graph_table",
+    "ladder", "largest_batch", "live_sweep", "measure", "measure_loading", "measure_run",
+    "open_snapshot", "panel", "plots", "predict", "predict_batches", "predict_lengths",
+    "predict_run", "recommend", "recorded", "recordings", "replay_allocations", "results",
     "store_records", "stored_results", "sweep", "to_frame", "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "build_step": "step", "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
+    "Evaluation": "stages.run_settings", "Generation": "stages.run_settings",
+    "TrainingRun": "stages.run_settings", "build_step": "step",
+    "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
     "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
     "export_script": "exporting.export", "from_trainer": "importing.opening",
     "graph_table": "explaining.graph_of_step", "ladder": "comparing.ladder",
     "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
-    "open_snapshot": "snapshots.opening", "panel": "_panel", "predict_lengths": "lengths.predict",
-    "plots": "plots", "predict_batches": "comparing.batches", "recommend": "recommending.recommend",
+    "measure_run": "whole_runs.calls", "open_snapshot": "snapshots.opening", "panel": "_panel",
+    "plots": "plots", "predict_batches": "comparing.batches", "predict_lengths": "lengths.predict",
+    "predict_run": "whole_runs.calls", "recommend": "recommending.recommend",
     "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
     "sweep": "sweeping.sweep", "training_step": "training.training_step",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from memlab.figures.peak_map import peak_map
 from memlab.figures.rank_peaks import rank_peaks
 from memlab.figures.rank_timelines import rank_timelines
 from memlab.figures.recommendations import recommendations
+from memlab.figures.run_stages import run
 from memlab.figures.scaling import scaling
 from memlab.figures.snapshot_comparison import snapshot_comparison
 from memlab.figures.snapshot_fragmentation import snapshot_fragmentation
@@ -46,6 +47,7 @@ __all__ = [
     "rank_peaks",
     "rank_timelines",
     "recommendations",
+    "run",
     "scaling",
     "snapshot_comparison",
     "snapshot_fragmentation",

@@ -384,11 +384,11 @@ def _divided(
 ) -> list[Any]:
     """Return micro-batches of these sizes that belong to the run."""
     if workload.split_batch is None:
-        return accumulation.parts_of(workload, _own(batch, config, device), sizes)
-    return [_own(p, config, device) for p in accumulation.parts_of(workload, batch, sizes)]
+        return accumulation.parts_of(workload, own_batch(batch, config, device), sizes)
+    return [own_batch(p, config, device) for p in accumulation.parts_of(workload, batch, sizes)]
 
 
-def _own(batch: Any, config: StepConfig, device: torch.device) -> Any:
+def own_batch(batch: Any, config: StepConfig, device: torch.device) -> Any:
     """Return a batch that belongs to the run, in the format of the weights."""
     if device.type == "cpu":  # memory that the workload holds would not be counted
         batch = map_tensors(torch.clone, batch)

@@ -92,6 +92,7 @@ def kernels_of(
     *,
     tf32_matmul: bool = False,
     doubted_before: float | None = None,
+    timed: bool = True,
 ) -> Kernels:
     """Return the memory and time of a run's kernels on the target.
 
@@ -106,10 +107,11 @@ def kernels_of(
         on_progress: called with the fraction of new operators that have run.
         tf32_matmul: whether a card multiplies fp32 matrices in TF32.
         doubted_before: a date in seconds since 1970; older costs are taken again.
+        timed: whether new operators of a CPU are timed too.
     """
     if target.kind == "cuda":
         return _on_card(program.recording, target, tf32_matmul=tf32_matmul)
-    return _on_cpu(program, sizes, target.costs, on_progress, doubted_before)
+    return _on_cpu(program, sizes, target.costs, on_progress, doubted_before, timed)
 
 
 def seconds_of_intervals(recording: Recording, kernels: Kernels) -> npt.NDArray[np.float64] | None:
@@ -253,6 +255,7 @@ def _on_cpu(
     known: KnownCosts | None,
     on_progress: Callable[[float], None],
     doubted_before: float | None,
+    timed: bool,
 ) -> Kernels:
     recording = program.recording
     steps = program.steps_of(sizes)
@@ -266,7 +269,7 @@ def _on_cpu(
     }
 
     if known is None:
-        found, overheads = _found_here(num_outputs, on_progress, doubted_before)
+        found, overheads = _found_here(num_outputs, on_progress, doubted_before, timed)
         check_kernels(recording, run, found)
     else:
         found, overheads = _looked_up(num_outputs, known), known.overheads
@@ -279,7 +282,7 @@ def _on_cpu(
 
     costs = [found.get(o.signature) if o.signature else None for o in recording.operators]
     _scale_to_other_size(program, costs)
-    noisy = noisy_share(run, found)
+    noisy = noisy_share(run, found) if timed else 0.0
 
     return Kernels(
         effects=[
@@ -306,18 +309,13 @@ def _found_here(
     num_outputs: Mapping[Signature, int],
     on_progress: Callable[[float], None],
     doubted_before: float | None,
+    timed: bool,
 ) -> tuple[Calibration, Mapping[Phase, float]]:
-    """Return the costs of operators on this machine, and the time that Python adds to each.
-
-    Args:
-        num_outputs: number of tensors that each operator returns.
-        on_progress: as for `calibrate`.
-        doubted_before: as for `calibrate`.
-    """
+    """Return the costs of operators on this machine, and the time that Python adds to each."""
     available = available_memory_bytes()
     found = calibrate(
         num_outputs,
-        timed=True,
+        timed=timed,
         store=_store,
         max_bytes=GIB if available is None else int(available * SHARE_FOR_ONE_OPERATOR),
         num_outputs=num_outputs,
@@ -325,7 +323,7 @@ def _found_here(
         on_progress=on_progress,
     )
 
-    return found, overhead_seconds(_store, doubted_before)
+    return found, overhead_seconds(_store, doubted_before) if timed else {}
 
 
 def costs_found_here(signatures: Iterable[Signature]) -> KnownCosts:

@@ -89,7 +89,7 @@ def measure_in_process(
     facts: dict[str, Any] = {
         "source": Source.MEASURED,
         "device": str(device),
-        "versions": _versions(device),
+        "versions": versions_of(device),
         "config": config,
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
@@ -124,7 +124,7 @@ def measure_in_process(
         ended = {"outcome": outcome, "message": message}
         return StepResult(**{**built, **facts, **ended}).against_limit(memory_limit)
     finally:
-        _clean_up(config, device)
+        clean_up(config, device)
 
     result = StepResult(**facts, outcome=Outcome.OK, message=_summary(facts))
     return result.against_limit(memory_limit)
@@ -372,7 +372,8 @@ def _summary(facts: dict[str, Any]) -> str:
     return text if facts["finite"] else f"{text}; the loss is not finite ({facts['loss']})"
 
 
-def _versions(device: torch.device) -> dict[str, str]:
+def versions_of(device: torch.device) -> dict[str, str]:
+    """Return the versions that a measurement on a device depends on."""
     found = {
         "memlab": __version__,
         "torch": torch.__version__,
@@ -383,7 +384,8 @@ def _versions(device: torch.device) -> dict[str, str]:
     return found | ({"cuda": str(torch.version.cuda)} if device.type == "cuda" else {})
 
 
-def _clean_up(config: StepConfig, device: torch.device) -> None:
+def clean_up(config: StepConfig, device: torch.device) -> None:
+    """Give back what a run leaves behind: compiled code, cycles, cached segments."""
     if is_compiled(config):
         forget()
     gc.collect()

@@ -97,7 +97,7 @@ def predict_in_process(
     asked: dict[str, Any] = {
         "source": Source.PREDICTED,
         "device": target.name,
-        "versions": _versions(config, target),
+        "versions": versions_of(config, target),
         "config": config,
         "workload_name": workload.name,
         "memory_limit_bytes": memory_limit,
@@ -387,7 +387,8 @@ def _summary(facts: dict[str, Any], slow_seconds: float | None) -> str:
     return text
 
 
-def _versions(config: StepConfig, target: Target) -> dict[str, str]:
+def versions_of(config: StepConfig, target: Target) -> dict[str, str]:
+    """Return the versions that a prediction depends on."""
     found = {
         "memlab": __version__,
         "torch": torch.__version__,

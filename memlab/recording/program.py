@@ -106,7 +106,8 @@ class Program:
 
     def steps_of(self, micro_batch_sizes: Sequence[int]) -> set[int]:
         """Return the recorded steps that run operators of these micro-batches."""
-        return {1, 0} if self.other_size in micro_batch_sizes else {1}
+        recorded = {interval.step for interval in self.recording.intervals if interval.step >= 0}
+        return recorded if self.other_size in micro_batch_sizes else {1}
 
     def without_objects(self) -> Program:
         """Return the program for sending, without what only kernels and plans need."""

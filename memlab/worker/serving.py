@@ -77,6 +77,18 @@ def _graph(**arguments: Any) -> Any:
     return graph_in_process(**arguments)
 
 
+def _predict_run(**arguments: Any) -> Any:
+    from memlab.stages.predicting_run import predict_run_in_process  # as above
+
+    return predict_run_in_process(**arguments)
+
+
+def _measure_run(**arguments: Any) -> Any:
+    from memlab.stages.measuring_run import measure_run_in_process  # as above
+
+    return measure_run_in_process(**arguments)
+
+
 def _measure_ranks(**arguments: Any) -> Any:
     from memlab.worker.ranks.measuring import measure_ranks  # half a second that few steps need
 
@@ -96,6 +108,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "layers": _layers,
     "operators": _operators,
     "graph": _graph,
+    "predict_run": _predict_run,
+    "measure_run": _measure_run,
     "verify": verify_in_process,
     "measure_ranks": _measure_ranks,
     "verify_ranks": _verify_ranks,

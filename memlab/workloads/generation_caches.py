@@ -1,0 +1,64 @@
+"""What a causal language model of transformers needs to generate: a cache, and room for tokens."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from memlab.errors import UnsupportedError
+
+
+def generating_model(model: nn.Module) -> Any:
+    """Return the model of transformers whose forward generates, without what peft put around it.
+
+    Raises:
+        UnsupportedError: the model cannot generate with a cache; the message says why.
+    """
+    adapted = getattr(model, "active_peft_config", None)
+    if getattr(adapted, "is_prompt_learning", False):
+        raise UnsupportedError(
+            "generate: prefix and prompt tuning add virtual tokens to each prompt, which is not "
+            "implemented; use adapter='lora', or leave generate out"
+        )
+    base: Any = model
+    base = base.get_base_model() if hasattr(base, "get_base_model") else base
+    name = type(model).__name__
+    if not callable(getattr(base, "generate", None)) or not hasattr(base, "config"):
+        raise UnsupportedError(
+            f"generate: {name} has no method generate(); use a causal language model of "
+            "transformers, such as memlab.workloads.get('gpt-small'), or leave generate out"
+        )
+    if getattr(base.config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"generate: {name} has an encoder and a decoder, whose two caches are not implemented; "
+            "use a causal language model, or leave generate out"
+        )
+    if "past_key_values" not in inspect.signature(base.forward).parameters:
+        raise UnsupportedError(
+            f"generate: {name} takes no cache of keys and values (past_key_values); use a model "
+            "with attention in all layers, or leave generate out"
+        )
+    return base
+
+
+def check_positions(base: Any, num_tokens: int) -> None:
+    """Raise UnsupportedError if a model has fewer positions than tokens are asked for."""
+    config = base.config.get_text_config(decoder=True)
+    most = getattr(config, "max_position_embeddings", None)
+    if most is not None and num_tokens > most:
+        raise UnsupportedError(
+            f"generate: prompt_tokens + new_tokens = {num_tokens}, and {type(base).__name__} has "
+            f"{most} positions; allowed are at most {most} tokens together"
+        )
+
+
+def key_value_cache(base: Any, kind: str, num_tokens: int) -> Any:
+    """Return an empty cache as `generate` makes it, "dynamic" or "static"."""
+    from transformers import DynamicCache, StaticCache  # seconds, and only then needed
+
+    config = base.config.get_text_config(decoder=True)
+    if kind == "static":
+        return StaticCache(config=config, max_cache_len=num_tokens)
+    return DynamicCache(config=config)
