@@ -61,20 +61,20 @@ def run(result: RunResult, *, size: Size = (7.0, 3.0)) -> Figure:
     names = [stage.name for stage in result.stages]
     name_ticks(left, "y", range(len(names)), names)
     allocated = [stage.peak_allocated_bytes for stage in result.stages]
-    unit = _scaled(left, allocated, None if has_reserved else result)
+    head = _scaled(left, "allocated", allocated, None if has_reserved else result)
     for place, stage in enumerate(result.stages):
         _stack(left, place, stage)
-    heads = [(float(LEFT), f"{unit} allocated")]
+    heads = [(float(LEFT), head)]
 
     if has_reserved:
         begin = LEFT + inner + BETWEEN
         right = data_axes(figure, "reserved", margins=(begin, BELOW, RIGHT, ABOVE))
         right.set_yticks([])
         reserved = [stage.peak_reserved_bytes or 0 for stage in result.stages]
-        unit = _scaled(right, reserved, result)
+        head = _scaled(right, "reserved", reserved, result)
         for place, nbytes in enumerate(reserved):
             right.add_patch(Rectangle((0, place - 0.32), nbytes, 0.64, color=RESERVED, linewidth=0))
-        heads.append((begin, f"{unit} reserved"))
+        heads.append((begin, head))
 
     canvas = Canvas(figure)
     for x, head in heads:
@@ -84,8 +84,8 @@ def run(result: RunResult, *, size: Size = (7.0, 3.0)) -> Figure:
     return figure
 
 
-def _scaled(axes: Axes, peaks: Sequence[int], judged: RunResult | None) -> str:
-    """Set the range of an axis, write the bytes and the limit; return the unit."""
+def _scaled(axes: Axes, kind: str, peaks: Sequence[int], judged: RunResult | None) -> str:
+    """Set the range of an axis, draw bytes and limit; return what the axis shows, in words."""
     limit = None if judged is None else judged.memory_limit_bytes
     highest = max(*peaks, 1)
     shown = limit if limit is not None and limit <= 2 * highest else None
@@ -100,9 +100,8 @@ def _scaled(axes: Axes, peaks: Sequence[int], judged: RunResult | None) -> str:
         )  # fmt: skip
     if shown is not None:
         axes.axvline(shown, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
-        words = f"limit {format_bytes(shown)}"
-        write(axes, shown, len(peaks) - 0.6, f" {words}", color=LIMIT, va="bottom", fontsize=7.5)
-    return unit
+    limit_words = "" if limit is None else f", limit {format_bytes(limit)}"
+    return f"{unit} {kind}{limit_words}"
 
 
 def _stack(axes: Axes, place: int, stage: StageCost) -> None:
@@ -123,7 +122,7 @@ def _key(canvas: Canvas, stages: Sequence[StageCost]) -> None:
     x, y = 8.0, 18.0
     for name in there:
         label = name.replace("_", " ")
-        wide = KEY_BOX + 3 + 0.85 * text_width(label) + 8
+        wide = KEY_BOX + 3 + text_width(label) + 8
         if x + wide > canvas.width:
             x, y = 8.0, y - 12
         canvas.add_artist(Rectangle((x, y - 3), KEY_BOX, KEY_BOX, color=COLORS[name], linewidth=0))
