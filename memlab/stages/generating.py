@@ -29,6 +29,7 @@ from memlab.step import Step
 from memlab.trace import Phase
 from memlab.workloads.generation_caches import (
     check_positions,
+    check_window,
     generating_model,
     key_value_cache,
 )
@@ -42,6 +43,8 @@ def generate(step: Step, settings: Generation, num_new: int, mark: Mark) -> None
     """
     base = generating_model(step.model)
     check_positions(base, settings.num_tokens)
+    if num_new < settings.new_tokens:  # the others are to follow from these
+        check_window(base, settings.prompt_tokens, settings.num_tokens)
     mark(Phase.DATA, 0)
     vocab_size = base.config.get_text_config(decoder=True).vocab_size
     shape = (settings.batch_size, settings.prompt_tokens)

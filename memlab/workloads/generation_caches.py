@@ -54,6 +54,26 @@ def check_positions(base: Any, num_tokens: int) -> None:
         )
 
 
+def check_window(base: Any, prompt_tokens: int, num_tokens: int) -> None:
+    """Raise UnsupportedError if layers stop to grow in the middle of a generation.
+
+    Layers with a sliding window keep no more than that, so later tokens do not follow from the
+    first ones.
+    """
+    config = base.config.get_text_config(decoder=True)
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) or getattr(
+        config, "attention_chunk_size", None
+    )
+    is_whole = layers is not None and all(kind == "full_attention" for kind in layers)
+    if window and not is_whole and prompt_tokens < window <= num_tokens:
+        raise UnsupportedError(
+            f"generate: layers of {type(base).__name__} have a sliding window of {window} tokens, "
+            f"which a prompt of {prompt_tokens} fills in the middle of the generation; use "
+            f"prompt_tokens={window} or more, fewer new_tokens, or memlab.measure_run"
+        )
+
+
 def key_value_cache(base: Any, kind: str, num_tokens: int) -> Any:
     """Return an empty cache as `generate` makes it, "dynamic" or "static"."""
     from transformers import DynamicCache, StaticCache  # seconds, and only then needed

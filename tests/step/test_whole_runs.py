@@ -307,6 +307,16 @@ def test_what_a_model_cannot_do_is_an_outcome_with_a_remedy(tmp_path):
             assert str(result).startswith("unsupported")
 
 
+@pytest.mark.slow
+def test_a_window_that_fills_during_generation_is_not_continued(tmp_path):
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    workload = llama(tmp_path, **mistral, sliding_window=16)
+    filling = TrainingRun(generate=Generation(prompt_tokens=8, new_tokens=16))
+    assert "a sliding window of 16 tokens" in predicted(workload, filling).message
+    real = TrainingRun(generate=Generation(batch_size=4, prompt_tokens=20, new_tokens=12))
+    assert peaks(predicted(workload, real)) == peaks(measured(workload, real))
+
+
 def test_quantized_weights_are_not_averaged(tmp_path):
     pytest.importorskip("bitsandbytes")
     result = predicted(llama(tmp_path, base="nf4"), TrainingRun(ema=True))
