@@ -205,6 +205,10 @@ def public_callables() -> dict[str, Callable[..., Any]]:
 def _good_arguments() -> dict[str, dict[str, Any]]:
     workload, config = workloads.get("vit-digits"), StepConfig(batch_size=2)
     step = {"workload": workload, "config": config}
+    bias = {"values": {"bias": True}, "offered": {"bias": (True, False)}}
+    chosen = dataclasses.replace(
+        workload, choices=memlab.WorkloadChoices(**bias, make_workload=lambda bias: chosen)
+    )
     record = memlab.recordings()[0]
     result = next(run.result for run in record.runs if run.result.timeline is not None)
     figure = plots.placeholder("nothing", size=(1.0, 1.0))
@@ -253,7 +257,9 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "sweep": {"workload": workload, "configs": [config], "device": "t4"},
         "compare": {"old": result, "new": [result]},
         "compare_recompute": {"workload": workload, "device": "t4"},
-        "recommend": {"workload": workload, "memory_limit": "1GiB", "device": "t4"},
+        "recommend": {
+            "workload": chosen, "memory_limit": "1GiB", "device": "t4", "choices": {"bias": [True]},
+        },
         "largest_batch": step | {"device": "t4", "batch_limit": 4},
         "predict_batches": step | {"batch_sizes": [2, 4], "device": "t4"},
         "predict_lengths": {"workload": memlab.workloads.get("gpt-small", num_layers=1),
@@ -269,10 +275,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         "to_frame": {"results": [result]}, "StepConfig": {}, "LoadingConfig": {},
         "StepResult": fields, "LoadingResult": loading, "Workload": own | {"name": "x"},
         "SampleSize": sizes, "Evaluation": {}, "Generation": {}, "TrainingRun": {},
-        "WorkloadChoices": {
-            "values": {"bias": True}, "offered": {"bias": (True, False)},
-            "make_workload": lambda bias: workload,
-        },
+        "WorkloadChoices": bias | {"make_workload": lambda bias: workload},
         "plots.peak_bar": {"result": result}, "plots.timeline": {"result": result},
         "plots.recommendations": {
             "ranked": Recommendations(fitting=(), message="none", limit_bytes=1)},

@@ -84,7 +84,7 @@ def recommendations(ranked: Recommendations, *, size: Size = (7.4, 3.8)) -> Figu
 
 def _dots(ranked: Recommendations) -> list[Dot]:
     """Return a dot for each setting that has a time and a peak, those with a marker last."""
-    results: dict[StepConfig, tuple[StepResult, str]] = {}
+    results: dict[tuple[str, StepConfig], tuple[StepResult, str]] = {}
     for kind, marked in (
         ("estimated", ranked.estimated),
         ("predicted", ranked.tried),
@@ -94,24 +94,29 @@ def _dots(ranked: Recommendations) -> list[Dot]:
         ("fastest that fits", [one.result for one in ranked[:1]]),
     ):
         for result in marked:
-            results.pop(result.config, None)  # so that it is drawn later
-            results[result.config] = result, kind
+            key = result.workload_name, result.config
+            results.pop(key, None)  # so that it is drawn later
+            results[key] = result, kind
 
-    return [dot for result, kind in results.values() if (dot := _dot(result, kind))]
+    several = len(ranked.workloads) > 1
+    dots = (_dot(result, kind, several=several) for result, kind in results.values())
+    return [dot for dot in dots if dot is not None]
 
 
-def _dot(result: StepResult, kind: str) -> Dot | None:
+def _dot(result: StepResult, kind: str, *, several: bool) -> Dot | None:
+    """Return the dot of a step, with its workload where there are several; None without a time."""
     peak = result.counted_peak
     if peak is None or result.step_seconds is None:
         return None
+    which = f"{result.workload_name}; " if several else ""
     return Dot(
-        label=f"{kind}: {result.config}",
+        label=f"{kind}: {which}{result.config}",
         seconds=result.step_seconds,
         nbytes=peak.nbytes,
         is_hollow=result.source is Source.PREDICTED,
         is_small=kind == "estimated",
         strength=BEATEN if kind == "estimated" else 1.0,
-        name=_changed(result.config) if MARKERS.get(kind) == "*" else "",
+        name=f"{which}{_changed(result.config)}" if MARKERS.get(kind) == "*" else "",
         marker=MARKERS.get(kind, "o"),
     )
 

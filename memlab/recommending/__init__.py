@@ -5,11 +5,14 @@ Out come `Recommendations` (`recommendations.py`), the best first, each with its
 
 - `space.py`: the settings that are tried, as the techniques state them.
 - `alternatives.py`: other accumulation steps and budgets of a predicted step, by arithmetic.
+- `combinations.py`: the workloads that are tried, where their choices may be varied.
 - `known.py`: what earlier searches of the session have predicted.
 - `goal.py`: what a search looks for, and where.
 - `search.py`: which steps are predicted, the most promising first.
 - `every_rank.py`: the other ranks of what was found.
 - `confirming.py`: what of that is measured, where the device is in this machine.
-- `reasons.py`: what each setting of a recommendation saves and costs, in words.
+- `one_step.py`: what one recorded step says of others.
+- `reasons.py`: what each choice and setting of a recommendation saves and costs, in words.
+- `answer.py`: the message and the notes of the answer.
 - `largest.py`: `memlab.largest_batch`.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memlab.api import measure
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.recommending.alternatives import may_be_faster
 from memlab.recommending.reasons import reason_of_limit
 from memlab.recommending.recommendations import Recommendation
@@ -23,6 +23,7 @@ from memlab.running import Ended
 
 REPEATS = 5  # timed steps of each
 FORMATS_FIRST = 2  # this many runs at least go to different number formats
+Key = tuple[str, StepConfig]
 
 
 @dataclass(slots=True)
@@ -32,25 +33,25 @@ class Confirmed:
     Attributes:
         kept: what fits, the fastest first.
         dropped: what did not fit or failed, with what was predicted.
-        factors: measured over predicted times, by the number formats that were measured: of the
-            fastest repeats, the least of a format; None where no run has a time.
+        factors: measured over predicted times, by the number formats that were measured, of each
+            workload: of the fastest repeats, the least; None where no run has a time.
         num_runs: how often something was measured.
     """
 
     kept: list[Recommendation] = field(default_factory=list)
     dropped: list[Recommendation] = field(default_factory=list)
-    factors: dict[Any, float | None] = field(default_factory=dict)
+    factors: dict[tuple[str, Precision], float | None] = field(default_factory=dict)
     num_runs: int = 0
 
     @property
-    def configs(self) -> set[StepConfig]:
+    def keys(self) -> set[Key]:
         """The settings that were measured."""
-        return {one.config for one in (*self.kept, *self.dropped)}
+        return {key_of(one.result) for one in (*self.kept, *self.dropped)}
 
     def seconds(self, one: Recommendation) -> float:
         """Return the predicted time, corrected by runs of its format; infinite if not known."""
         seconds = one.predicted.step_seconds
-        factor = self.factors.get(one.config.precision) or 1.0
+        factor = self.factors.get(_format_of(one)) or 1.0
         return float("inf") if seconds is None else factor * seconds
 
     def add(self, one: Recommendation, result: StepResult) -> None:
@@ -60,12 +61,13 @@ class Confirmed:
         unless the second had no room.
         """
         self.num_runs += 1
-        before = [kept for kept in self.kept if kept.config == one.config]
+        key = key_of(one.result)
+        before = [kept for kept in self.kept if key_of(kept.result) == key]
         has_no_room = result.outcome is Outcome.OUT_OF_MEMORY or result.fits is False
         is_ok = result.outcome is Outcome.OK and bool(result.fits)
         if before and not is_ok and not has_no_room:
             return
-        self.kept = [kept for kept in self.kept if kept.config != one.config]
+        self.kept = [kept for kept in self.kept if key_of(kept.result) != key]
         if is_ok:
             self.kept.append(min([*before, replace(one, result=result)], key=_median))
         else:
@@ -73,12 +75,12 @@ class Confirmed:
         self._correct(one, result)
 
     def _correct(self, one: Recommendation, result: StepResult) -> None:
-        precision, predicted = one.config.precision, one.predicted.step_seconds
+        of_which, predicted = _format_of(one), one.predicted.step_seconds
         if not result.step_seconds_all or not predicted:
-            self.factors.setdefault(precision, None)
+            self.factors.setdefault(of_which, None)
             return
         factor = min(result.step_seconds_all) / predicted
-        self.factors[precision] = min(factor, self.factors.get(precision) or factor)
+        self.factors[of_which] = min(factor, self.factors.get(of_which) or factor)
 
 
 def confirmed(
@@ -99,7 +101,7 @@ def confirmed(
         most: how many to measure.
         limit_bytes: that a step may hold, before the headroom is taken off.
         headroom: the share of it that is to stay free.
-        options: of `measure`, such as the workload and the device.
+        options: of `measure`, such as the device; the workload is that of each.
 
     Raises:
         Ended: it was cancelled.
@@ -107,17 +109,18 @@ def confirmed(
     found, limit = Confirmed(), int(limit_bytes * (1.0 - headroom))
 
     def run(one: Recommendation) -> None:
-        result = measure(config=one.config, repeats=REPEATS, memory_limit=limit, **options)
+        own = options if one.workload is None else {**options, "workload": one.workload}
+        result = measure(config=one.config, repeats=REPEATS, memory_limit=limit, **own)
         if result.outcome is Outcome.CANCELLED:
             raise Ended(result.outcome, result.message)
         found.add(one, result)
 
     for number in range(most):
-        is_likely_next = not certain if number == 0 else not found.configs & _configs(likely)
+        is_likely_next = not certain if number == 0 else not found.keys & _keys(likely)
         left = [
             one
             for one in [*certain, *(likely if is_likely_next else ())]
-            if one.config not in found.configs
+            if key_of(one.result) not in found.keys
         ]
         if not left:
             break
@@ -142,8 +145,7 @@ def _of_other_formats(
     return [
         one
         for one in left
-        if one.config.precision not in found.factors
-        and may_be_faster(one.predicted, fastest.predicted)
+        if _format_of(one) not in found.factors and may_be_faster(one.predicted, fastest.predicted)
     ]
 
 
@@ -170,8 +172,18 @@ def _median(one: Recommendation) -> float:
     return float("inf") if seconds is None else seconds
 
 
-def _configs(some: Collection[Recommendation]) -> set[StepConfig]:
-    return {one.config for one in some}
+def key_of(result: StepResult) -> Key:
+    """Return of which workload a step is, and its settings."""
+    return result.workload_name, result.config
+
+
+def _format_of(one: Recommendation) -> tuple[str, Precision]:
+    """Return the workload and the precision: a workload as built has formats of its own."""
+    return one.predicted.workload_name, one.config.precision
+
+
+def _keys(some: Collection[Recommendation]) -> set[Key]:
+    return {key_of(one.result) for one in some}
 
 
 def why_dropped(one: Recommendation, *, was_close: bool) -> str:

@@ -21,21 +21,25 @@ class Steps:
         tell: gets the progress; None for nobody.
         number: of the step that is looked at, from 1; 0 outside of the search.
         settings: that this step adds to the base, in words.
+        workload: the name of the one that is looked at, if there are several.
     """
 
     tell: OnProgress | None
     number: int = 0
     settings: str = ""
+    workload: str = ""
 
     def __call__(self, progress: Progress) -> None:
         """Pass progress on."""
         if self.tell is None:
             return
         if self.number:
-            which = f" with {self.settings}" if self.settings else ""
+            which = f" of {self.workload}" if self.workload else ""
+            which += f" with {self.settings}" if self.settings else ""
+            most = max(MOST_STEPS, self.number)  # each workload has one step at least
             progress = Progress(
-                text=f"step {self.number} of at most {MOST_STEPS}{which}: {progress.text}",
-                fraction=(self.number - 1 + progress.fraction) / MOST_STEPS,
+                text=f"step {self.number} of at most {most}{which}: {progress.text}",
+                fraction=(self.number - 1 + progress.fraction) / most,
             )
         self.tell(progress)
 

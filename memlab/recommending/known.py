@@ -103,8 +103,15 @@ def _has_every_rank(result: StepResult) -> bool:
 _known: OrderedDict[str, Known] = OrderedDict()
 
 
-def known_of(workload: Workload, target: Target, seed: int) -> Known:
-    """Return what is known of a workload on a device; nothing yet if its code cannot be told."""
+def known_of(workload: Workload, target: Target, seed: int, beside: int = 1) -> Known:
+    """Return what is known of a workload on a device; nothing yet if its code cannot be told.
+
+    Args:
+        workload: what is trained.
+        target: the device.
+        seed: of the predictions.
+        beside: how many workloads the search has, of which none may push out another.
+    """
     deciding = [workload, target.name, seed, torch.get_num_threads()]
     key, stamps = circumstances_here(deciding)
     if key is None:
@@ -114,6 +121,6 @@ def known_of(workload: Workload, target: Target, seed: int) -> Known:
         found = _known[key] = Known()
     found.stamps = {**stamps, **found.stamps}
     _known.move_to_end(key)
-    while len(_known) > MOST_KEPT:
+    while len(_known) > max(MOST_KEPT, beside):
         _known.popitem(last=False)
     return found

@@ -1,14 +1,19 @@
 """What each setting of a recommendation saves and costs, in words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
-from memlab.recommending.search import Found, key_of
+from memlab.recommending.combinations import in_words as chosen_in_words
+from memlab.recommending.combinations import values_of
+from memlab.recommending.one_step import key_of
+from memlab.recommending.search import Found
 from memlab.recommending.space import Settings
-from memlab.result import StepResult, format_percent
+from memlab.result import Outcome, StepResult, format_percent
 from memlab.techniques.technique import in_words
+from memlab.workload import Value, Workload
 
 WORTH_SAYING = 0.005  # a smaller difference is none
 
@@ -50,10 +55,54 @@ def _of_settings(
         before, names = after, []
 
 
-def _difference(before: StepResult, after: StepResult) -> str:
+def reasons_of_choice(
+    workload: Workload, names: Sequence[str], as_it_is: Mapping[str, tuple[Workload, StepResult]]
+) -> Iterator[str]:
+    """Yield what was chosen, and what each choice changes in the step before any other setting.
+
+    Args:
+        workload: that was chosen.
+        names: of what was to be chosen.
+        as_it_is: all workloads with their steps, by name; the first is what others are compared
+            with.
+    """
+    known = {name: pair for name, pair in as_it_is.items() if pair[1].outcome is Outcome.OK}
+    if len(as_it_is) < 2 or workload.name not in known:
+        return
+    first, before = next(iter(known.values()))
+    if first.name == workload.name:
+        yield f"{chosen_in_words(values_of(workload, names))}: the others are compared with this"
+        return
+
+    assert first.choices is not None
+    assert workload.choices is not None
+    own, here, changed = workload.choices.values, dict(first.choices.values), list[str]()
+    for name in names:
+        if own[name] == here[name]:
+            continue
+        changed.append(f"{name}={shown(own[name])} instead of {shown(here[name])}")
+        here[name] = own[name]
+        step = next((step for one, step in known.values() if _agrees(one, names, here)), None)
+        if step is None:
+            continue  # it is not possible without the next choice
+        said = " and ".join(changed)
+        if step is not before:  # else what was chosen has no effect
+            yield f"{said} {_difference(before, step, with_bytes=True)}; what is trained differs"
+        before, changed = step, []
+
+
+def _agrees(workload: Workload, names: Sequence[str], values: Mapping[str, Value]) -> bool:
+    """Return whether a workload has these choices, where they have an effect on it."""
+    return all(values[name] == value for name, value in values_of(workload, names).items())
+
+
+def _difference(before: StepResult, after: StepResult, *, with_bytes: bool = False) -> str:
     """Return for instance "takes 46 % less memory and 38 % less time"."""
-    memory = counted(after).nbytes / counted(before).nbytes - 1.0
-    told = [_change(memory, "memory")]
+    peaks = counted(before), counted(after)
+    told = [_change(peaks[1].nbytes / peaks[0].nbytes - 1.0, "memory")]
+    if with_bytes:
+        more = peaks[1].nbytes - peaks[0].nbytes
+        told = [f"{told[0]} ({'-' if more < 0 else '+'}{format_bytes(abs(more))} {peaks[1].kind})"]
     if before.step_seconds and after.step_seconds:
         told.append(_change(after.step_seconds / before.step_seconds - 1.0, "time"))
     sent = before.sent_bytes, after.sent_bytes

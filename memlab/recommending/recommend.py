@@ -5,7 +5,7 @@ machine, a few are measured: the best of each number format, and the fastest aft
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,34 +13,36 @@ import torch
 
 from memlab.api import inspect_workload
 from memlab.arguments.checks import checked, count, number, seconds, size
-from memlab.arguments.units import format_bytes
 from memlab.config import Sharding, StepConfig
-from memlab.devices.card_table import TABLE
 from memlab.devices.here import available_memory_bytes, resolve_device
-from memlab.errors import MemlabError
-from memlab.limits.judgement import Judgement
-from memlab.recommending.alternatives import Alternative, counted
-from memlab.recommending.confirming import confirmed, why_dropped
+from memlab.errors import MemlabError, WorkloadError
+from memlab.recommending.alternatives import Alternative
+from memlab.recommending.answer import (
+    Searched,
+    least_of,
+    message_of,
+    notes_of,
+    other_limits,
+    recommendation,
+)
+from memlab.recommending.combinations import Choices, Combinations, combinations_of
+from memlab.recommending.confirming import confirmed, key_of, why_dropped
 from memlab.recommending.every_rank import with_every_rank
-from memlab.recommending.goal import MOST_STEPS, Goal, Steps
+from memlab.recommending.goal import Goal, Steps
 from memlab.recommending.known import known_of
 from memlab.recommending.largest import limit_of
 from memlab.recommending.ranks import more_cards_in_words, on_more_cards, with_ranks
-from memlab.recommending.reasons import reasons_of
-from memlab.recommending.recommendations import AtLimit, Recommendation, Recommendations
-from memlab.recommending.search import PATIENCE, Found, search
+from memlab.recommending.recommendations import Recommendation, Recommendations
+from memlab.recommending.search import search_together
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
 from memlab.running import Ended
 from memlab.techniques.sharding.sharding import most_ranks
-from memlab.trace import Category
 from memlab.worker.isolation import OnProgress, prewarm, runner
 from memlab.workload import Workload
 
 MOST_HEADROOM = 0.9
-NEAREST_LIMITS = 2  # smaller ones, and larger ones
-STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
 
 @checked(
@@ -58,6 +60,7 @@ def recommend(
     *,
     config: StepConfig | None = None,
     allow: Sequence[str] | None = None,
+    choices: Choices | None = None,
     exact: bool = False,
     headroom: float = 0.0,
     top: int = 5,
@@ -79,6 +82,11 @@ def recommend(
     of communication is known, what fits is ordered by the bytes that a rank sends. For a card on
     which nothing fits, the message says on how many of them something does.
 
+    With `choices` the workload is searched too, for instance its adapter: all that the workload
+    offers may be named (`Workload.choices`). Another adapter, rank or base trains another model, so
+    these are compared by memory and time alone. Each combination is predicted once as it is; a
+    step that is too slow beside what another combination has found is not predicted.
+
     Args:
         workload: what is trained.
         memory_limit: bytes, or text such as "24GiB": allocated on a CPU, reserved on CUDA. None is
@@ -88,6 +96,9 @@ def recommend(
         config: what is already chosen: a field that is not at its default stays as it is.
         allow: names of the fields that may be changed, such as ["memory_budget", "optimizer"]. None
             is every field that leaves the training as it is but for rounding.
+        choices: by name, the values that the workload may have, such as {"adapter": ["lora",
+            "none"], "base": ["bf16", "nf4"], "rank": [8, 64]}. A combination that the workload
+            refuses is left out, and the notes say why. None: the workload stays as it is.
         exact: try only what changes no bit of the gradient, and micro-batches that change nothing
             but the order of a sum.
         headroom: the share of the limit that is to stay free, 0 to 0.9.
@@ -104,8 +115,8 @@ def recommend(
         cancel: as for `measure`.
 
     Raises:
-        MemlabError: an argument is not allowed, the workload cannot be built, or the search was
-            cancelled.
+        MemlabError: an argument is not allowed, the workload has no such choice, it cannot be
+            built, or the search was cancelled.
 
     >>> model, batch = torch.nn.Linear(64, 8), (torch.zeros(4, 64), torch.zeros(4, 8))
     >>> workload = Workload.from_module(model, batch, torch.nn.functional.mse_loss)
@@ -115,79 +126,118 @@ def recommend(
     """
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)
+    combinations = combinations_of(workload, choices)
     limit_bytes = limit_of(memory_limit, device)
     cluster = target_for(device, base).cluster
     base, any_strategy = with_ranks(base, world_size, cluster.num_devices if cluster else 1)
     target = target_for(device, base)
     has_times = base.sharding is Sharding.NONE or cluster is not None
     prewarm()  # the worker for predictions starts while this inspects
-    facts = inspect_workload(workload, timeout_seconds=timeout_seconds)
     steps = Steps(on_progress)
     told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
-    goal = Goal(
-        workload=workload,
-        space=space_of(
-            base, allow, facts, exact=exact, any_strategy=any_strategy, has_times=has_times
-        ),
-        device=device,
-        target=target,
-        limit_bytes=int(limit_bytes * (1.0 - headroom)),
-        most=top,
-        each_format=confirm > 0 and _can_run(base, device),
-        seed=seed,
-        options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
-        run=runner(True, timeout_seconds, steps, cancel),
-        known=known_of(workload, target, seed),
-        steps=steps,
-    )
+
+    def goal_of(one: Workload) -> Goal:
+        """Return what is searched of one workload."""
+        facts = inspect_workload(one, timeout_seconds=timeout_seconds)
+        return Goal(
+            workload=one,
+            space=space_of(
+                base, allow, facts, exact=exact, any_strategy=any_strategy, has_times=has_times
+            ),
+            device=device,
+            target=target,
+            limit_bytes=int(limit_bytes * (1.0 - headroom)),
+            most=top,
+            each_format=confirm > 0 and _can_run(base, device),
+            seed=seed,
+            options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
+            run=runner(True, timeout_seconds, steps, cancel),
+            known=known_of(one, target, seed, beside=len(combinations.workloads)),
+            steps=steps,
+        )
+
+    goals, combinations = _possible(combinations, goal_of)
     try:
-        found = with_every_rank(goal, search(goal))
-        return _answer(goal, found, limit_bytes, headroom, confirm if goal.each_format else 0)
+        searched = [
+            Searched(goal=goal, found=with_every_rank(goal, found))
+            for goal, found in zip(goals, search_together(goals), strict=True)
+        ]
+        return _answer(combinations, searched, limit_bytes, headroom, confirm)
     except Ended as ended:
         raise MemlabError(f"the recommendation of {workload.name!r} ended: {ended}") from None
 
 
+def _possible(
+    combinations: Combinations, goal_of: Callable[[Workload], Goal]
+) -> tuple[list[Goal], Combinations]:
+    """Return a goal for each workload that can be built, and the combinations without the others.
+
+    Raises:
+        MemlabError: none can be built.
+    """
+    goals = list[Goal]()
+    for one in combinations.workloads:
+        try:
+            goals.append(goal_of(one))
+        except WorkloadError as error:
+            if len(combinations.workloads) == 1:
+                raise
+            combinations = combinations.without(one, str(error))
+    return goals, combinations
+
+
 def _answer(
-    goal: Goal, found: Found, limit_bytes: int, headroom: float, confirm: int
+    combinations: Combinations,
+    searched: Sequence[Searched],
+    limit_bytes: int,
+    headroom: float,
+    confirm: int,
 ) -> Recommendations:
     """Return what was found, the best of it measured."""
+    goal = searched[0].goal
 
-    def said(alternative: Alternative) -> Recommendation:
-        result = alternative.result.against_limit(limit_bytes)
-        reasons = reasons_of(alternative, found, limit_bytes, headroom)
-        return Recommendation(result=result, reasons=reasons, predicted=result)
+    def said(found: Iterable[tuple[Searched, Alternative]]) -> list[Recommendation]:
+        """Return what was found of all workloads, the fastest first."""
+        return [
+            recommendation(one, alternative, combinations, searched, limit_bytes, headroom)
+            for one, alternative in sorted(found, key=lambda pair: pair[1].rank)
+        ]
 
-    predicted = [said(alternative) for alternative in found.fitting]
+    predicted = said((one, each) for one in searched for each in one.found.fitting)
+    close = said((one, each) for one in searched for each in one.found.close)
     measured = confirmed(
         predicted,
-        [said(one) for one in found.close if one.result.fits] if _is_harmless(goal) else [],
-        confirm,
+        [one for one in close if one.result.fits] if _is_harmless(goal) else [],
+        confirm if goal.each_format else 0,
         limit_bytes=limit_bytes,
         headroom=headroom,
         options={"workload": goal.workload, "device": goal.device, **goal.options},
     )
-    done = measured.configs
-    too_close = [said(one) for one in found.close if one.result.config not in done]
-    rest = [one for one in predicted if one.config not in done]
+    too_close = [one for one in close if key_of(one.result) not in measured.keys]
+    rest = [one for one in predicted if key_of(one.result) not in measured.keys]
     fitting = (*measured.kept, *sorted(rest, key=measured.seconds))[: goal.most]
-    close = {one.result.config for one in found.close}
-    more = None if fitting or too_close or not found.tried else on_more_cards(goal)
-    message = _message(goal, found, fitting, too_close, limit_bytes)
+    near = {key_of(one.result) for one in close}
+    least = least_of(searched)
+    more = None if fitting or too_close or least is None else on_more_cards(least[0].goal)
+    message = message_of(searched, fitting, too_close, limit_bytes)
     if more is not None:
         message = f"{message}; {more_cards_in_words(more, limit_bytes)}"
-    why = [why_dropped(one, was_close=one.config in close) for one in measured.dropped]
+    why = [why_dropped(one, was_close=key_of(one.predicted) in near) for one in measured.dropped]
+    tried = [one for each in searched for one in each.found.tried if one.exact]
+    latest = [one for each in searched for one in each.found.latest()]
     return Recommendations(
         fitting=fitting,
         message=message,
         limit_bytes=limit_bytes,
+        workloads=tuple(one.goal.workload for one in searched),
         too_close=tuple(too_close),
         dropped=tuple(one.result for one in measured.dropped),
         on_more_cards=more,
-        other_limits=tuple(_other_limits(found, limit_bytes, goal.target.kind)),
-        tried=tuple(one.result for one in found.tried if one.exact),
-        estimated=tuple(one.result for one in found.latest() if not one.exact),
+        other_limits=tuple(other_limits(combinations, searched, limit_bytes)),
+        tried=tuple(one.result for one in tried),
+        estimated=tuple(one.result for one in latest if not one.exact),
         num_measured=measured.num_runs,
-        notes=(*goal.space.notes, *_notes(found), *why),
+        notes=(*notes_of(combinations, searched, (*fitting, *too_close), limit_bytes), *why),
     )
 
 
@@ -203,99 +253,3 @@ def _is_harmless(goal: Goal) -> bool:
     """
     available, ranks = available_memory_bytes() or 0, goal.space.base.world_size
     return goal.target.kind == "cpu" and ranks * goal.limit_bytes < available / 2
-
-
-def _message(
-    goal: Goal,
-    found: Found,
-    fitting: Sequence[Recommendation],
-    too_close: Sequence[Recommendation],
-    limit_bytes: int,
-) -> str:
-    """Return the answer in one sentence."""
-    limit, name = format_bytes(limit_bytes), goal.workload.name
-    batch = f"batch {goal.space.base.batch_size}"
-    if fitting:
-        best = fitting[0].result
-        return f"{name}, {batch}, on {best.device}, within {limit}: {best.config}"
-    if found.fitting:
-        return (
-            f"every setting of {name}, {batch}, that was predicted to fit {limit} failed when it "
-            "was measured; the notes say how"
-        )
-    if too_close:
-        return (
-            f"no setting of {name}, {batch}, certainly fits {limit}; {len(too_close)} lie too "
-            "near to it to say: measure them, or raise memory_limit"
-        )
-    if found.close:
-        return (
-            f"no setting of {name}, {batch}, fits {limit}: what was too close to say did not fit "
-            "when it was measured; raise memory_limit, or use a smaller batch"
-        )
-    if not found.tried:
-        why = next(iter(found.refused.values()), "no step could be predicted")
-        return f"nothing can be recommended for {name}: {why}"
-
-    least = min(found.latest(), key=lambda one: counted(one.result).nbytes).result
-    peak = counted(least)
-    text = (
-        f"nothing that was tried fits {limit}: {name}, {batch}, takes at least "
-        f"{format_bytes(peak.nbytes)} {peak.kind}, with {least.config}"
-    )
-    standing = sum((least.peak_by_category or {}).get(category, 0) for category in STANDING)
-    if standing > goal.limit_bytes:
-        return (
-            f"{text}. {format_bytes(standing)} of it are parameters, buffers, optimizer state and "
-            "inputs: use a smaller model, another optimizer (allow=['optimizer', ...]) or a larger "
-            "card"
-        )
-    return f"{text}; use a smaller batch or a larger card"
-
-
-def _notes(found: Found) -> list[str]:
-    """Return sentences on what was left out."""
-    notes = [f"{setting} is left out: {why}" for setting, why in found.refused.items() if setting]
-    if not found.is_whole:
-        notes.append(
-            "Not every combination was tried: what saves no memory by itself is left out beside "
-            f"other settings, and the search ends after {MOST_STEPS} recorded steps, or after "
-            f"{PATIENCE} in a row that bring nothing faster. A faster setting may exist; name "
-            "fewer fields in allow to search those wholly."
-        )
-    return notes
-
-
-def _other_limits(found: Found, limit_bytes: int, kind: str) -> list[AtLimit]:
-    """Return what the nearest other limits mean, as far as the search has seen.
-
-    Limits are what cards can hold; halves and doubles on a CPU, or if the limit is smaller.
-    """
-    if not found.fitting:
-        return []
-    cards = {card.usable_bytes: card.name for card in TABLE if kind == "cuda"}
-    sizes = sorted(cards)
-    if not sizes or limit_bytes < sizes[0]:
-        sizes = [limit_bytes // 4, limit_bytes // 2, 2 * limit_bytes]
-    near = {size for size in sizes if abs(size / limit_bytes - 1.0) < 0.05}
-    below = [size for size in sizes if size < limit_bytes and size not in near]
-    above = [size for size in sizes if size > limit_bytes and size not in near]
-    nearest = [*below[-NEAREST_LIMITS:], *above[:1]]
-    return [_at_limit(found, size, cards.get(size, "")) for size in reversed(nearest)]
-
-
-def _at_limit(found: Found, limit_bytes: int, card: str) -> AtLimit:
-    """Return the fastest of what was tried that fits another limit, by its upper estimate."""
-    best = found.fitting[0].seconds
-    by_rank = sorted(found.latest(), key=lambda alternative: alternative.rank)
-    fits = (
-        alternative
-        for alternative in by_rank
-        if alternative.result.against_limit(limit_bytes).fit is Judgement.FITS
-    )
-    fastest = next(fits, None)
-    if fastest is None:
-        return AtLimit(limit_bytes=limit_bytes, card=card, result=None, slower=None)
-    is_known = 0.0 < best < float("inf") and fastest.seconds < float("inf")
-    slower = fastest.seconds / best - 1.0 if is_known else None
-    return AtLimit(limit_bytes=limit_bytes, card=card, result=fastest.result, slower=slower)

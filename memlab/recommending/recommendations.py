@@ -1,13 +1,15 @@
 """`Recommendations`: what `recommend` returns, the best first."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
+from memlab.recommending.combinations import in_words
 from memlab.result import StepResult, format_percent
+from memlab.workload import Value, Workload
 
 WORTH_SAYING = 0.005  # a smaller difference of two times is none
 
@@ -18,13 +20,18 @@ class Recommendation:
 
     Attributes:
         result: what the step costs: measured if it was confirmed by a run, else predicted.
-        reasons: what each setting saves and costs, and how much of the limit is left.
+        reasons: what each choice and setting saves and costs, and how much of the limit is left.
         predicted: what was predicted, also where it was measured.
+        workload: what is trained: the given one, or one that was chosen. `recommend` always sets
+            it.
+        chosen: what the workload was chosen by, by name; empty if nothing was to be chosen.
     """
 
     result: StepResult
     reasons: tuple[str, ...]
     predicted: StepResult
+    workload: Workload | None = None
+    chosen: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def config(self) -> StepConfig:
@@ -41,6 +48,8 @@ class Recommendation:
     def to_dict(self) -> dict[str, Any]:
         """Return the recommendation as plain JSON types, without timelines."""
         return {
+            "workload": self.result.workload_name,
+            "chosen": dict(self.chosen),
             "result": replace(self.result, timeline=None).to_dict(),
             "reasons": list(self.reasons),
             "predicted": replace(self.predicted, timeline=None).to_dict(),
@@ -48,7 +57,8 @@ class Recommendation:
 
     def __str__(self) -> str:
         """Return the setting and its reasons, one to a line."""
-        first = f"{self.result.settings}: {self.cost}"
+        which = f"{in_words(self.chosen)}; " if self.chosen else ""
+        first = f"{which}{self.result.settings}: {self.cost}"
         return "\n".join([first, *(f"  {reason}" for reason in self.reasons)])
 
 
@@ -62,12 +72,14 @@ class AtLimit:
         result: the fastest step that is estimated to fit it, on the same device; None if none of
             those tried does.
         slower: its time over that of the best recommendation, minus 1; None if it is not known.
+        chosen: by what its workload was chosen, in words; "" if nothing was to be chosen.
     """
 
     limit_bytes: int
     result: StepResult | None
     slower: float | None
     card: str = ""
+    chosen: str = ""
 
     def __str__(self) -> str:
         """Return a sentence."""
@@ -76,13 +88,14 @@ class AtLimit:
             limit += f", as much as {self.card} can hold"
         if self.result is None:
             return f"{limit}: nothing that was tried fits"
+        step = f"{self.chosen}{'; ' * bool(self.chosen)}{self.result.config}"
         if self.slower is None:
-            return f"{limit}: {self.result.config}"
+            return f"{limit}: {step}"
         word = "slower" if self.slower > 0 else "faster"
         is_same = abs(self.slower) < WORTH_SAYING
         change = "as fast" if is_same else f"{format_percent(abs(self.slower))} {word}"
         where = f"estimated for {self.result.device}"
-        return f"{limit}: {change} ({where}), with {self.result.config}"
+        return f"{limit}: {change} ({where}), with {step}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,6 +106,7 @@ class Recommendations(Sequence[Recommendation]):
         fitting: the recommendations, the fastest first; measured ones before predicted ones.
         message: the answer in one sentence.
         limit_bytes: that a step may hold.
+        workloads: that the search chose among; the given one alone if nothing was to be chosen.
         too_close: settings so near to the limit that a prediction cannot say whether they fit.
         dropped: settings that were measured, and did not fit or failed; the notes say how.
         other_limits: what other limits would mean.
@@ -107,6 +121,7 @@ class Recommendations(Sequence[Recommendation]):
     fitting: tuple[Recommendation, ...]
     message: str
     limit_bytes: int
+    workloads: tuple[Workload, ...] = ()
     too_close: tuple[Recommendation, ...] = ()
     dropped: tuple[StepResult, ...] = ()
     other_limits: tuple[AtLimit, ...] = ()
@@ -163,14 +178,19 @@ class Recommendations(Sequence[Recommendation]):
 
     def _repr_html_(self) -> str:
         """Return tables for notebooks: a reason, another limit and a note have a line each."""
+        is_chosen = any(one.chosen for one in (*self.fitting, *self.too_close))
         heads = ["", "settings", "time per step", "what each setting does"]
+        if is_chosen:
+            heads[1:1] = ["chosen"]
+            heads[-1] = "what each choice and setting does"
         named = [(str(at), one) for at, one in enumerate(self.fitting, start=1)]
         named += [("too close to say", one) for one in self.too_close]
         lines = []
         for name, one in named:
             first, *others = one.reasons
-            lines.append([name, one.result.settings, one.cost, first])
-            lines += [["", "", "", reason] for reason in others]
+            chosen = [in_words(one.chosen)] if is_chosen else []
+            lines.append([name, *chosen, one.result.settings, one.cost, first])
+            lines += [[*[""] * (len(heads) - 1), reason] for reason in others]
 
         return (
             facts_table(

@@ -21,14 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlab.config import Sharding, StepConfig
 from memlab.limits.judgement import Judgement
-from memlab.planning.chain import Chain
-from memlab.planning.plans import chain_for
 from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import (
     Alternative,
-    alternatives_of,
     cost_of,
     counted,
     likely_fits,
@@ -36,17 +32,21 @@ from memlab.recommending.alternatives import (
     may_fit,
 )
 from memlab.recommending.goal import MOST_STEPS, Goal
-from memlab.recommending.space import Settings, can_be_planned, with_settings
+from memlab.recommending.one_step import (
+    SAME_TIME,
+    alternatives_at,
+    exact,
+    has_too_large_states,
+    is_idle,
+    key_of,
+)
+from memlab.recommending.space import Settings, with_settings
 from memlab.result import Outcome, StepResult
-from memlab.running import Ended
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
-from memlab.trace import CATEGORIES, Category
 
 PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
 OTHER_PRODUCTS = "precision"  # of what may be faster only this changes the products of a step
-STATES = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
-SAME_TIME = 1.02  # times that differ by less than this factor count as equal
 
 
 @dataclass(slots=True)
@@ -79,10 +79,6 @@ class Found:
         }
         return list(by_config.values())
 
-    def worst_cost(self, most: int) -> float:
-        """Return the cost that a further setting has to beat; infinite while some are missing."""
-        return self.fitting[most - 1].cost if len(self.fitting) >= most else float("inf")
-
 
 @dataclass(order=True, slots=True)
 class _Waiting:
@@ -108,54 +104,93 @@ class _Waiting:
     alternative: Alternative | None = field(compare=False, default=None)
 
 
-def key_of(settings: tuple[Settings, ...]) -> tuple[str, ...]:
-    """Return settings as a key that does not depend on their order."""
-    return tuple(sorted(f"{name}={value}" for one in settings for name, value in one.items()))
-
-
 def search(goal: Goal) -> Found:
     """Return the settings that fit, the fastest first."""
-    return _BestFirst(goal).run()
+    return search_together([goal])[0]
+
+
+def search_together(goals: Sequence[Goal]) -> list[Found]:
+    """Return the settings of several workloads that fit, the fastest first of each.
+
+    The workloads are in one race: what is too slow beside what any of them has found is not
+    predicted. So only the steps as they are, which say what the workloads differ by, are predicted
+    for each.
+    """
+    race = _Race(goals[0].most)
+    race.searches = [_BestFirst(goal, race) for goal in goals]
+    while waiting := [one for one in race.searches if one.waiting]:
+        min(waiting, key=lambda one: one.waiting[0]).look_at_next()
+    return [one.ended() for one in race.searches]
+
+
+class _Race:
+    """What several searches know of one another.
+
+    Attributes:
+        most: how many settings are looked for, of all workloads together.
+        searches: one for each workload.
+        numbers: of what waits, in the order in which it was found.
+        least_cost: of the estimates that fit.
+        recorded: steps, of all workloads together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.searches: list[_BestFirst] = []
+        self.numbers = itertools.count()
+        self.least_cost = float("inf")
+        self.recorded = 0
+
+    @property
+    def worst_cost(self) -> float:
+        """The cost that a further setting has to beat; infinite while some are missing."""
+        costs = sorted(one.cost for search in self.searches for one in search.found.fitting)
+        return costs[self.most - 1] if len(costs) >= self.most else float("inf")
+
+    @property
+    def fastest(self) -> StepResult:
+        """The fastest step that fits, if one does."""
+        fitting = (search.found.fitting[0] for search in self.searches if search.found.fitting)
+        return min(fitting, key=lambda one: one.rank).result
 
 
 class _BestFirst:
-    """One search: what was found, what waits, and how long nothing faster has come.
+    """The search of one workload: what was found, what waits, how long nothing faster has come.
 
     Attributes:
-        least_cost: of the estimates that fit.
-        in_vain: steps recorded since that was last improved.
+        in_vain: steps recorded since the least cost of estimates that fit was last improved.
         bias: the least factor by which exact predictions were above their estimates, by the
             settings of the step; those of single samples apart, which are estimated less well.
         best_of: the fastest alternative of a step that fits, by the settings of the step.
     """
 
-    def __init__(self, goal: Goal) -> None:
-        self.goal = goal
+    def __init__(self, goal: Goal, race: _Race) -> None:
+        self.goal, self.race = goal, race
         self.found = Found()
-        self.numbers = itertools.count()
-        self.waiting = [_Waiting(0.0, 0.0, next(self.numbers), ())]
-        self.recorded = self.in_vain = 0
-        self.least_cost = float("inf")
+        self.waiting = [_Waiting(0.0, 0.0, next(race.numbers), ())]
+        self.in_vain = 0
         self.bias: dict[tuple[tuple[str, ...], bool], float] = {}
         self.best_of: dict[tuple[str, ...], Alternative] = {}
 
-    def run(self) -> Found:
-        """Look at one after another, the least bound first."""
-        while self.waiting:
-            one = heapq.heappop(self.waiting)
-            if self._is_too_slow(one):
-                continue
-            if one.alternative is not None:
-                self._confirm(one, one.alternative)
-            elif self._is_needless(one):
-                continue
-            elif self._is_enough(one) or self._is_idle_saver(one):
-                self.found.is_whole = False
-            else:
-                self._record(one)
+    def look_at_next(self) -> None:
+        """Look at what waits with the least bound."""
+        one = heapq.heappop(self.waiting)
+        is_first = not one.settings and one.alternative is None
+        if not is_first and self._is_too_slow(one):
+            return
+        if one.alternative is not None:
+            self._confirm(one, one.alternative)
+        elif not is_first and self._is_needless(one):
+            return
+        elif not is_first and (self._is_enough(one) or self._is_idle_saver(one)):
+            self.found.is_whole = False
+        else:
+            self._record(one)
 
+    def ended(self) -> Found:
+        """Return what was found, once nothing waits."""
         self.goal.steps.number = 0
-        found, worst = self.found, self.found.worst_cost(self.goal.most)
+        found, worst = self.found, self.race.worst_cost
         close = [
             one
             for one in found.close
@@ -166,23 +201,22 @@ class _BestFirst:
 
     def _is_too_slow(self, one: _Waiting) -> bool:
         """Return whether enough was found that is faster than a step or an estimate can be."""
-        if max(one.bound, one.products) <= self.found.worst_cost(self.goal.most):
+        if max(one.bound, one.products) <= self.race.worst_cost:
             return False
         alternative = one.alternative
         return alternative is None or not self._may_be_of_a_faster_format(alternative.result)
 
     def _may_be_of_a_faster_format(self, result: StepResult) -> bool:
         """Return whether a number format without a setting that fits may be the fastest here."""
-        fitting = self.found.fitting
-        formats = {fits.result.config.precision for fits in fitting}
+        formats = {fits.result.config.precision for fits in self.found.fitting}
         is_of_another = self.goal.each_format and result.config.precision not in formats
-        return is_of_another and may_be_faster(result, fitting[0].result)
+        return is_of_another and may_be_faster(result, self.race.fastest)
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""
         is_in_vain = one.bound > 0.0 and self.in_vain >= PATIENCE
-        is_in_vain = is_in_vain and self.least_cost < float("inf")
-        return self.recorded >= MOST_STEPS or is_in_vain
+        is_in_vain = is_in_vain and self.race.least_cost < float("inf")
+        return self.race.recorded >= MOST_STEPS or is_in_vain
 
     def _is_needless(self, one: _Waiting) -> bool:
         """Return whether a step saves memory for a time that is not known, and something fits."""
@@ -194,16 +228,17 @@ class _BestFirst:
 
     def _record(self, one: _Waiting) -> None:
         """Predict a step; what it says of others waits from now on."""
-        goal = self.goal
-        goal.steps.number = self.recorded + 1
+        goal, race = self.goal, self.race
+        goal.steps.number = race.recorded + 1
         goal.steps.settings = " and ".join(in_words(settings) for settings in one.settings)
+        goal.steps.workload = goal.workload.name if len(race.searches) > 1 else ""
         predicted = _predicted(goal, one, self.found)
-        self.recorded += 1
+        race.recorded += 1
         self.in_vain += 1
         if predicted is None or predicted.result.outcome is not Outcome.OK:
             return
 
-        alternatives = _alternatives(goal, one.settings, predicted)
+        alternatives = alternatives_at(goal, one.settings, predicted)
         self.found.tried += alternatives
         self._confirm_known(one.settings, predicted, alternatives)
         for alternative in alternatives:
@@ -211,12 +246,12 @@ class _BestFirst:
             is_known = goal.known.cost_of(alternative) is not None
             if not is_known and self._may_fit(one.settings, predicted, alternative):
                 self._wait(cost, 0.0, one.settings, None, predicted, alternative)
-            if cost < self.least_cost and likely_fits(alternative, goal.limit_bytes):
-                self.least_cost, self.in_vain = cost, 0
+            if cost < race.least_cost and likely_fits(alternative, goal.limit_bytes):
+                race.least_cost, self.in_vain = cost, 0
 
-        fits = _exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
+        fits = exact(goal, predicted, alternatives[0]).fit is Judgement.FITS
         bound = (cost_of(predicted.result) or 0.0) / SAME_TIME
-        is_full = _has_too_large_states(goal, predicted.result)
+        is_full = has_too_large_states(goal, predicted.result)
         products = predicted.forecast.products_seconds if predicted.forecast else 0.0
         for settings in goal.space.with_one_more(one.settings, savers=not fits):
             if not _is_refused(goal, settings, self.found):
@@ -234,7 +269,7 @@ class _BestFirst:
     def _wait(
         self, bound: float, products: float, settings: tuple[Settings, ...], *rest: Any
     ) -> None:
-        number = next(self.numbers)
+        number = next(self.race.numbers)
         heapq.heappush(self.waiting, _Waiting(bound, products, number, settings, *rest))
 
     def _confirm_known(
@@ -250,7 +285,7 @@ class _BestFirst:
         cost_of = self.goal.known.cost_of
         known = [(cost, one) for one in alternatives if (cost := cost_of(one)) is not None]
         for cost, one in sorted(known, key=lambda pair: pair[0]):
-            waiting = _Waiting(cost, 0.0, next(self.numbers), settings, None, start, one)
+            waiting = _Waiting(cost, 0.0, next(self.race.numbers), settings, None, start, one)
             if self._is_too_slow(waiting) or key_of(settings) in self.best_of:
                 return
             self._confirm(waiting, one)
@@ -283,7 +318,7 @@ class _BestFirst:
         is_slower = best is not None and best.cost <= SAME_TIME * one.bound
         if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
-        result = _exact(goal, one.start, alternative)
+        result = exact(goal, one.start, alternative)
         if result.outcome is not Outcome.OK:
             return
         self._learn(key, alternative, counted(result).nbytes)
@@ -316,7 +351,7 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
     if result.outcome is not Outcome.OK and is_alone:
         found.refused[name] = result.message
     found.starts[key_of(waiting.settings)] = result
-    if result.outcome is Outcome.OK and parent is not None and _is_idle(result, parent):
+    if result.outcome is Outcome.OK and parent is not None and is_idle(result, parent):
         if is_alone:
             found.idle.add(name)
         return None
@@ -331,61 +366,3 @@ def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> boo
 
 def _name_of_last(settings: tuple[Settings, ...]) -> str:
     return in_words(settings[-1]) if settings else ""
-
-
-def _has_too_large_states(goal: Goal, result: StepResult) -> bool:
-    """Return whether what a rank holds between two steps is above the limit by itself."""
-    if goal.space.base.sharding is Sharding.NONE or result.timeline is None:
-        return False
-    columns = [CATEGORIES.index(category) for category in STATES]
-    held = result.timeline.bytes_by_category[:, columns].sum(axis=1).min()
-    return bool(held > goal.limit_bytes)
-
-
-def _is_idle(result: StepResult, parent: StepResult) -> bool:
-    """Return whether one more setting saves neither memory nor what steps are compared by."""
-    costs = cost_of(result), cost_of(parent)
-    if costs[0] and costs[1] and costs[0] < costs[1] / SAME_TIME:
-        return False
-    pairs = (
-        (result.peak_allocated_bytes, parent.peak_allocated_bytes),
-        (result.peak_reserved_bytes, parent.peak_reserved_bytes),
-        (result.needed_bytes, parent.needed_bytes),
-    )
-    return not any(now < then for now, then in pairs if now is not None and then is not None)
-
-
-def _alternatives(
-    goal: Goal, settings: tuple[Settings, ...], predicted: Prediction
-) -> list[Alternative]:
-    """Return a predicted step as it is, then with other accumulation steps and budgets."""
-    config, space = predicted.result.config, goal.space
-
-    def make() -> list[Alternative]:
-        chain = _chain(goal, config) if space.budgets and can_be_planned(config) else None
-        return list(alternatives_of(predicted, settings, space, chain, goal.target.kind))
-
-    key = key_of(settings), config, space.accumulation_steps, space.budgets
-    return goal.known.estimated(key, make)
-
-
-def _chain(goal: Goal, config: StepConfig) -> Chain | None:
-    try:
-        return chain_for(goal.workload, config, goal.target, seed=goal.seed, run=goal.run)
-    except Ended as ended:
-        if ended.outcome is Outcome.CANCELLED:
-            raise
-        return None  # this model cannot be planned: its other settings are tried without a budget
-
-
-def _exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult:
-    """Return the exact prediction of an alternative, judged by the limit."""
-    found = start
-    if not alternative.exact:
-        config = alternative.result.config
-        found = goal.known.predicted(
-            goal.workload, config, goal.device, goal.options, every_rank=False
-        )
-    if found.forecast is None:
-        return found.result
-    return found.forecast.against_limit(found.result, goal.limit_bytes)

@@ -1,6 +1,9 @@
 """Which settings of a recommendation are measured, with made-up runs in place of real ones."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from memlab.config import StepConfig
 from memlab.recommending import confirming
@@ -8,9 +11,12 @@ from memlab.recommending.confirming import confirmed, why_dropped
 from memlab.recommending.recommendations import Recommendation
 from memlab.result import Outcome
 from memlab.running import Ended
+from memlab.workload import Workload
 from tests.figure_parts import MIB, make_result, out_of_memory
 
 LIMIT = 100 * MIB
+LAYER, BATCH = torch.nn.Linear(1, 1), (torch.ones(1, 1), torch.ones(1, 1))
+LOSS = torch.nn.functional.mse_loss
 
 
 def candidate(seconds, mib=50, **config):
@@ -82,9 +88,9 @@ def test_the_last_run_is_for_the_fastest_even_where_formats_are_left(runs):
 
 
 def test_no_more_are_measured_than_asked_for_or_found(runs):
-    assert confirm([FAST, PLAIN], 0).configs == set()
+    assert confirm([FAST, PLAIN], 0).keys == set()
     assert confirm([FAST, PLAIN], 1).kept[0].config == FAST.config
-    assert len(confirm([FAST, PLAIN], 9).configs) == 2
+    assert len(confirm([FAST, PLAIN], 9).keys) == 2
 
 
 def test_two_whose_repeats_overlap_are_run_again_and_the_faster_run_counts(monkeypatch):
@@ -105,7 +111,7 @@ def test_two_whose_repeats_overlap_are_run_again_and_the_faster_run_counts(monke
     assert asked == [FAST.config, PLAIN.config] * 2
     assert (found.kept[0].config, found.kept[0].result.step_seconds) == (FAST.config, 0.1)
     assert found.num_runs == 4
-    assert found.factors["bf16-mixed"] == pytest.approx(1.0)
+    assert found.factors["line", "bf16-mixed"] == pytest.approx(1.0)
 
 
 def test_a_setting_whose_second_run_fails_is_dropped(monkeypatch):
@@ -169,3 +175,29 @@ def test_what_is_stopped_ends_it(monkeypatch):
     monkeypatch.setattr(confirming, "measure", lambda **options: stopped)
     with pytest.raises(Ended):
         confirm([FAST], 1)
+
+
+def test_of_two_workloads_each_is_run_with_its_own_and_corrects_its_own_times(monkeypatch):
+    """The same settings of two workloads are two settings: one takes twice its predicted time."""
+    workloads = {name: Workload.from_module(LAYER, BATCH, LOSS, name=name) for name in "ab"}
+    found = [
+        replace(
+            one, workload=workloads[name],
+            result=replace(one.result, workload_name=name),
+            predicted=replace(one.predicted, workload_name=name),
+        )
+        for name, one in (("a", PLAIN), ("b", PLAIN), ("a", PLAIN_AGAIN))
+    ]  # fmt: skip
+    asked = []
+
+    def measure(*, workload, config, repeats, memory_limit, **options):
+        asked.append((workload.name, config))
+        seconds = {"a": 0.3, "b": 0.15}[workload.name]
+        result = make_result(seconds=(seconds,) * repeats, config=config)
+        return replace(result, workload_name=workload.name).against_limit(memory_limit)
+
+    monkeypatch.setattr(confirming, "measure", measure)
+    measured = confirm(found, 2)
+    assert asked == [("a", PLAIN.config), ("b", PLAIN.config)]
+    assert [one.workload.name for one in measured.kept] == ["b", "a"]
+    assert measured.seconds(found[2]) == pytest.approx(2 * found[2].predicted.step_seconds)

@@ -18,7 +18,7 @@ from memlab.arguments.units import MIB
 from memlab.recommending import confirming, known, largest
 from memlab.recommending import search as searching
 from memlab.recommending.alternatives import alternatives_of
-from memlab.recommending.search import SAME_TIME
+from memlab.recommending.one_step import SAME_TIME
 from memlab.recommending.space import BUDGETS, space_of
 from memlab.result import Outcome, Source, StepResult
 from memlab.techniques.every import EVERY
