@@ -22,9 +22,8 @@ from memlab.arguments.variants import have_same_values
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.torch_private import pytree
 
-FUNCTIONS = (
-    "build_model", "make_batch", "compute_loss", "num_loss_terms", "count_samples", "split_batch",
-)  # fmt: skip
+OF_BATCHES = ("make_batch", "count_samples", "split_batch")
+FUNCTIONS = ("build_model", "compute_loss", "num_loss_terms", *OF_BATCHES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,13 +224,15 @@ class Workload:
         same = found
         if size != own.value:
             same = self._made_with(f"{own.name} {own.value}", partial(own.make_workload, own.value))
+        if own.varies:  # its own batches are of several sizes, which no size gives
+            same = dataclasses.replace(same, **{name: getattr(self, name) for name in OF_BATCHES})
         self._check_is_made_by("in other sizes", "SampleSize", f"make_workload({own.value})", same)
         if not have_same_values(self.choices, found.choices):
             raise WorkloadError(
                 f"make_workload of the SampleSize of {self.name} gives other choices; let it make "
                 f"the workload with {dict(self.choices.values) if self.choices else 'none'}"
             )
-        sized = dataclasses.replace(own, value=size)
+        sized = dataclasses.replace(own, value=size, varies=False)
         name = f"{self.base_name}, {sized}"
         return dataclasses.replace(found, name=name, sample_size=sized, lengths=self.lengths)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlab.arguments.checks import count, function, of_type, text
+from memlab.arguments.checks import count, flag, function, of_type, text
 from memlab.arguments.quoting import shown
 from memlab.errors import ConfigError, WorkloadError
 
@@ -26,6 +26,9 @@ class SampleSize:
             for; it raises an error for one that the workload cannot have. A panel calls it in a
             thread, so that a slow one does not hold the page up.
         dimensions: along how many dimensions a sample has this size: 2 for square images.
+        varies: whether the samples of this workload differ in size, and `value` is that of the
+            longest. `make_workload` gives samples of one size all the same, so with `value` it need
+            not give the batches that the workload has.
 
     Raises:
         WorkloadError: a field has a value that is not allowed.
@@ -53,6 +56,7 @@ class SampleSize:
     offered: tuple[int, ...]
     make_workload: Callable[[int], Any]
     dimensions: int = 1
+    varies: bool = False
 
     def __post_init__(self) -> None:
         rules = {
@@ -62,6 +66,7 @@ class SampleSize:
             "offered": lambda name, value: of_type(name, value, Sequence[int]),
             "make_workload": function,
             "dimensions": count(1, MOST_DIMENSIONS),
+            "varies": flag,
         }
         try:
             for field, rule in rules.items():

@@ -8,6 +8,7 @@ import torch
 from memlab.arguments.quoting import printable, shown
 from memlab.errors import WorkloadError
 from memlab.importing.copied_model import CopiedModel
+from memlab.importing.imported_lengths import with_lengths
 from memlab.importing.own_loss import OwnLoss, ignores_number_of_terms, own_loss
 from memlab.importing.reading import SourceReading
 from memlab.importing.samples import JoinedSamples, KeptColumns, KeptSamples, first_samples
@@ -40,6 +41,8 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
         return None
 
     kept = _batches(reading, trainer, dataset)
+    first = f"its first {len(kept.samples)} samples, in their order, as often as a batch needs them"
+    reading.take_into("make_batch", "trainer.train_dataset", first)
     batch = _first_batch(trainer, kept)
     if not isinstance(batch, Mapping):
         reading.is_complete = False
@@ -51,7 +54,7 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
 
     terms, loss = _loss(reading, trainer, batch)
     joined = JoinedSamples(kept) if joins_samples(trainer) else None
-    return Workload(
+    made = Workload(
         name=type(trainer.model).__name__,
         build_model=CopiedModel(_on_cpu(trainer.model), _autocast(reading)),
         make_batch=joined or kept,
@@ -60,6 +63,9 @@ def workload_of(reading: SourceReading, trainer: Any) -> Workload | None:
         count_samples=joined.count if joined else None,
         split_batch=joined.split if joined else None,
     )
+    found, said = with_lengths(made, kept, trainer)
+    reading.take_into("make_batch", "trainer.train_dataset", "; ".join(filter(None, (first, said))))
+    return found
 
 
 def owner_of(trainer: Any, name: str) -> type | None:
@@ -95,11 +101,6 @@ def _autocast(reading: SourceReading) -> torch.dtype | None:
 def _batches(reading: SourceReading, trainer: Any, dataset: Any) -> KeptSamples:
     batch_size = reading.settings["batch_size"]
     samples = first_samples(dataset, batch_size)
-    reading.take_into(
-        "make_batch",
-        "trainer.train_dataset",
-        f"its first {len(samples)} samples, in their order, as often as a batch needs them",
-    )
     collate = trainer.data_collator
     if trainer.args.remove_unused_columns:
         trainer._set_signature_columns_if_needed()
