@@ -76,7 +76,7 @@ def panel_source(
     A comment comes before it if it uses a workload that is in no variable.
     """
     name, line = workload_source(workload, namespace)
-    call = line.removeprefix("workload = ")
+    call = line.rpartition("workload = ")[2]
     made = name if call == line else call
     limit = f", memory_limit={literal(memory_limit)}" if memory_limit else ""
     asked = f"config={config_source(config, namespace)}"
@@ -159,7 +159,7 @@ def workload_source(workload: Workload, namespace: Mapping[str, Any]) -> tuple[s
     if own is None and (made := _made_source(workload, namespace)):
         return made
     if own is None and (call := finetune_source(workload)):
-        return "workload", f"workload = {call}"
+        return "workload", f"{_without_lengths(workload)}workload = {call}"
     if own:
         return own, f"# {own} is the workload that the panel was given"
     return "workload", NO_WORKLOAD
@@ -181,6 +181,14 @@ def finetune_source(workload: Workload) -> str | None:
         for name, value in options.items()
     )
     return f"memlab.workloads.finetune({given})"
+
+
+def _without_lengths(workload: Workload) -> str:
+    """Return a comment on lengths that are too many to be written; "" if none are missing."""
+    options, lengths = finetune_options(workload), workload.lengths
+    if lengths is None or options is None or "lengths" in options:
+        return ""
+    return f"# its {len(lengths):,} lengths are left out; a step does not depend on them\n"
 
 
 def _results_source(panel: object, namespace: Mapping[str, Any]) -> str:

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 from memlab import workloads
+from memlab.arguments.functions import is_same_function
 from memlab.arguments.units import KIB, parse_bytes
 from memlab.devices import cards, cluster_table
 from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings
-from memlab.workload import Workload
+from memlab.workload import FUNCTIONS, Workload
 
 OTHER_FORMS = {"pcie", "laptop"}
 OTHER, OTHER_TEXT = "other", "another card, by memory size"
@@ -36,13 +37,16 @@ def offered_workloads(given: Workload | None) -> dict[str, Workload]:
 def zoo_options(workload: Workload) -> dict[str, Any] | None:
     """Return the options that make this workload of the zoo, or None if it is not of the zoo.
 
-    Its name in the zoo is its `base_name`.
+    Its name in the zoo is its `base_name`. One of whose functions a person has replaced is not.
     """
     spec = getattr(workload.build_model, "__self__", None)
     known = workloads.SPECS.get(workload.base_name)
     if spec is None or known is None or type(spec) is not type(known):
         return None
 
+    made = spec.workload(workload.name)
+    if not all(is_same_function(getattr(workload, f), getattr(made, f)) for f in FUNCTIONS):
+        return None
     return {
         name: getattr(spec, name)
         for name in (field.name for field in dataclasses.fields(known))

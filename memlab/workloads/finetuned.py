@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from memlab.arguments.checks import Rule, anything, checked, choice, count, number, of_type
 from memlab.arguments.functions import is_same_function
+from memlab.arguments.lengths import optional_lengths
 from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
@@ -20,6 +22,7 @@ from memlab.workloads.quantizing import QUANTIZED, finetune_import, quantize_lin
 USUAL_TOKENS = 512
 MOST_TOKENS = 2**20
 MOST_RANK = 2**16
+MOST_WRITTEN = 32  # lengths in code that makes a workload
 CAUSAL = "AutoModelForCausalLM"
 FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LOW_RANK = ("lora", "dora", "rslora")
@@ -186,6 +189,7 @@ CHOSEN: dict[str, Rule] = {
     num_virtual_tokens=count(1, MOST_RANK),
     dropout=number(0.0, 0.999),
     tokens=_tokens,
+    lengths=optional_lengths,
 )
 def finetune(
     model: str | os.PathLike[str] = "llama-1b",
@@ -200,6 +204,7 @@ def finetune(
     double_quantization: bool = True,
     prepare_for_kbit: bool = False,
     tokens: int | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> Workload:
     """Return a workload that fine-tunes a language model of transformers, with random weights.
 
@@ -223,6 +228,8 @@ def finetune(
         prepare_for_kbit: whether peft's `prepare_model_for_kbit_training` casts all weights that
             are not quantized (norms, embeddings, head) to fp32.
         tokens: of a sample; None is 512, or as many as the model takes if they are fewer.
+        lengths: of the data set's samples, one int for each, which `predict_lengths` then takes. A
+            step is of `tokens` all the same.
 
     Raises:
         WorkloadError: the model or a value is not allowed; the message says what is. A library that
@@ -246,13 +253,13 @@ def finetune(
         double_quantization=double_quantization,
         prepare_for_kbit=prepare_for_kbit,
     )
-    return _sized(configured.size, made=made)
+    return replace(_sized(configured.size, made=made), lengths=optional_lengths("lengths", lengths))
 
 
 def finetune_options(workload: Workload) -> dict[str, Any] | None:
     """Return the arguments with which `finetune` makes this workload; None for any other.
 
-    Left out are those with their usual value.
+    Left out are those with their usual value, and more lengths than `MOST_WRITTEN`.
     """
     made = getattr(workload.build_model, "__self__", None)
     if not isinstance(made, Finetuned) or made.model.values != BASES.get(made.label):
@@ -268,7 +275,9 @@ def finetune_options(workload: Workload) -> dict[str, Any] | None:
         if name not in ("label", "model") and value != usual[name].default
     }
     least = min(USUAL_TOKENS, made.model.values["max_position_embeddings"])
-    sized = {} if made.model.size == least else {"tokens": made.model.size}
+    sized: dict[str, Any] = {} if made.model.size == least else {"tokens": made.model.size}
+    if workload.lengths is not None and len(workload.lengths) <= MOST_WRITTEN:
+        sized["lengths"] = workload.lengths
     return {"model": made.label, **given, **sized}
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import memlab
-from memlab import WorkloadChoices, workloads
+from memlab import MemlabError, StepConfig, WorkloadChoices, workloads
 from memlab._panel import as_code
+from memlab._panel.choices import zoo_options
 from memlab._panel.made_choices import MadeChoices
 from memlab.arguments.quoting import literal
 from memlab.errors import WorkloadError
@@ -220,6 +221,30 @@ def test_the_code_makes_the_choices_on_screen():
     assert literal("nf4") in call
     held = as_code.workload_source(tuned.chosen(rank=4).resized(256), {"tuned": tuned})
     assert held[0] == "tuned.chosen(rank=4).resized(256)"
+
+
+def test_the_code_has_few_lengths_and_says_that_many_are_left_out():
+    few = workloads.finetune("llama-tiny", lengths=[8, 16])
+    assert eval(as_code.finetune_source(few), {"memlab": memlab}).lengths == (8, 16)
+    assert few.chosen(rank=4).resized(64).lengths == (8, 16)
+    many = workloads.finetune("llama-tiny", lengths=range(1, 1001))
+    lines = as_code.workload_source(many, {})[1].splitlines()
+    assert lines == [
+        "# its 1,000 lengths are left out; a step does not depend on them",
+        f"workload = {as_code.finetune_source(many)}",
+    ]
+    code = as_code.panel_source(many, StepConfig(), "t4", "", {})
+    assert code.startswith("memlab.panel(memlab.workloads.finetune('llama-tiny'), ")
+    with pytest.raises(MemlabError, match=r"lengths\[1\]=0"):
+        workloads.finetune("llama-tiny", lengths=[8, 0])
+
+
+@pytest.mark.parametrize("field", ["make_batch", "compute_loss", "num_loss_terms"])
+def test_a_workload_of_the_zoo_with_another_function_is_not_written_as_one_without(field):
+    known = workloads.get("gpt-small", num_layers=1).resized(64)
+    other = dataclasses.replace(known, **{field: lambda *_: None})
+    assert zoo_options(known) == {"num_layers": 1, "sequence_length": 64}
+    assert zoo_options(other) is None
 
 
 @pytest.mark.parametrize("field", ["make_batch", "compute_loss", "num_loss_terms"])
