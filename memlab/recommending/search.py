@@ -258,7 +258,8 @@ class _BestFirst:
                 is_faster = goal.space.is_faster(settings[-1])
                 if is_full and not is_faster and not goal.space.frees_states(settings[-1]):
                     continue
-                is_same = len(settings) > 1 and OTHER_PRODUCTS not in settings[-1]
+                is_known = len(settings) > 1 or len(race.searches) > 1
+                is_same = is_known and OTHER_PRODUCTS not in settings[-1]
                 self._wait(
                     0.0 if is_faster else bound,
                     products if is_faster and is_same else 0.0,
