@@ -8,15 +8,18 @@ Left out: torchao's weights in 4 bits. Their kernels have no backward, so that n
 can be trained.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from memlab.errors import WorkloadError
 from memlab.workloads.data import zoo_import
 
 FOUR_BIT = ("nf4", "fp4")
+FOUR_BIT_FROM = (torch.bfloat16, torch.float16, torch.float32)
 WEIGHT_ONLY = {
     "int8-weight-only": "Int8WeightOnlyConfig",
     "fp8-weight-only": "Float8WeightOnlyConfig",
@@ -38,7 +41,7 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
         label: the model's name, for the message.
 
     Raises:
-        WorkloadError: no layer can be quantized.
+        WorkloadError: no layer can be quantized, or one has weights in another number format.
     """
     transposed = finetune_import("transformers.pytorch_utils").Conv1D
     heads = {id(head) for head in (model.get_output_embeddings(),) if head is not None}
@@ -58,6 +61,7 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
     if base in WEIGHT_ONLY:
         _quantize_weights(model, found, base, transposed)
         return
+    _check_formats(found, base, label)
     modules = finetune_import("bitsandbytes.nn")
     for path, layer in found:
         model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
@@ -77,6 +81,20 @@ def _quantize_weights(
             made.weight, made.bias = nn.Parameter(layer.weight.detach().t()), layer.bias
             model.set_submodule(path, made)
         torchao.quantize_(made.requires_grad_(False), how)
+
+
+def _check_formats(found: Sequence[tuple[str, Any]], base: str, label: str) -> None:
+    """Raise WorkloadError if bitsandbytes refuses the weights of a layer.
+
+    It says so itself, but only when the model is moved, and without the layer's name.
+    """
+    for path, layer in found:
+        if base in FOUR_BIT and layer.weight.dtype not in FOUR_BIT_FROM:
+            raise WorkloadError(
+                f"base={base!r} cannot quantize {path} of {label}: its weights are "
+                f"{layer.weight.dtype}, and bitsandbytes takes bfloat16, float16 and float32; "
+                "build that layer in one of these, or pass a base of bf16, fp16 or fp32"
+            )
 
 
 def _has_own(layer: nn.Module) -> bool:

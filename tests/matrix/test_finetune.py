@@ -15,6 +15,7 @@ from memlab.recording.outlined import outlines
 from memlab.step import build_step
 from memlab.torch_private.fakes import FakeTensorMode
 from memlab.torch_private.tensors import parts_of
+from memlab.workloads.quantizing import quantize_linear_layers
 from tests.models import LIBRARY_BYTES
 
 TOKENS = 48
@@ -151,10 +152,34 @@ def test_targets_that_match_nothing_name_the_layers_that_there_are():
     assert "q_proj" in result.message
 
 
-def test_a_base_without_linear_layers_is_refused_with_what_it_has(tmp_path):
+def test_an_architecture_without_usual_targets_names_the_layers_that_there_are(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "num_hidden_layers": 1}')
-    with pytest.raises(WorkloadError):
+    with pytest.raises(WorkloadError, match="its linear layers are named dt_proj, in_proj"):
         workloads.finetune(tmp_path, base="nf4").build_model()
+
+
+@pytest.mark.parametrize("base", ["nf4", "fp4", "int8"])
+def test_a_base_without_linear_layers_is_refused_with_what_it_has(base):
+    model = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 1), torch.nn.Linear(2, 2))
+    model.get_output_embeddings = lambda: model[1]
+    with pytest.raises(WorkloadError, match=r"toy has none besides its head: .* in Conv1d, Linear"):
+        quantize_linear_layers(model, base, True, "toy")
+
+
+def test_a_layer_in_a_format_that_bitsandbytes_refuses_is_named():
+    def model_in(dtype):
+        made = torch.nn.Sequential(torch.nn.Linear(64, 64, dtype=dtype))
+        made.get_output_embeddings = lambda: None
+        return made
+
+    with pytest.raises(WorkloadError, match=r"cannot quantize 0 of toy: its weights are torch.fl"):
+        quantize_linear_layers(model_in(torch.float64), "nf4", True, "toy")
+    own = importlib.import_module("bitsandbytes.functional")
+    with pytest.raises(ValueError, match="only supports 16/32-bit floats"):  # as it says itself
+        own.quantize_4bit(torch.ones(64, 64, dtype=torch.float64))
+    narrow = model_in(torch.float16)
+    quantize_linear_layers(narrow, "nf4", True, "toy")
+    assert narrow.to("cpu")[0].weight.dtype is torch.uint8
 
 
 def test_an_outlined_model_takes_no_memory_and_small_tensors_keep_their_values():
