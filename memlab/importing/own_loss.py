@@ -7,11 +7,13 @@ what an earlier one left in it.
 """
 
 import copy
+import dis
 import inspect
 import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -153,15 +155,24 @@ def own_loss(trainer: Any, terms: LossTerms | None) -> OwnLoss:
 def ignores_number_of_terms(method: Callable[..., Any]) -> bool:
     """Return whether a `compute_loss` never reads `num_items_in_batch`.
 
-    One that takes it by **kwargs, or whose source is not there, is taken to read it.
+    One that takes it by **kwargs, or has no code of Python, is taken to read it. Its bytecode
+    tells, which is there without a source too, as for a class that was typed into a prompt.
     """
     try:
         parameters = inspect.signature(method).parameters
-        source = inspect.getsource(method)
-    except (OSError, TypeError, ValueError):
+        code = inspect.unwrap(method).__code__
+    except (AttributeError, TypeError, ValueError):
         return False
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return not takes_any and source.count("num_items_in_batch") < 2
+    return not takes_any and not _reads(code, "num_items_in_batch")
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    """Return whether code loads an argument, or may: functions inside of it, and `locals()`."""
+    if name in code.co_cellvars or "locals" in code.co_names:
+        return True
+    loaded = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD"))
+    return any(name == each or (isinstance(each, tuple) and name in each) for each in loaded)
 
 
 def unwrapped_module(model: Any) -> Any:

@@ -14,6 +14,7 @@ from benchmarks import imports
 from benchmarks.recipes import RECIPES, RecipeKind
 from memlab.importing.imported import FieldStatus
 from memlab.importing.optimizer_classes import read_optimizer, settings_of
+from memlab.importing.own_loss import ignores_number_of_terms
 from memlab.importing.reading import UNKNOWN, SourceReading
 from memlab.importing.transformers_arguments import INSTEAD, OPTIMIZERS, read_arguments
 
@@ -454,3 +455,19 @@ def test_arguments_of_transformers_for_several_ranks(fsdp, options, sharding):
     assert config.batch_size == (8 if sharding == "none" else 16)
     # accelerate averages gradients with the last micro-batch only
     assert config.sync_each_micro_batch == (sharding == "none")
+
+
+@pytest.mark.parametrize(
+    ("body", "ignores"),
+    [
+        ("return model(inputs).loss  # num_items_in_batch is not read", True),
+        ("return model(inputs).sum() / num_items_in_batch", False),
+        ("return (lambda: num_items_in_batch)()", False),
+        ("return model(inputs, **locals())", False),
+    ],
+)
+def test_whether_a_loss_without_a_source_reads_the_number_of_terms(body, ignores):
+    made = {}
+    exec(f"def compute_loss(self, model, inputs, num_items_in_batch=None):\n    {body}", made)
+    assert ignores_number_of_terms(made["compute_loss"]) is ignores
+    assert not ignores_number_of_terms(len)
