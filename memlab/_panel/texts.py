@@ -373,7 +373,11 @@ def limit_line(typed: str, capacity_bytes: int | None, whose: str) -> Line | Non
 
 
 def _in_formats(formats: tuple[str, ...]) -> str:
-    return "fp32" if formats == FP32_FORMATS else " and ".join(formats)
+    """Return number formats as a person lists them: "uint8, bfloat16 and float32"."""
+    if formats == FP32_FORMATS:
+        return "fp32"
+    *others, last = formats
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _count(number: int, noun: str) -> str:

@@ -32,6 +32,7 @@ from memlab.lengths.lengths_result import LengthsResult
 from memlab.trace import Category
 
 LINE, BARS = CATEGORY_COLORS[Category.PARAMETERS], CATEGORY_COLORS[Category.BUFFERS]
+ABOVE_LINE = 0.015  # of the axis, between the line of the limit and its name
 NUM_BARS = 40
 LEFT, BELOW, BETWEEN, RIGHT, ABOVE = 40, 28, 22, 12, 20  # margins in points
 SHARE_BELOW = 0.3  # of the height, for the lengths
@@ -81,8 +82,8 @@ def _draw_peaks(axes: Axes, result: LengthsResult) -> str:
     if shown is not None:
         axes.axhline(shown, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
         # at the right, where the curve is far above a limit that it crosses
-        words = f"limit {format_bytes(shown)}"
-        write(axes, axes.get_xlim()[1], shown, words, color=LIMIT, ha="right", va="bottom")
+        words, above = f"limit {format_bytes(shown)}", shown + ABOVE_LINE * axes.get_ylim()[1]
+        write(axes, axes.get_xlim()[1], above, words, color=LIMIT, ha="right", va="bottom")
     return unit
 
 
