@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memlab.comparing.batches import predict_batches
     from memlab.comparing.ladder import ladder
     from memlab.comparing.pairs import compare_recompute
+    from memlab.comparing.quantized_base import compare_base
     from memlab.explaining.explain import explain
     from memlab.explaining.graph_of_step import graph_table
     from memlab.exporting.export import export_script
@@ -47,17 +48,19 @@ __all__ = [
     "Evaluation", "Generation", "LoadingConfig", "LoadingResult", "MemlabError", "Outcome",
     "SampleSize", "StepConfig", "StepResult", "TrainingRun", "VerifyReport", "Workload",
     "WorkloadChoices", "__version__", "build_step", "card", "checkpoint_graph", "compare",
-    "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer", "graph_table",
-    "ladder", "largest_batch", "live_sweep", "measure", "measure_loading", "measure_run",
-    "open_snapshot", "panel", "plots", "predict", "predict_batches", "predict_lengths",
-    "predict_run", "recommend", "recorded", "recordings", "replay_allocations", "results",
-    "store_records", "stored_results", "sweep", "to_frame", "training_step", "verify", "workloads",
+    "compare_base", "compare_recompute", "explain", "export_script", "forget_costs", "from_trainer",
+    "graph_table", "ladder", "largest_batch", "live_sweep", "measure", "measure_loading",
+    "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
+    "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
+    "results", "store_records", "stored_results", "sweep", "to_frame", "training_step", "verify",
+    "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "Evaluation": "stages.run_settings", "Generation": "stages.run_settings",
     "TrainingRun": "stages.run_settings", "build_step": "step",
     "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
-    "compare_recompute": "comparing.pairs", "explain": "explaining.explain",
+    "compare_base": "comparing.quantized_base", "compare_recompute": "comparing.pairs",
+    "explain": "explaining.explain",
     "export_script": "exporting.export", "from_trainer": "importing.opening",
     "graph_table": "explaining.graph_of_step", "ladder": "comparing.ladder",
     "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
