@@ -17,6 +17,7 @@ from memlab.errors import MemlabError
 from memlab.script import script
 from memlab.workload import Workload
 from memlab.workloads.finetuned import finetune_options
+from memlab.workloads.quantizing import QUANTIZED
 
 Part = tuple[str, str]
 """A heading and the code below it."""
@@ -50,6 +51,7 @@ def parts(
     """
     return [
         ("This step by memlab", measured),
+        *_of_quantized_base(workload, device, namespace),
         ("The same step in plain PyTorch", _plain_pytorch(workload, config, device)),
         ("All runs of this panel as a pandas DataFrame", _results_source(panel, namespace)),
         ("This panel again", panel_source(workload, config, device, memory_limit, namespace)),
@@ -92,6 +94,15 @@ def config_source(config: StepConfig, namespace: Mapping[str, Any]) -> str:
         if field.name != "batch_size" and value != field.default:
             shown.append(f"{field.name}={_expression(value, namespace)}")
     return f"memlab.StepConfig({', '.join(shown)})"
+
+
+def _of_quantized_base(workload: Workload, device: str, namespace: Mapping[str, Any]) -> list[Part]:
+    """Return the call that says what a quantized base saves and costs, if the workload has one."""
+    if workload.choices is None or workload.choices.values.get("base") not in QUANTIZED:
+        return []
+    name, _ = workload_source(workload, namespace)
+    call = f"print(memlab.compare_base({name}, config, device={literal(device)}))"
+    return [("What its quantized base saves, and why it may not help", call)]
 
 
 def _plain_pytorch(workload: Workload, config: StepConfig, device: str) -> str:

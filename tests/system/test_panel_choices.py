@@ -223,6 +223,17 @@ def test_the_code_makes_the_choices_on_screen():
     assert held[0] == "tuned.chosen(rank=4).resized(256)"
 
 
+def test_the_code_asks_why_a_quantized_base_does_not_help_where_there_is_one():
+    tuned = workloads.finetune("llama-tiny", tokens=16)
+    for workload, is_there in ((tuned, False), (tuned.chosen(base="nf4"), True)):
+        config = StepConfig(batch_size=2)
+        shown = dict(as_code.parts("", workload, config, "t4", "", None, {"own": tuned}))
+        found = [code for heading, code in shown.items() if "quantized base" in heading]
+        assert bool(found) == is_there
+    (call,) = found
+    assert call == "print(memlab.compare_base(own.chosen(base='nf4'), config, device='t4'))"
+
+
 def test_the_code_has_few_lengths_and_says_that_many_are_left_out():
     few = workloads.finetune("llama-tiny", lengths=[8, 16])
     assert eval(as_code.finetune_source(few), {"memlab": memlab}).lengths == (8, 16)
