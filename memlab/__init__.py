@@ -56,19 +56,17 @@ __all__ = [
     "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
-    "Evaluation": "stages.run_settings", "Generation": "stages.run_settings",
-    "TrainingRun": "stages.run_settings", "build_step": "step",
-    "checkpoint_graph": "graphs.segments", "compare": "changes.compare",
-    "compare_base": "comparing.quantized_base", "compare_recompute": "comparing.pairs",
-    "explain": "explaining.explain",
-    "export_script": "exporting.export", "from_trainer": "importing.opening",
-    "graph_table": "explaining.graph_of_step", "ladder": "comparing.ladder",
-    "largest_batch": "recommending.largest", "live_sweep": "_panel.live_sweep",
-    "measure_run": "whole_runs.calls", "open_snapshot": "snapshots.opening", "panel": "_panel",
-    "plots": "plots", "predict_batches": "comparing.batches", "predict_lengths": "lengths.predict",
-    "predict_run": "whole_runs.calls", "recommend": "recommending.recommend",
-    "replay_allocations": "allocator.hygiene", "store_records": "store.from_records",
-    "sweep": "sweeping.sweep", "training_step": "training.training_step",
+    "Evaluation": "stages.run_settings", "build_step": "step", "predict_lengths": "lengths.predict",
+    "Generation": "stages.run_settings", "export_script": "exporting.export",
+    "TrainingRun": "stages.run_settings", "open_snapshot": "snapshots.opening",
+    "checkpoint_graph": "graphs.segments", "plots": "plots", "predict_batches": "comparing.batches",
+    "compare": "changes.compare", "explain": "explaining.explain", "ladder": "comparing.ladder",
+    "compare_base": "comparing.quantized_base", "graph_table": "explaining.graph_of_step",
+    "compare_recompute": "comparing.pairs", "largest_batch": "recommending.largest",
+    "from_trainer": "importing.opening", "live_sweep": "_panel.live_sweep",
+    "measure_run": "whole_runs.calls", "predict_run": "whole_runs.calls", "sweep": "sweeping.sweep",
+    "panel": "_panel", "recommend": "recommending.recommend", "store_records": "store.from_records",
+    "replay_allocations": "allocator.hygiene", "training_step": "training.training_step",
 }  # fmt: skip
 
 
