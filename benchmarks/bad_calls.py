@@ -224,9 +224,6 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
         matched_fraction=1.0, found_by="", measured=np.array([2]), predicted=np.array([1]),
         phase=np.array([2], np.int8),
     )  # fmt: skip
-    graph = GraphTable(
-        outcome=Outcome.OK, message="", device="t4", config=config, workload_name="x",
-    )  # fmt: skip
     lengths = LengthsResult(
         workload_name="x", unit="tokens", data=Distribution.of([8, 16]), worst=result,
         memory_limit_bytes=None, longest_that_fits=None, truncation=None,
@@ -237,6 +234,7 @@ def _good_arguments() -> dict[str, dict[str, Any]]:
     fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     about: dict[str, Any] = {"outcome": Outcome.OK, "message": "", "device": "cpu",
                              "config": config, "workload_name": "x"}  # fmt: skip
+    graph = GraphTable(**about | {"device": "t4"})
     ran = RunResult(**about, source=result.source, versions={}, run=memlab.TrainingRun())
     loading = about | {"loading": LoadingConfig()}
     module = nn.Linear(2, 2)

@@ -67,15 +67,13 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
         model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
 
 
-def _quantize_weights(
-    model: Any, found: list[tuple[str, Any]], base: str, transposed: type
-) -> None:
+def _quantize_weights(model: Any, found: list[tuple[str, Any]], base: str, transposed: Any) -> None:
     """Have torchao replace the weights of these layers by integers or fp8, and their scales."""
     torchao = zoo_import("torchao.quantization", extra="fp8")
     how = getattr(torchao, WEIGHT_ONLY[base])(set_inductor_config=False)
     for path, layer in found:
-        made: Any = layer
-        if type(layer) is transposed:
+        made = layer
+        if isinstance(layer, transposed):
             inputs, outputs = layer.weight.shape
             made = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
             made.weight, made.bias = nn.Parameter(layer.weight.detach().t()), layer.bias
