@@ -10,8 +10,8 @@ optimizer in backward only one at a time.
 
 If other code reads a weight, the weight is fetched, and from then on it also comes with the module
 that was running. If no module was running, it stays until the forward or the backward ends. Some
-weights always stay on the device: small ones, those that share memory, those of an RNN (cuDNN wants
-them in one block) and those inside of a compiled module.
+weights always stay on the device: small ones, those that share memory, quantized ones, those of an
+RNN (cuDNN wants them in one block) and those inside of a compiled module.
 
 While a weight is offloaded, its parameter is a single NaN expanded to the weight's shape. Code that
 reads it in a way that memlab cannot see (from C++) therefore gets NaN, not stale values.
@@ -309,6 +309,7 @@ def _movable(model: nn.Module, stay: set[int], closed: set[nn.Module]) -> list[n
         and is_large(parameter)
         and parameter.layout is torch.strided
         and (parameter.is_floating_point() or parameter.is_complex())
+        and not hasattr(type(parameter), "__tensor_flatten__")  # made of other tensors
         and sharing[parameter.untyped_storage()._cdata] == 1
     ]
 
