@@ -11,6 +11,8 @@ def can_be_cast(tensor: torch.Tensor) -> bool:
     kind = getattr(tensor, "_kind", type(tensor))  # a fake tensor knows the class of the real one
     # bitsandbytes' 4-bit weights, for instance, may be packed into floats
     is_packed = issubclass(kind, torch.nn.Parameter) and kind is not torch.nn.Parameter
+    # torchao's weights wrap integers; a DTensor wraps plain numbers
+    is_packed |= hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "to_local")
     return tensor.is_floating_point() and tensor.itemsize > 1 and not is_packed
 
 

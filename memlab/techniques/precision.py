@@ -6,6 +6,7 @@ which is in `optimizers/`.
 """
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from memlab.techniques.casts import can_be_cast, cast_weights
 from memlab.techniques.fp8_layers import can_be_fp8
 from memlab.techniques.source import BACKWARD, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
+from memlab.torch_private.tensors import parts_of
 
 AUTOCAST_DTYPE = {
     Precision.BF16_MIXED: torch.bfloat16,
@@ -108,8 +110,8 @@ def weight_dtype(precision: Precision) -> torch.dtype | None:
 def number_formats(model: torch.nn.Module) -> tuple[str, ...]:
     """Return the formats of a model's parameters by torch's names, ordered by bytes."""
     sizes = Counter[str]()
-    for parameter in model.parameters():
-        sizes[_name(parameter.dtype)] += parameter.nbytes
+    for part in itertools.chain.from_iterable(map(parts_of, model.parameters())):
+        sizes[_name(part.dtype)] += part.nbytes
     return tuple(sorted(sizes, key=lambda name: (-sizes[name], name)))
 
 
@@ -117,7 +119,9 @@ def bytes_of(model: torch.nn.Module, precision: Precision) -> int:
     """Return the bytes of a model's parameters once they are cast for this precision."""
     dtype = weight_dtype(precision)
     return sum(
-        p.numel() * dtype.itemsize if dtype and can_be_cast(p) else p.nbytes
+        p.numel() * dtype.itemsize
+        if dtype and can_be_cast(p)
+        else sum(part.nbytes for part in parts_of(p))
         for p in model.parameters()
     )
 

@@ -8,9 +8,11 @@ from torch import nn
 
 import memlab
 from memlab import StepConfig, StepResult, Workload
+from memlab.config import Precision
 from memlab.errors import UnsupportedError
 from memlab.script import script
 from memlab.step import build_step, set_seed
+from memlab.techniques.precision import bytes_of, cast_model, number_formats
 from tests.panel_parts import make_result
 from tests.predictions import predicted
 
@@ -224,6 +226,21 @@ def test_quantised_weights_are_never_cast():
         assert torch.equal(model.packed.view(torch.int16), torch.arange(FEATURES).short())
         kept = (model.whole.dtype, model.narrow.dtype, model.phase.dtype)
         assert kept == (torch.uint8, torch.float8_e4m3fn, torch.complex128)
+
+
+def test_a_weight_that_wraps_others_counts_in_their_formats_and_is_not_cast():
+    ao = pytest.importorskip("torchao.quantization")
+    model = nn.Linear(FEATURES, BATCH, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    ao.quantize_(model, ao.Int8WeightOnlyConfig(set_inductor_config=False))
+    by_hand = (
+        FEATURES * BATCH + 4 * BATCH + BATCH
+    )  # int8, and for each row a scale and a zero point
+    for built in (Precision.AS_BUILT, Precision.FP32):
+        assert bytes_of(model, built) == by_hand
+    assert number_formats(model) == ("int8", "float32")
+    assert cast_model(model, Precision.FP32) == []
+    assert model.weight.qdata.dtype is torch.int8
+    assert model.weight.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd-momentum"])

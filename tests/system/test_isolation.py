@@ -255,6 +255,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     assert facts.sample_bytes == 4 * 32 + 8
     known = {"measure", "predict", "plan", "operators", "graph", "verify", "inspect", "loading"}
     in_others = {"layers", "measure_ranks", "verify_ranks"}  # test_exported_layers, test_ranks
+    in_others |= {"measure_run", "predict_run"}  # test_whole_runs
     assert set(FUNCTIONS) == known | in_others
 
 
