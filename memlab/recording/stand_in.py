@@ -216,5 +216,8 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             stand_in = device()
             _module.capability = capability or NEWEST
-            with triton_launches.left_out(NAME):
-                yield stand_in
+            try:
+                with triton_launches.left_out(NAME):
+                    yield stand_in
+            finally:
+                _module.capability = NEWEST
