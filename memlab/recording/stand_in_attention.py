@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,7 +30,7 @@ LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 MASK_ALIGNMENT = 16  # of the last dimension of a mask, for the memory-efficient kernel
 
 _capability: tuple[int, int] | None = None
-_note: Callable[[AttentionCall], None] | None = None
+_note: ContextVar[Callable[[AttentionCall], None] | None] = ContextVar("note", default=None)
 
 
 class AttentionKernel(StrEnum):
@@ -113,12 +114,11 @@ def kernels_of(capability: tuple[int, int] | None) -> Iterator[None]:
 @contextlib.contextmanager
 def noted_by(note: Callable[[AttentionCall], None]) -> Iterator[None]:
     """Tell a function of each call."""
-    global _note
-    before, _note = _note, note
+    before = _note.set(note)
     try:
         yield
     finally:
-        _note = before
+        _note.reset(before)
 
 
 def attention(
@@ -135,8 +135,9 @@ def attention(
     """Run the kernel that CUDA would choose: flash, memory-efficient, or plain arithmetic."""
     asked = AttentionInputs(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     call = call_of(asked)
-    if _note is not None:
-        _note(call)
+    note = _note.get()
+    if note is not None:
+        note(call)
     if call.kernel is AttentionKernel.FLASH:
         return flash(query, key, value, dropout_p, is_causal, scale)
     if call.kernel is AttentionKernel.EFFICIENT:
