@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, measure, predict
+from memlab import StepConfig, measure, predict, workloads
 from memlab.arguments.libraries import is_library
 from memlab.worker import isolation
 from tests.models import blocks, linear
@@ -177,6 +177,18 @@ def test_predictions_share_a_worker_until_one_changes_it():
     predict(building(replace_a_layer), StepConfig(), "cpu")
     predict(linear(), StepConfig(), "cpu")
     assert worker_of(isolation.predicting) != worker
+
+
+@pytest.mark.slow
+def test_predictions_of_fine_tunings_share_a_worker():
+    pytest.importorskip("peft")
+    workers = set()
+    for base in ("bf16", "int8-weight-only"):
+        workload = workloads.finetune("llama-tiny", base=base, tokens=16)
+        found = predict(workload, StepConfig(batch_size=1), "rtx-4060")
+        assert found.outcome == "ok", found.message
+        workers.add(worker_of(isolation.predicting))
+    assert len(workers) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("4x-h100", marks=pytest.mark.slow)])

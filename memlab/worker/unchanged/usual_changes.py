@@ -33,6 +33,7 @@ CACHES = (
     "cloudpickle.cloudpickle._DYNAMIC",  # classes of notebooks, by weak references
     "cloudpickle.cloudpickle._extract_code_globals_cache",  # the names that functions use
     "memlab.", "numpy._core.getlimits.", "time.tzname", "sympy.", "tqdm.std.",
+    "transformers.conversion_mapping._checkpoint_conversion_mapping_cache",  # names of weights
 )  # fmt: skip
 # hooks that only print; a library replaces them as it is imported (monai does)
 PRINT_ONLY = frozenset({"warnings.showwarning"})
