@@ -11,7 +11,8 @@
 - `runner.py` starts a run, `job.py` measures, `runs.py` keeps it; `keeping.py` turns a prediction
   into a run. `idle_garbage.py` has Python look for garbage while nothing moves.
 - `fitting.py` is *Fit for me*: where it moves the sliders, and what it says of it. `fit_pane.py` is
-  its button and its list.
+  its button and its list. `base_effect.py` compares a quantized base with one of 16 bits, for the
+  pane of `base_pane.py`. `beside.py` asks for both in a thread.
 - `outlook.py`, `advice.py`, `status.py`, `pictures.py`: what is said and drawn of them.
   `readout.py` is what pictures say where a person points, `comparisons.py` what the charts of
   several runs compare, `guide.py` the help.

@@ -14,6 +14,8 @@ import torch
 
 from memlab._panel import cells, choices, snapshot, state
 from memlab._panel.asked import Asked
+from memlab._panel.base_effect import BaseEffect
+from memlab._panel.base_pane import BasePane
 from memlab._panel.fit_pane import FitPane
 from memlab._panel.fitting import Fitting
 from memlab._panel.history import History
@@ -110,17 +112,20 @@ class Panel:
             entered=partial(self._run_pressed, typed=True),
             stop=self._stop_clicked,
             fit=FitPane(self._fit_clicked, self._undo_clicked, self._use_clicked),
+            base=BasePane(self._base_asked, self._base_used),
         )
 
         self._asked = Asked(self._view, workloads, self, self._changed)
         self._page = Page(self._view, self._asked, self._log, workloads, self._renew_saved)
         self._runner = Runner(self._view, self._asked, self._log, self._page)
         self._fitting = Fitting(self._view, self._asked, self._page)
+        self._base = BaseEffect(self._view, self._asked, self._page)
         prewarm()
         self._come_back(
             workload=workload, device=asked_device, memory_limit=memory_limit, config=config
         )
         self._page.refresh()
+        self._base.refresh()
         self._page.show_runs()
 
     def _come_back(self, **asked: object) -> None:
@@ -295,6 +300,7 @@ class Panel:
         is_new = settings != self._settings
         self._page.refresh()
         self._fitting.refresh()
+        self._base.refresh()
         if is_new:
             self._settings = settings
             self._settling.note(time.monotonic() - begin)
@@ -319,3 +325,9 @@ class Panel:
 
     def _use_clicked(self, at: int) -> None:
         self._fitting.use(at)
+
+    def _base_asked(self) -> None:
+        self._when_settled(self._base.start)
+
+    def _base_used(self, at: int) -> None:
+        self._base.use(at)

@@ -9,7 +9,7 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memlab._panel.choices import zoo_options
+from memlab._panel.choices import quantized_base, zoo_options
 from memlab.arguments.functions import is_same_function
 from memlab.arguments.quoting import is_a, literal
 from memlab.config import StepConfig
@@ -17,7 +17,6 @@ from memlab.errors import MemlabError
 from memlab.script import script
 from memlab.workload import Workload
 from memlab.workloads.finetuned import finetune_options
-from memlab.workloads.quantizing import QUANTIZED
 
 Part = tuple[str, str]
 """A heading and the code below it."""
@@ -98,7 +97,7 @@ def config_source(config: StepConfig, namespace: Mapping[str, Any]) -> str:
 
 def _of_quantized_base(workload: Workload, device: str, namespace: Mapping[str, Any]) -> list[Part]:
     """Return the call that says what a quantized base saves and costs, if the workload has one."""
-    if workload.choices is None or workload.choices.values.get("base") not in QUANTIZED:
+    if quantized_base(workload) is None:
         return []
     name, _ = workload_source(workload, namespace)
     call = f"print(memlab.compare_base({name}, config, device={literal(device)}))"

@@ -71,20 +71,22 @@ class ChoiceRow:
         offered = choices.offered[name]
         self._offered[name] = offered = offered if own in offered else (*offered, own)
         control = widgets.Dropdown(
-            options=_options(offered), value=offered.index(own), description=_label(name)
+            options=_options(offered), value=offered.index(own), description=label(name)
         )
         control.observe(lambda _: self._changed(), "value")
         return control
 
 
-def _label(name: str) -> str:
+def label(name: str) -> str:
     """Return the name of a choice as people read it, such as "Prepare for kbit"."""
     return name.replace("_", " ").capitalize()
 
 
+def words(value: Value) -> str:
+    """Return a value as people read it, such as "yes" for True."""
+    named = {None: "usual", True: "yes", False: "no"}
+    return named[value] if value is None or isinstance(value, bool) else str(value)
+
+
 def _options(offered: tuple[Value, ...]) -> list[tuple[str, int]]:
-    words = {None: "usual", True: "yes", False: "no"}
-    return [
-        (words[value] if value is None or isinstance(value, bool) else str(value), place)
-        for place, value in enumerate(offered)
-    ]
+    return [(words(value), place) for place, value in enumerate(offered)]

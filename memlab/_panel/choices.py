@@ -13,6 +13,7 @@ from memlab.devices.here import describe, resolve_device
 from memlab.errors import ConfigError, WorkloadError
 from memlab.records.recorded import is_recorded, record_of, recordings
 from memlab.workload import FUNCTIONS, Workload
+from memlab.workloads.quantizing import QUANTIZED
 
 OTHER_FORMS = {"pcie", "laptop"}
 OTHER, OTHER_TEXT = "other", "another card, by memory size"
@@ -52,6 +53,12 @@ def zoo_options(workload: Workload) -> dict[str, Any] | None:
         for name in (field.name for field in dataclasses.fields(known))
         if getattr(spec, name) != getattr(known, name)
     }
+
+
+def quantized_base(workload: Workload) -> str | None:
+    """Return the number format of a fine-tuning's base, if that is quantized."""
+    base = workload.choices.values.get("base") if workload.choices else None
+    return str(base) if base in QUANTIZED else None
 
 
 def devices(chosen: str) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ class FitPane:
         self.undo.add_class("memlab-fit-button")
         self.undo.on_click(lambda _: undo())
         self._head, self._past, self._rest = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self._rows = [_FitRow(at, use) for at in range(MOST_FITTING + MOST_CLOSE)]
+        self._rows = [FitRow(at, use) for at in range(MOST_FITTING + MOST_CLOSE)]
         rows = [row.box for row in self._rows]
         self.box = widgets.VBox([self._head, self._past, *rows, self._rest])
         self.box.add_class("memlab-fits")
@@ -90,8 +90,13 @@ class FitPane:
             (row.box.add_class if at == here else row.box.remove_class)("memlab-fits-here")
 
 
-class _FitRow:
-    """A setting and the button that goes there."""
+class FitRow:
+    """A setting and the button that goes there.
+
+    Args:
+        at: its number, from 0.
+        use: called with that number when the button is pressed.
+    """
 
     def __init__(self, at: int, use: Callable[[int], None]) -> None:
         self.text = widgets.HTML()
@@ -101,6 +106,7 @@ class _FitRow:
         self.box.add_class("memlab-fits-row")
 
     def show(self, text: str) -> None:
+        """Show the setting, as HTML; nothing for ""."""
         self.text.value = text
         self.box.layout.display = "" if text else "none"
 

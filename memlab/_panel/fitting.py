@@ -5,12 +5,13 @@ searched anew each time, and so is what an earlier search has set: else a larger
 bring back what a smaller one took away. Everything else that a person has changed stays.
 """
 
-import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from memlab._panel import state, texts, verdicts
+from memlab._panel import state, verdicts
 from memlab._panel.asked import Asked
+from memlab._panel.beside import Beside
 from memlab._panel.fit_pane import MOST_CLOSE, MOST_FITTING, row_html
 from memlab._panel.job import FitJob, Throttle
 from memlab._panel.page import Page
@@ -24,11 +25,9 @@ from memlab.recommending.recommend import recommend
 from memlab.recommending.recommendations import Recommendations
 from memlab.result import StepResult, format_percent
 from memlab.techniques.every import CONTROLS
-from memlab.worker.isolation import prewarm
 
 SEARCHED_ANEW = ("memory_budget", "accumulation_steps")
 SAME = 0.005  # a smaller difference of two times is none
-STOPPED = "the search was stopped; nothing was moved"
 CHANGED_MEANWHILE = (
     "the settings were changed during the search, so nothing was moved; what fits is listed below "
     "the sliders"
@@ -55,6 +54,7 @@ class Fitting:
 
     def __init__(self, view: View, asked: Asked, page: Page) -> None:
         self._view, self._asked, self._page = view, asked, page
+        self._beside = Beside(view, page)
         self._job: FitJob | None = None  # of the answer
         self._found: list[StepResult] = []  # by row
         self._moved: dict[str, Any] = {}  # what a search has set, by field
@@ -68,22 +68,23 @@ class Fitting:
             if self._page.closed or question is None:
                 return
             workload = self._asked.workload  # it is made, since there is a question
-            with self._page.lock:
-                if self._page.job is not None:
-                    self._page.say(f"{GOING_ON}; press Fit for me again once it has ended")
-                    return
-                base = replace(question, config=self._base(question.config))
-                job = FitJob(
-                    workload=workload, question=question, base=base, limit_bytes=self._asked.limit
-                )
-                self._page.job = job
-                self._page.show_ready(True)
-                self._view.show_progress(0.0)
+            base = replace(question, config=self._base(question.config))
+            job = FitJob(
+                workload=workload, question=question, base=base, limit_bytes=self._asked.limit
+            )
+            if not self._beside.begin(job):
+                self._page.say(f"{GOING_ON}; press Fit for me again once it has ended")
+                return
 
             self._job, self._found = None, []
             self._view.fit.show("Searching; Stop ends it, and moves nothing.", _about(job))
             self._view.open_fit()
-            threading.Thread(target=self._work, args=(job,), daemon=True).start()
+            self._beside.ask(
+                job,
+                partial(_searched, job),
+                partial(self._arrived, job),
+                lambda text: self._view.fit.show(text, _about(job)),
+            )
 
     def use(self, at: int) -> None:
         """Move the sliders to a setting that was found."""
@@ -115,49 +116,8 @@ class Fitting:
                 self._former = None  # those settings are of another model or device
             self._view.fit.offer_undo(self._former is not None)
 
-    def _work(self, job: FitJob) -> None:
-        tell = Throttle(self._page.tell)
-        try:
-            with self._page.guarded():
-                self._search(job, tell)
-        finally:
-            tell.close()
-            self._end()
-
-    def _search(self, job: FitJob, tell: Throttle) -> None:
-        try:
-            ranked = recommend(
-                job.workload,
-                job.limit_bytes,
-                device=job.question.device,
-                config=job.base.config,
-                top=MOST_FITTING,
-                confirm=0,
-                on_progress=tell,
-                cancel=job.cancel,
-            )
-        except Exception as error:  # a thread has no caller
-            was_stopped = job.cancel.is_set()
-            text = STOPPED if was_stopped else texts.error_text(error)
-            self._view.fit.show(text, _about(job))
-            self._page.say(text, verdicts.OPEN if was_stopped else verdicts.BAD)
-            return
-
-        tell.drop()  # late progress would overwrite the answer
-        self._arrived(job, ranked)
-
-    def _end(self) -> None:
-        """Let the next run or search begin."""
-        with self._page.lock:
-            self._page.job = None
-        self._view.show_progress(0.0)
-        self._page.refresh()
-        prewarm()  # if the search was stopped, its worker is gone
-
     def _arrived(self, job: FitJob, ranked: Recommendations) -> None:
         """Show what was found, and go there unless something was changed meanwhile."""
-        if self._page.closed:
-            return
         close = [one.result for one in ranked.too_close[:MOST_CLOSE]]
         self._job, self._found = job, [*(one.result for one in ranked), *close]
         rows = [
@@ -210,6 +170,19 @@ class Fitting:
             return True
         now = replace(here, config=self._base(here.config)), self._asked.limit
         return now != (job.base, job.limit_bytes)
+
+
+def _searched(job: FitJob, tell: Throttle) -> Recommendations:
+    return recommend(
+        job.workload,
+        job.limit_bytes,
+        device=job.question.device,
+        config=job.base.config,
+        top=MOST_FITTING,
+        confirm=0,
+        on_progress=tell,
+        cancel=job.cancel,
+    )
 
 
 def _place(question: Question) -> tuple[str, str]:

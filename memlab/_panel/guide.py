@@ -106,6 +106,9 @@ searches by prediction for the fastest setting that certainly fits it, moves the
 lists what else fits under <b>what fits</b>. The batch size and whatever you changed from its
 default stay; memory budget, accumulation and what an earlier search has set are searched anew.
 <b>Undo</b> brings back the settings as they were.</p>
+<p>Where the base of a fine-tuning is quantized, <b>what nf4 saves</b> predicts the step with a base
+in bf16 too, and says what each cause adds to the peak or takes off it, whether the base helps, and
+what would change that.</p>
 <p>At the same batch size, <b>accumulation</b> splits the work and does not change the gradient,
 unless a module draws random numbers or mixes samples. <b>Pin</b> keeps a run and names it;
 <b>compare</b> draws its memory as a line over that of the setting on screen. Your code gets the

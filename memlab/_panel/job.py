@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from memlab._panel.questions import Question
 from memlab.api import measure, verify
@@ -91,10 +91,29 @@ class FitJob:
         by_cell: whether a cell has started it.
     """
 
+    stopped: ClassVar[str] = "the search was stopped; nothing was moved"
     workload: Workload
     question: Question
     base: Question
     limit_bytes: int | None
+    cancel: threading.Event = field(default_factory=threading.Event)
+    by_cell: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BaseJob:
+    """What was on screen when a person asked what its quantized base saves.
+
+    Attributes:
+        workload: on screen.
+        question: on screen.
+        cancel: once set, the comparison ends.
+        by_cell: whether a cell has started it.
+    """
+
+    stopped: ClassVar[str] = "the comparison was stopped"
+    workload: Workload
+    question: Question
     cancel: threading.Event = field(default_factory=threading.Event)
     by_cell: bool = False
 

@@ -15,7 +15,7 @@ from memlab._panel.controls import RANKS
 from memlab._panel.elsewhere import Elsewhere
 from memlab._panel.forecasts import Forecasts
 from memlab._panel.idle_garbage import IdleGarbage
-from memlab._panel.job import FitJob, Latest, PanelJob
+from memlab._panel.job import BaseJob, FitJob, Latest, PanelJob
 from memlab._panel.keeping import Keeper, Wish
 from memlab._panel.line import Line
 from memlab._panel.outlook import MAKING, Outlook, outlook, with_numbers
@@ -63,7 +63,7 @@ class Page:
         self._view, self._asked, self._log, self._workloads = view, asked, log, workloads
         self._drawn = drawn
         self.lock = log.lock
-        self.job: PanelJob | FitJob | None = None
+        self.job: PanelJob | FitJob | BaseJob | None = None
         self.closed = False
         self._facts: dict[str, WorkloadFacts | str] = {}  # or the reason why there are none
         self._estimate: Estimate | None = None
@@ -381,6 +381,6 @@ class Page:
             self._view.pictures.draw(scene)
             self._drawn()
             self._garbage.note(self._view.pictures.num_drawn)
-            if question and estimate and not is_asked:
+            if question and estimate and not is_asked and self.job is None:
                 self._requests.ahead(question, estimate, self._before)
             self._elsewhere.refresh()

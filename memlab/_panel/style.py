@@ -210,6 +210,16 @@ CSS = """
   line-height: 26px; padding: 0; margin: 0; }
 .memlab-panel .memlab-fits-row .widget-html { flex: 1 1 auto; min-width: 0;
   font-variant-numeric: tabular-nums; }
+.memlab-panel .memlab-base-again { display: flex; align-items: center; gap: 10px;
+  min-height: 30px; }
+.memlab-panel .memlab-base-again .jupyter-button { flex: none; width: auto; height: 26px;
+  line-height: 26px; padding: 0 10px; margin: 0; }
+.memlab-panel .memlab-base-again p { margin: 0; }
+.memlab-panel .memlab-causes table { font-size: 12px; color: inherit; margin: 0 0 6px; }
+.memlab-panel .memlab-causes th, .memlab-panel .memlab-causes td { vertical-align: top;
+  padding: 2px 12px 2px 0; }
+.memlab-panel .memlab-causes td:nth-child(2) { white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
 .memlab-panel .memlab-details { display: grid; gap: 6px 18px; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
 .memlab-panel .memlab-explained { height: 380px; min-width: 0; overflow: hidden; }

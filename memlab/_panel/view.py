@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from memlab._panel import guide, style
+from memlab._panel.base_pane import BasePane
 from memlab._panel.cards_table import CardsTable
 from memlab._panel.choice_row import ChoiceRow
 from memlab._panel.choices import OTHER, compared_cards, offered_card
@@ -42,6 +43,7 @@ class View:
         entered: called when Enter is pressed in a box, for the same.
         stop: called when Stop is pressed.
         fit: the button *Fit for me*, and what it has found.
+        base: what a quantized base saves and costs.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class View:
         entered: Callable[[], None],
         stop: Callable[[], None],
         fit: FitPane,
+        base: BasePane,
     ) -> None:
         self._quiet, self._ready = True, False
         self._changed = changed
@@ -74,7 +77,7 @@ class View:
         self.size = SizeRow(self._tell, entered, self._set_others)
         self.choices = ChoiceRow(self._tell, self._set_others)
         self.check = widgets.Checkbox(description="check gradients", indent=False)
-        self.pictures, self.fit = Pictures(), fit
+        self.pictures, self.fit, self.base = Pictures(), fit, base
         self.table = Table(log, changed)
         self.cards = CardsTable(compared_cards(), self._choose_card, changed)
         self.device.observe(self._offer_memory, "value")
@@ -132,7 +135,9 @@ class View:
         for toggle in (details, ranks):
             toggle.observe(lambda _: self._tell(), "value")
         self._fit_toggle = _toggle("what fits", "what Fit for me has found", self.fit.box)
-        details_row = _box(widgets.HBox, "more-row", self._fit_toggle, details, ranks)
+        details_row = _box(
+            widgets.HBox, "more-row", self._fit_toggle, details, ranks, self.base.toggle
+        )  # fmt: skip
         charts = _box(
             widgets.Box, "charts", boxes["step_times"], boxes["memory_against_time"],
             boxes["heat_map"],
@@ -140,8 +145,8 @@ class View:
         return _box(
             widgets.VBox, "live", self._header(), self._failure, _line_row("about", self._about),
             self._code_pane, self._help_pane, _box(widgets.Box, "body", controls, memory),
-            details_row, self.fit.box, self.pictures.details, self.pictures.ranks.box, charts,
-            self.cards.box, self.table.box, self._json,
+            details_row, self.fit.box, self.pictures.details, self.pictures.ranks.box,
+            self.base.box, charts, self.cards.box, self.table.box, self._json,
         )  # fmt: skip
 
     def _header(self) -> Any:

@@ -37,11 +37,13 @@ class BaseRemedy:
 
     Attributes:
         name: as a person writes it.
+        workload: with it; the config with it is `result.config`.
         result: the step with it and the quantized base.
         nbytes: signed: its allocated peak minus that of the step without it; None if it has none.
     """
 
     name: str
+    workload: Workload
     result: StepResult
     nbytes: int | None
 
@@ -160,7 +162,7 @@ def compare_base(
             _ran(result)
         peak = result.peak_allocated_bytes
         nbytes = None if peak is None else peak - before
-        remedies.append(BaseRemedy(name=name, result=result, nbytes=nbytes))
+        remedies.append(BaseRemedy(name=name, workload=one, result=result, nbytes=nbytes))
     remedies.sort(key=lambda way: (way.nbytes is None, way.nbytes or 0))
     return BaseComparison(
         quantized=quantized,
