@@ -115,6 +115,11 @@ def _checked(workload: Workload, choices: Any) -> Mapping[str, tuple[Value, ...]
     has = f"the choices of {workload.name} are {known}" if known else f"{workload.name} has none"
     if not choices:
         raise ConfigError(f"choices={shown(choices)} names nothing; pass None to vary nothing")
+    if not is_a(choices, Mapping):
+        raise ConfigError(
+            f"choices={shown(choices)}; allowed is a dict of lists, such as "
+            "choices={'base': ['bf16', 'nf4']}"
+        )
     asked = dict[str, tuple[Value, ...]]()
     for name, values in choices.items():
         if not is_a(name, str) or name not in known:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from memlab.errors import UnsupportedError
 from memlab.recording import (
     cuda_functions,
     stand_in_attention,
@@ -36,6 +37,10 @@ from memlab.torch_private.operators import has_kernel_for
 NAME = "cudalike"
 NEWEST = (9, 0)  # the compute capability of a card that has every kernel
 STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and offset
+
+
+class _NotKnown(UnsupportedError, AttributeError):
+    """Says that a card has a function which is not known; to torch, which asks, it is missing."""
 
 
 class _Module:
@@ -73,6 +78,15 @@ class _Module:
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         """Draw nothing: no value is ever computed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NotKnown(
+            f"torch.cuda.{name} is asked for while the step is predicted, and what a card answers "
+            "is not known here; use memlab.measure on the card"
+        )
+
+    def empty_cache(self) -> None:
+        """Give nothing back: the allocator is replayed afterwards."""
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
         return self.capability

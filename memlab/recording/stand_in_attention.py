@@ -177,11 +177,10 @@ def why_not_flash(asked: AttentionInputs) -> Lack | None:
     if (lack := _shapes(asked)) is not None:
         return lack
     if asked.mask is not None:
-        return Lack(
-            "attention with a mask",
-            "leave the mask out where nothing is padded, or use attention='flash_attention_2', "
-            "which leaves padding out",
-        )
+        remedy = "leave the mask out where nothing is padded"
+        if query.dtype in HALF and (_capability is None or _capability >= AMPERE):
+            remedy += ", or use attention='flash_attention_2', which leaves padding out"
+        return Lack("attention with a mask", remedy)
     if not head_dim == key.size(-1) == value.size(-1):
         return Lack(f"values of {value.size(-1)} numbers beside queries of {head_dim}")
     if head_dim > FLASH_HEAD_DIM:

@@ -38,7 +38,7 @@ from memlab.errors import UnsupportedError
 from memlab.recording import triton_of_trl
 from memlab.torch_private.compiler import DYNAMO
 
-CUDA = re.compile(r"cuda(:\d+)?")
+CUDA = re.compile(r"cuda:?(\d+)?")  # f"cuda:{0}" holds "cuda:"
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
 SHORT = ("liger_kernel.ops.cross_entropy", "liger_kernel.ops.utils", "trl.kernels.chunked_logprob")
 """Files whose kernels make one pass over logits, between products that take far longer."""

@@ -136,7 +136,7 @@ class RunResult:
             return f"{self.outcome}: {self.message}"
         peak = f"{format_bytes(worst.peak_allocated_bytes)} allocated"
         if (reserved := self.peak_reserved_bytes) is not None:
-            peak = f"{format_bytes(reserved)} reserved where there is room"
+            peak += f"; where there is room the run reserves {format_bytes(reserved)}"
         said = f"{self.workload_name} on {self.device}: the peak is in the {worst.name}: {peak}"
         return f"{said}; {self._fit_words()}" if self.memory_limit_bytes else said
 

@@ -88,7 +88,7 @@ def _told(model: torch.nn.Module) -> list[str]:
         if not has_attention or part.config._attn_implementation != "eager":
             continue
         if "sdpa" not in implementations_of(part):
-            found[type(part).__name__] = "transformers has no other attention for it"
+            found[type(part).__name__] = "transformers has no sdpa for it"
         elif getattr(part.config, "output_attentions", False):
             found[type(part).__name__] = (
                 "its config says output_attentions=True, which no other attention can return"

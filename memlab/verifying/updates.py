@@ -116,7 +116,7 @@ def run_updates(
     run = UpdatesRun(
         sample_mixing_modules(step.model),
         random_modules(step.model),
-        {t.dtype for t in [*step.model.parameters(), *step.model.buffers()]},
+        _formats(step.model),
         start_of(step),
     )
 
@@ -130,6 +130,18 @@ def run_updates(
             run.draws = not torch.equal(torch.get_rng_state(), run.updates[0].random_state)
 
     return run
+
+
+def _formats(model: nn.Module) -> set[torch.dtype]:
+    """Return the formats of weights and buffers, and those in which quantized weights multiply."""
+    found = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()]}
+    for weight in model.parameters():  # of bitsandbytes, in 4 and in 8 bits
+        packed = getattr(weight, "quant_state", None)
+        if packed is not None:
+            found.add(packed.dtype)
+        if hasattr(weight, "CB"):
+            found.add(torch.float16)
+    return found
 
 
 def start_of(step: Step) -> UpdateStart:

@@ -185,10 +185,19 @@ def _check(config: StepConfig, run: TrainingRun, *, is_cpu: bool) -> None:
             f"sharding={str(config.sharding)!r}: whole runs are implemented for one process only; "
             "use sharding='none', or memlab.predict for a step of several ranks"
         )
-    if config.loss_chunks > 1 and run.generate is not None:
+    if config.loss_chunks > 1:
+        given, usual = f"loss_chunks={config.loss_chunks}", "loss_chunks=1"
+    else:
+        given, usual = f"loss_kernel={str(config.loss_kernel)!r}", "loss_kernel='as-built'"
+    if config.loss_reads_head and run.generate is not None:
         raise UnsupportedError(
-            f"generate: with loss_chunks={config.loss_chunks} the head returns no logits, from "
-            "which the next token is chosen; use loss_chunks=1"
+            f"generate: with {given} the head returns no logits, from which the next token is "
+            f"chosen; use {usual}"
+        )
+    if config.loss_reads_head and run.evaluate is not None and run.evaluate.keep_outputs != "none":
+        raise UnsupportedError(
+            f"keep_outputs={str(run.evaluate.keep_outputs)!r}: with {given} the head returns no "
+            f"logits that could be kept; use keep_outputs='none', or {usual}"
         )
     if is_cpu and run.evaluate is not None and run.evaluate.to_host_every is not None:
         raise ConfigError(

@@ -146,7 +146,7 @@ def test_eager_attention_that_nobody_has_chosen_is_told():
     notes = build_step(of_kind("Bloom", **BLOOM), StepConfig(), "cpu").notes
     assert len(notes) == 1
     assert "BloomForCausalLM runs eager attention" in notes[0]
-    assert "transformers has no other attention for it" in notes[0]
+    assert "transformers has no sdpa for it" in notes[0]
     asked = llama(output_attentions=True, attn_implementation="eager")
     assert "output_attentions=True" in build_step(asked, StepConfig(), "cpu").notes[0]
     assert not build_step(llama(), StepConfig(), "cpu").notes
