@@ -105,6 +105,15 @@ def test_a_step_trains_the_adapter_as_plain_pytorch_and_leaves_the_base_alone(ba
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+def test_rounding_over_a_4_bit_base_is_judged_by_the_format_in_which_it_multiplies():
+    """All that is trained, and all that is cast, is fp32; the base multiplies in bf16."""
+    workload = tiny(base="nf4", prepare_for_kbit=True)
+    config = StepConfig(batch_size=4, accumulation_steps=2, attention="eager")
+    report = memlab.verify(workload, config, "cpu")
+    assert report.ok, report.why
+    assert report.tolerance == memlab.verify(tiny(base="bf16"), config, "cpu").tolerance
+
+
 def test_layers_of_a_large_base_are_predicted_in_4_bits_without_building_them(tmp_path):
     layers, wide, inner, words, rank = 2, 4096, 11008, 32000, 16
     sizes = {"hidden_size": wide, "intermediate_size": inner, "num_hidden_layers": layers}
