@@ -150,8 +150,9 @@ def test_exact_leaves_number_formats_alone():
 def test_every_technique_that_saves_memory_is_searched_or_named_as_left_out():
     searched = {name for t in EVERY for one in t.searches for name in one}
     left_out = {t.fields[0] for t in EVERY if t.savings and not searched & set(t.fields)}
-    # arithmetic has the first two; compiled steps have no prediction; a loss_kernel needs a package,
-    # and loss_chunks is searched; the others save no memory of a running step, or change the update
+    # arithmetic has the first two; compiled steps have no prediction; a loss_kernel needs a
+    # package, and loss_chunks is searched; the others save no memory of a running step, or change
+    # the update
     assert left_out - {"batch_size", "accumulation_steps", "memory_budget"} <= {
         "attention", "budget_engine", "channels_last", "compile", "init_on_meta", "loss_kernel",
         "max_grad_norm",
