@@ -93,18 +93,19 @@ print(json.dumps(sharded_scale.predicted({num_layers}, {world_size})))
 
 
 def exponent(rows: Sequence[dict[str, Any]], field: str) -> float:
-    """Return by which power of a field the time grows, by least squares.
+    """Return by which power of a field the time grows, by least squares; nan if no rows compare.
 
     Rows are compared with those that record as many ranks only: recorded ranks share one build, so
     the time of two is less than twice that of one.
     """
-    x, y = [], []
+    x: list[float] = []
+    y: list[float] = []
     for recorded in {each["recorded"] for each in rows}:
         alike = [each for each in rows if each["recorded"] == recorded]
         for found, name in ((x, field), (y, "processor, seconds")):
             logarithms = np.log([each[name] for each in alike])
             found.extend(logarithms - logarithms.mean())
-    return float(np.polyfit(x, y, 1)[0])
+    return float(np.dot(x, y) / np.dot(x, x)) if np.any(x) else float("nan")
 
 
 def main() -> None:
