@@ -55,6 +55,9 @@ def recorded_curve(
     for wanted in (low, (low + longest) // 2):
         if (other := near(wanted, 0, longest)) is not None and other not in recorded:
             recorded[other] = predict(other)
+    if _unlike(recorded) is not None:
+        # the first run of a process may import a library, and count the tables that this makes
+        recorded[longest] = predict(longest)
     curve = _curve(name, recorded, ())
     while len(curve.recorded) < MOST_RECORDED:
         left = _left_out(sorted(curve.recorded), near)
@@ -83,15 +86,22 @@ def _left_out(recorded: Sequence[int], near: Callable[[int, int, int], int | Non
 
 def _check_operators(recorded: Mapping[int, Prediction]) -> None:
     """Raise if the recorded steps do not all run the same operators."""
-    longest = max(recorded)
-    program = forecast_of(recorded[longest]).program
-    for length, prediction in recorded.items():
-        other = forecast_of(prediction).program
-        if not runs_same(program, other):
-            counts = len(other.ran.names), len(program.ran.names)
-            raise UnsupportedError(
-                f"{prediction.result.workload_name} runs other operators with batches of {length} "
-                f"than with batches of {longest} ({counts[0]} and {counts[1]} of them), so that no "
-                "length follows from others; predict the lengths that matter one by one: "
-                "memlab.predict(workload.resized(length), config)"
-            )
+    length, longest = _unlike(recorded), max(recorded)
+    if length is None:
+        return
+    counts = [len(forecast_of(recorded[one]).program.ran.names) for one in (length, longest)]
+    raise UnsupportedError(
+        f"{recorded[length].result.workload_name} runs other operators with batches of {length} "
+        f"than with batches of {longest} ({counts[0]} and {counts[1]} of them), so that no "
+        "length follows from others; predict the lengths that matter one by one: "
+        "memlab.predict(workload.resized(length), config)"
+    )
+
+
+def _unlike(recorded: Mapping[int, Prediction]) -> int | None:
+    """Return a length whose step runs other operators than that of the longest; None if none."""
+    program = forecast_of(recorded[max(recorded)]).program
+    return next(
+        (n for n, found in recorded.items() if not runs_same(program, forecast_of(found).program)),
+        None,
+    )
