@@ -14,7 +14,7 @@ last part.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,9 +26,8 @@ from memlab.step import Step, own_batch
 from memlab.techniques import precision
 from memlab.techniques.batch_tensors import moved
 from memlab.torch_private import pytree
-from memlab.trace import Phase
+from memlab.trace import Mark, Phase
 
-Mark = Callable[[Phase, int], None]
 END = -1  # the number of what comes after the last batch or token
 CACHES = ("past_key_values", "mems", "cache_params")
 

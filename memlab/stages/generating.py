@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from memlab.stages.evaluating import END, Mark, evaluating, in_forward
+from memlab.stages.evaluating import END, evaluating, in_forward
 from memlab.stages.run_settings import Generation
 from memlab.step import Step
-from memlab.trace import Phase
+from memlab.trace import Mark, Phase
 from memlab.workloads.generation_caches import (
     check_positions,
     check_window,
