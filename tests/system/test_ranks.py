@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import socket
 import sys
 import time
@@ -12,12 +13,12 @@ import torch
 from torch import nn
 
 from benchmarks.ranks import Ranks
-from memlab import Outcome, StepConfig, Workload, measure, predict, verify
+from memlab import Outcome, StepConfig, StepResult, Workload, measure, predict, verify
 from memlab.measuring.measure import MOST_UNSEEN_BYTES
 from memlab.worker import isolation
 from memlab.worker.job import Job
 from memlab.worker.ranks import group
-from memlab.worker.ranks.measuring import measure_ranks
+from memlab.worker.ranks.measuring import measure_ranks, together
 from tests.models import half_used
 from tests.rank_parts import ODD, WIDTH, faulty, left_running, running, two_stacks
 
@@ -65,9 +66,38 @@ def test_a_rank_that_ends_ends_the_run_by_its_name(fault, outcome, said):
     result = measure(faulty(fault), StepConfig(batch_size=4, **TWO), "cpu", repeats=1)
     assert result.outcome is outcome
     assert said in result.message
-    assert [rank.outcome for rank in result.ranks] == [Outcome.CANCELLED, outcome]
-    assert "was stopped while measuring memory" in result.ranks[0].message
+    first, second = result.ranks
+    assert second.outcome is outcome
+    if outcome is Outcome.CRASHED and first.outcome is Outcome.FAILED:
+        # its collective noticed before the launcher did
+        assert re.search("[Cc]onnection|remote worker", first.message), first.message
+    else:
+        assert first.outcome is Outcome.CANCELLED
+        assert "was stopped while measuring memory" in first.message
     assert not left_running()
+
+
+def test_a_rank_that_is_gone_is_the_cause_whoever_notices_first():
+    config = StepConfig(batch_size=4, **TWO)
+    asked = {
+        "source": "measured",
+        "device": "cpu",
+        "config": config,
+        "workload_name": "faulty",
+        "memory_limit_bytes": None,
+    }
+    lost, gone = (
+        StepResult(**asked, outcome=outcome, message=message, rank_numbers=(rank,))
+        for rank, (outcome, message) in enumerate(
+            [
+                (Outcome.FAILED, "rank 0 failed: connection closed by peer"),
+                (Outcome.CRASHED, "rank 1 was ended by SIGKILL"),
+            ]
+        )
+    )
+    both = together([lost, gone], order=[0, 1])
+    assert (both.outcome, both.ranks) == (Outcome.CRASHED, (lost, gone))
+    assert both.message == "rank 1 of 2 was ended by SIGKILL"
 
 
 def test_a_port_in_use_does_no_harm(monkeypatch):

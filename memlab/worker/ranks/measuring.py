@@ -18,8 +18,8 @@ from memlab.workload import Workload
 
 WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
+    Outcome.CRASHED,  # a rank that waits for a process that is gone fails: it lost its connection
     Outcome.FAILED,
-    Outcome.CRASHED,
     Outcome.UNSUPPORTED,
     Outcome.TIMED_OUT,
     Outcome.CANCELLED,
@@ -97,8 +97,8 @@ def check_devices(config: StepConfig, device: torch.device) -> None:
 def together(results: Sequence[StepResult], order: Sequence[int]) -> StepResult:
     """Return one result of those of all ranks: that of the rank with the highest peak.
 
-    If ranks have failed, its message is that of the first that did: others lose their connection to
-    it, which is an error of theirs too.
+    If ranks have ended badly, its message is that of the one that caused it. Others lose their
+    connection to it, which is an error of theirs too, and may be noticed first.
 
     Args:
         results: by rank.
