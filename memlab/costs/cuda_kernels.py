@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 
+from memlab.costs.kernel_parts import FUSED_ROWS
 from memlab.devices.cards import CUBLAS_WORKSPACE_BYTES, Card
 from memlab.operators.signatures import TensorSpec, tensors_of
 from memlab.recording.assembly import Effect
@@ -35,8 +36,6 @@ CUBLAS = frozenset(
 ROWS_PER_THREAD = 10
 WARP = 32
 SORTED_FROM = 3073
-
-FUSED_ROWS = 4  # _GEMM_4BIT_CUSTOM_FLOOR_M of bitsandbytes
 
 
 def effects(recording: Recording, card: Card | None) -> list[Effect | None]:

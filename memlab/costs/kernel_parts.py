@@ -23,6 +23,8 @@ Product = tuple[int, int, int, int]
 """Batch, rows, columns and inner size of a matrix product."""
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+COMPRESSED_PRODUCTS = {"gemm_4bit", "int8_linear_matmul"}  # of bitsandbytes
+FUSED_ROWS = 4  # up to these no 4-bit weight is widened; its _GEMM_4BIT_CUSTOM_FLOOR_M
 CONVOLUTIONS = {"convolution", "_convolution", "convolution_overrideable"}
 NORMS = ("layer_norm", "softmax", "group_norm", "rms_norm")
 REDUCTIONS = {"sum", "mean", "var", "var_mean", "linalg_vector_norm", "amax", "norm"}
@@ -75,6 +77,8 @@ def parts_of(
         return _convolution_backward(args)
     if name in PRODUCTS:
         return (_product(args, outputs, num_bytes, flops),)
+    if name in COMPRESSED_PRODUCTS:
+        return _compressed_product(name, args, outputs, num_bytes, flops)
     if "attention" in name and flops:
         way = "_backward" if "backward" in name else ""
         return (KernelPart(f"attention{way}", flops, num_bytes),)
@@ -112,6 +116,29 @@ def _product(
     written = min(written, num_bytes)
     shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
     return KernelPart("product", flops, num_bytes - written, written, product=shape)
+
+
+def _compressed_product(
+    name: str, args: Sequence[Any], outputs: Sequence[TensorSpec], num_bytes: int, flops: int
+) -> tuple[KernelPart, ...]:
+    """Return the product with a weight in 8 bits, or in 4, which one kernel widens before.
+
+    Source: `gemm_4bit` in bitsandbytes/backends/cuda/ops.py.
+    """
+    left, made = args[0], outputs[0]
+    columns = left.shape[-1]
+    shape = (1, math.prod(left.shape) // columns, made.shape[-1], columns)
+    written = math.prod(made.shape) * made.dtype.itemsize
+    if name == "int8_linear_matmul" or shape[1] <= FUSED_ROWS:
+        return (KernelPart("product", flops, num_bytes - written, written, product=shape),)
+
+    size = left.dtype.itemsize
+    factor, weight = size * math.prod(left.shape), size * shape[2] * columns
+    compressed = num_bytes - written - factor
+    return (
+        KernelPart("stream", 0, compressed + weight),
+        KernelPart("product", flops, factor + weight, written, product=shape),
+    )
 
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[KernelPart, ...]:

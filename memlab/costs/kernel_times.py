@@ -116,7 +116,7 @@ def table() -> FactorTable:
 
 def group_of(part: KernelPart, dtype: torch.dtype | None) -> str:
     """Return the kind of kernel with its number format, where the data tell formats apart."""
-    is_half = dtype is not None and dtype.itemsize == 2
+    is_half = dtype is not None and dtype.itemsize <= 2  # int8 is multiplied by the same cores
     if part.group in ("stream", "product"):
         return f"{part.group}_{'half' if is_half else 'fp32'}"
     return "attention" if part.group == "attention_backward" else part.group

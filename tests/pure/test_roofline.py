@@ -297,3 +297,55 @@ def test_narrow_factors_added_to_a_wide_matrix_are_multiplied_as_narrow_ones():
         signature_of(add, (wide, a, b, torch.float32), {"out": wide}), (spec(wide),)
     )
     assert (found.flops, found.dtype) == (2 * 8 * 32 * 16, low)
+
+
+def four_bit(rows, outputs=64, columns=128, block=64):
+    """Return the record of a product with a weight in 4 bits."""
+    packed = meta(outputs * columns // 2, 1, dtype=torch.uint8)
+    scales = meta(outputs * columns // block)
+    x = meta(rows, columns, dtype=torch.bfloat16)
+    product = torch.ops.bitsandbytes.gemm_4bit.default
+    return call(product, x, packed, [outputs, columns], scales, block, "nf4")
+
+
+def test_a_weight_in_4_bits_is_widened_and_then_multiplied_as_one_in_16():
+    pytest.importorskip("bitsandbytes")
+    rows, outputs, columns = 256, 64, 128
+    plain = call(
+        aten.mm.default,
+        meta(rows, columns, dtype=torch.bfloat16),
+        meta(columns, outputs, dtype=torch.bfloat16),
+    )
+    found, dense = (roofline.work_of(one.signature, one.outputs) for one in (four_bit(rows), plain))
+    widened, product = found.parts
+    weight = outputs * columns
+    assert (found.flops, found.dtype) == (2 * rows * weight, torch.bfloat16)
+    assert (product,) == dense.parts
+    assert widened.read_bytes == weight // 2 + 4 * weight // 64 + 2 * weight
+    # a few rows are multiplied by the weight as it is
+    assert [part.group for part in roofline.work_of(*four_bit(4)[:2]).parts] == ["product"]
+
+
+def test_a_base_in_4_bits_is_never_faster_where_there_are_many_rows():
+    pytest.importorskip("bitsandbytes")
+    size, rows = 4096, 4096
+    plain = call(
+        aten.mm.default,
+        meta(rows, size, dtype=torch.bfloat16),
+        meta(size, size, dtype=torch.bfloat16),
+    )
+    slow, fast = (
+        roofline.step_time([one], A100).estimate_seconds
+        for one in (four_bit(rows, size, size), plain)
+    )
+    assert fast < slow < 2 * fast
+
+
+def test_bytes_are_multiplied_at_twice_the_rate_of_fp16_since_turing():
+    pytest.importorskip("bitsandbytes")
+    size = 8192
+    eight, half = (meta(size, size, dtype=dtype) for dtype in (torch.int8, torch.float16))
+    product = torch.ops.bitsandbytes.int8_linear_matmul.default
+    seconds = 2 * size**3 / A100.fp16_flops_per_second
+    assert bound(call(product, eight, eight), A100) == pytest.approx(seconds / 2)
+    assert bound(call(aten.mm.default, half, half), A100) == pytest.approx(seconds)
