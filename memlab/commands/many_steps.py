@@ -8,7 +8,7 @@ import click
 from memlab.changes.compare import compare
 from memlab.changes.judging import MEMORY_TOLERANCE, TIME_TOLERANCE
 from memlab.commands.answers import ExitCode, end, show, tell
-from memlab.commands.models import workload_of
+from memlab.commands.models import AskedModel
 from memlab.commands.options import (
     device_option,
     json_option,
@@ -38,7 +38,7 @@ PICTURES = (".png", ".svg")
 @click.option("--store", metavar="FILE", help="of the results; by default that of memlab.results")
 @listed_setting_options
 def sweep_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     memory_limit: str | None, seed: int, timeout_seconds: float, repeats: int, warmup: int,
     store: str | None, **settings: Any,
 ) -> None:  # fmt: skip
@@ -48,7 +48,7 @@ def sweep_command(
     """
     lists = lists_of(settings) or {"batch_size": [StepConfig().batch_size]}
     table = sweep(
-        workload_of(model, tokens, image_size), lists, device,
+        asked.workload(), lists, device,
         repeats=repeats, warmup=warmup, seed=seed, memory_limit=memory_limit,
         timeout_seconds=timeout_seconds, path=store, on_result=_tell_result,
     )  # fmt: skip
@@ -84,16 +84,20 @@ def _tell_result(result: StepResult) -> None:
 @run_options
 @setting_options
 def recommend_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     memory_limit: str | None, seed: int, timeout_seconds: float, allow: tuple[str, ...],
     exact: bool, headroom: float, top: int, confirm: int, **settings: Any,
 ) -> None:  # fmt: skip
-    """Find the fastest settings that fit; settings that are given stay as they are."""
+    """Find the fastest settings that fit; settings that are given stay as they are.
+
+    --adapter, --rank and --base take several values with commas between them, to choose among.
+    """
     config = config_of(settings)
     found = recommend(
-        workload_of(model, tokens, image_size), memory_limit, None, device,
-        config=config, allow=[name.replace("-", "_") for name in allow] or None, exact=exact,
-        headroom=headroom, top=top, confirm=confirm, seed=seed, timeout_seconds=timeout_seconds,
+        asked.first_workload(), memory_limit, None, device,
+        config=config, allow=[name.replace("-", "_") for name in allow] or None,
+        choices=asked.choices() or None, exact=exact, headroom=headroom, top=top, confirm=confirm,
+        seed=seed, timeout_seconds=timeout_seconds,
     )  # fmt: skip
     show(found, as_json=as_json)
     end(ExitCode.YES if found else ExitCode.NO)

@@ -4,9 +4,13 @@
   function without arguments that returns one, a `(module, example_batch, loss_fn)`, or a module.
 - a config of transformers: a JSON file, or a folder with a `config.json`.
 - a name of the zoo: `memlab.workloads.names()`.
+
+With an adapter, or another option of `memlab.workloads.finetune`, it is a base model that this
+function takes: one of its names, such as llama-1b, or a config of transformers.
 """
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +19,101 @@ from memlab import workloads
 from memlab.arguments.quoting import shown
 from memlab.commands import made_up
 from memlab.commands.imports import IMPORT_PATH, cause, imported, to_stderr
-from memlab.errors import MemlabError, WorkloadError
+from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.workload import Workload
+from memlab.workloads.bases import BASES
 
 UNITS = {"tokens": "--tokens", "pixels": "--image-size"}  # of a `SampleSize`, and its option
+
+SEPARATOR = ","
+LISTED = ("adapter", "rank", "base")  # of which `memlab recommend` takes several
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedModel:
+    """The model that a person has named, and how it is fine-tuned; None is what was not given.
+
+    Attributes:
+        model: an import path, a config, or a name.
+        tokens: of a sample.
+        image_size: of a sample, in pixels.
+        adapter: as `memlab.workloads.finetune` has it, or several with commas between them.
+        rank: of it, or several.
+        targets: names of layers with commas between them, or "all-linear".
+        base: number format of the frozen weights, or several.
+        prepare_for_kbit: whether peft prepares the base.
+    """
+
+    model: str
+    tokens: int | None = None
+    image_size: int | None = None
+    adapter: str | None = None
+    rank: str | None = None
+    targets: str | None = None
+    base: str | None = None
+    prepare_for_kbit: bool | None = None
+
+    def workload(self) -> Workload:
+        """Return the workload of single values.
+
+        Raises:
+            ConfigError: an option has several values.
+            WorkloadError: the model cannot be trained so.
+        """
+        for name, values in self.choices().items():
+            raise ConfigError(
+                f"--{name} {SEPARATOR.join(map(str, values))} has several values, which only "
+                "memlab recommend takes; give one"
+            )
+        return self.first_workload()
+
+    def first_workload(self) -> Workload:
+        """Return the workload of the first value of each option."""
+        given = {name: values[0] for name, values in self._listed().items()}
+        if self.targets is not None:
+            is_all = self.targets == "all-linear"
+            given["targets"] = self.targets if is_all else _parts(self.targets)
+        if self.prepare_for_kbit is not None:
+            given["prepare_for_kbit"] = self.prepare_for_kbit
+        if not given:
+            return workload_of(self.model, self.tokens, self.image_size)
+        if self.image_size is not None:
+            raise WorkloadError(
+                f"--image-size {self.image_size} does nothing for a language model; use --tokens"
+            )
+        return _finetuned(self.model, self.tokens, given)
+
+    def choices(self) -> dict[str, list[Any]]:
+        """Return the options that have several values, as `memlab.recommend` takes them."""
+        return {name: values for name, values in self._listed().items() if len(values) > 1}
+
+    def _listed(self) -> dict[str, list[Any]]:
+        given = {name: getattr(self, name) for name in LISTED}
+        return {
+            name: [int(part) if part.isdecimal() else part for part in _parts(text)]
+            for name, text in given.items()
+            if text is not None
+        }
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(SEPARATOR))
+
+
+def _finetuned(model: str, tokens: int | None, given: dict[str, Any]) -> Workload:
+    """Return a workload that fine-tunes a base model.
+
+    Raises:
+        WorkloadError: there is no such base model.
+    """
+    if ":" in model and not os.path.exists(model):
+        first = next(iter(given)).replace("_", "-")
+        raise WorkloadError(
+            f"--{first} is for a base model of transformers, and {model} is a function of your "
+            "own; put the adapter on in it (a PeftModel is a model as any other), or name a config "
+            f"of transformers, or one of {', '.join(BASES)}"
+        )
+    return workloads.finetune(model, tokens=tokens, **given)
 
 
 def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workload:
@@ -37,6 +132,11 @@ def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workl
     except WorkloadError as error:
         if model in workloads.names():
             raise
+        if model in BASES:
+            raise WorkloadError(
+                f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
+                "train all of its weights"
+            ) from None
         raise WorkloadError(
             f"{error}; or a model of your own as package.module:function, or a config of "
             "transformers as a path"

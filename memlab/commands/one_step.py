@@ -8,7 +8,7 @@ import click
 
 from memlab.api import measure, predict, verify
 from memlab.commands.answers import ExitCode, end, show, show_result, tell
-from memlab.commands.models import workload_of
+from memlab.commands.models import AskedModel
 from memlab.commands.options import (
     device_option,
     json_option,
@@ -32,13 +32,13 @@ HERE = "cpu, cuda or cuda:1; by default the accelerator if there is one"
 @run_options
 @setting_options
 def predict_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     memory_limit: str | None, seed: int, timeout_seconds: float, **settings: Any,
 ) -> None:  # fmt: skip
     """Predict what a training step costs, without running it."""
     config = config_of(settings)
     result = predict(
-        workload_of(model, tokens, image_size), config, device,
+        asked.workload(), config, device,
         seed=seed, memory_limit=memory_limit, timeout_seconds=timeout_seconds,
     )  # fmt: skip
     show_result(result, as_json=as_json)
@@ -52,14 +52,14 @@ def predict_command(
 @run_options
 @setting_options
 def measure_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     memory_limit: str | None, seed: int, timeout_seconds: float, repeats: int, warmup: int,
     **settings: Any,
 ) -> None:  # fmt: skip
     """Measure what a training step costs on a device of this machine."""
     config = config_of(settings)
     result = measure(
-        workload_of(model, tokens, image_size), config, device,
+        asked.workload(), config, device,
         repeats=repeats, warmup=warmup, seed=seed, memory_limit=memory_limit,
         timeout_seconds=timeout_seconds,
     )  # fmt: skip
@@ -72,13 +72,13 @@ def measure_command(
 @run_options
 @setting_options
 def verify_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     seed: int, timeout_seconds: float, **settings: Any,
 ) -> None:  # fmt: skip
     """Check that a setting trains like the plain step."""
     config = config_of(settings)
     report = verify(
-        workload_of(model, tokens, image_size), config, device,
+        asked.workload(), config, device,
         seed=seed, timeout_seconds=timeout_seconds,
     )  # fmt: skip
     show(report, as_json=as_json)
@@ -97,13 +97,13 @@ def verify_command(
 @json_option
 @setting_options
 def export_command(
-    model: str, tokens: int | None, image_size: int | None, as_json: bool, device: str | None,
+    asked: AskedModel, as_json: bool, device: str | None,
     flavor: str, out: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Write a step as a Python file that needs no memlab."""
     config = config_of(settings)
     chosen: Any = flavor
-    source = export_script(workload_of(model, tokens, image_size), config, device, flavor=chosen)
+    source = export_script(asked.workload(), config, device, flavor=chosen)
     if out is not None:
         try:
             out.write_text(source, encoding="utf-8")

@@ -1,23 +1,44 @@
 """Options that several commands share."""
 
+import functools
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import click
+
+from memlab.commands.models import AskedModel
+from memlab.workloads.finetuned import ADAPTERS, BASE_FORMATS
 
 Command = Callable[..., Any]
 
 
 def model_options(command: Command) -> Command:
-    """Add the model and the size of its samples."""
-    command = click.option(
-        "--image-size", type=click.IntRange(min=1), metavar="PIXELS",
-        help="along each side of an image",
-    )(command)  # fmt: skip
-    command = click.option(
-        "--tokens", type=click.IntRange(min=1), metavar="N", help="in each sample of a text"
-    )(command)
-    return click.argument("model")(command)
+    """Add the model, the size of its samples and its fine-tuning: one argument `asked`."""
+
+    @functools.wraps(command)
+    def with_model(**given: Any) -> Any:
+        asked = {field.name: given.pop(field.name) for field in fields(AskedModel)}
+        return command(asked=AskedModel(**asked), **given)
+
+    for name, kind, metavar, text in reversed(MODEL_OPTIONS):
+        with_model = click.option(name, type=kind, metavar=metavar, default=None, help=text)(
+            with_model
+        )
+    return click.argument("model")(with_model)
+
+
+MODEL_OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
+    ("--tokens", click.IntRange(min=1), "N", "in each sample of a text"),
+    ("--image-size", click.IntRange(min=1), "PIXELS", "along each side of an image"),
+    ("--adapter", str, "|".join(ADAPTERS), "of peft, which a frozen base is fine-tuned with; none "
+     "trains all weights  [default: lora, if another of these is given]"),
+    ("--rank", str, "INTEGER", "of a low-rank adapter  [default: 16]"),
+    ("--targets", str, "NAMES", "layers with an adapter, with commas between them, or all-linear"),
+    ("--base", str, "|".join(BASE_FORMATS), "number format of the base  [default: bf16]"),
+    ("--prepare-for-kbit/--no-prepare-for-kbit", bool, None,
+     "cast by peft what is not quantized to fp32  [default: off]"),
+)  # fmt: skip
 
 
 def device_option(help_text: str) -> Callable[[Command], Command]:

@@ -16,7 +16,7 @@ from memlab.arguments.units import MIB
 from memlab.commands import many_steps, one_step, shipped
 from memlab.commands.answers import ExitCode, code_of
 from memlab.commands.group import memlab as group
-from memlab.commands.models import workload_of
+from memlab.commands.models import AskedModel, workload_of
 from memlab.commands.settings import FIELDS, config_of, lists_of
 from memlab.config import PRESET_POLICIES, allowed_value
 from memlab.doctor import command as doctor
@@ -232,6 +232,43 @@ def test_a_bare_module_gets_a_made_up_batch(own):
 def test_the_size_of_a_sample_is_that_of_the_workload():
     assert workload_of("gpt-small", 64, None).name == "gpt-small, sequence length 64"
     assert workload_of("resnet-digits", None, 64).name == "resnet-digits, image size 64"
+
+
+def test_an_adapter_and_its_base_are_options(asked):
+    words = "--adapter", "dora", "--rank", 8, "--targets", "q_proj,v_proj", "--base", "nf4"
+    run("predict", "llama-tiny", "--tokens", 64, *words, "--prepare-for-kbit")
+    named = memlab.workloads.finetune(
+        "llama-tiny", adapter="dora", rank=8, targets=("q_proj", "v_proj"), base="nf4",
+        prepare_for_kbit=True, tokens=64,
+    ).name  # fmt: skip
+    assert asked["workload"].name == named
+    run("predict", "llama-tiny", "--targets", "all-linear")  # the usual adapter
+    named = memlab.workloads.finetune("llama-tiny", targets="all-linear").name
+    assert asked["workload"].name == named
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["llama-tiny"], "add --adapter lora, or --adapter none"),
+        (["llama-tiny", "--rank", "x"], "rank='x' is not a whole number"),
+        (["llama-tiny", "--base", "nf4,bf16"], "--base nf4,bf16 has several values"),
+        (["llama-tiny", "--base", "nf4", "--image-size", "8"], "--image-size 8 does nothing"),
+        (["mine:model", "--base", "nf4"], "--base is for a base model of transformers"),
+        (["gpt-small", "--adapter", "lora"], "'llama-tiny'"),
+    ],
+)
+def test_a_fine_tuning_that_cannot_be_is_refused_in_a_sentence(words, said, asked):
+    done = run("predict", *words)
+    assert done.exit_code == ExitCode.WRONG_USE
+    assert said in done.stderr
+
+
+def test_recommend_chooses_among_several_adapters_and_bases():
+    several = AskedModel(model="llama-tiny", adapter="lora, none", rank="8,64", base="bf16")
+    assert several.choices() == {"adapter": ["lora", "none"], "rank": [8, 64]}
+    first = memlab.workloads.finetune("llama-tiny", adapter="lora", rank=8)
+    assert several.first_workload().name == first.name
 
 
 GPT = {

@@ -28,6 +28,7 @@ def of_length(length, num=8):
     return [{"input_ids": row, "labels": row.clone()} for row in drawn]
 
 
+@pytest.mark.slow
 def test_lengths_and_sizes_of_an_sft_trainer(tmp_path):
     trainer = trl_trainer_of(tmp_path, llama(), "SFTTrainer")
     workload = memlab.from_trainer(trainer).workload
@@ -45,6 +46,7 @@ def test_lengths_and_sizes_of_an_sft_trainer(tmp_path):
     assert found.data.lengths.tolist() == sorted(own)
 
 
+@pytest.mark.slow
 def test_another_length_costs_what_a_trainer_over_such_samples_takes(tmp_path):
     def imported(samples):
         return memlab.from_trainer(trainer_of(tmp_path, llama(), samples)).workload

@@ -58,6 +58,7 @@ def test_what_is_recommended_fits_and_nothing_simpler_is_faster(plain):
             assert best.result.step_seconds <= other.step_seconds * 1.001
 
 
+@pytest.mark.slow
 def test_with_room_enough_nothing_has_to_be_changed():
     ranked = recommend(linear(), "1GiB", 8, CARD, allow=["accumulation_steps", "memory_budget"])
     assert ranked[0].config == StepConfig(batch_size=8)
@@ -187,6 +188,7 @@ def test_on_this_machine_the_best_are_measured():
     assert ranked[0].result.peak_allocated_bytes <= 64 * MIB
 
 
+@pytest.mark.slow
 def test_the_best_of_each_number_format_is_found_though_others_seem_faster(monkeypatch):
     measured = []
 
@@ -387,6 +389,7 @@ def test_the_same_question_predicts_nothing_again(plain, predictions):
     assert [one.config for one in again] == [one.config for one in found]
 
 
+@pytest.mark.slow
 def test_single_samples_are_tried():
     options = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 256}
     workload = memlab.workloads.get("gpt-small", **options)
@@ -429,6 +432,7 @@ def test_an_estimate_of_single_samples_holds(name, device):
     assert told.nbytes * (1 - told.uncertainty) <= peak <= told.upper_bytes
 
 
+@pytest.mark.slow
 def test_what_is_known_is_that_of_the_same_workload(predictions):
     recommend(wide(), "1GiB", BATCH, CARD, allow=["accumulation_steps"])
     asked = len(predictions)
@@ -454,6 +458,7 @@ def test_a_file_that_was_edited_is_predicted_again(predictions, tmp_path, monkey
     sys.modules.pop("edited_model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["build_model", "compute_loss"])
 def test_an_edit_of_a_file_that_only_a_worker_imports_is_seen(
     place, predictions, tmp_path, monkeypatch

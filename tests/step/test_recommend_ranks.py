@@ -44,6 +44,7 @@ def limit(every):
     return int(peaks[-2])
 
 
+@pytest.mark.slow
 def test_of_what_fits_the_strategy_that_sends_least_comes_first(every, limit):
     assert set(every) == STRATEGIES
     alone = memlab.predict(wide(), dataclasses.replace(TWO, sharding="zero3"), "cpu")
@@ -196,6 +197,7 @@ def test_what_cannot_be_as_fast_is_not_recorded_and_nothing_is_lost(monkeypatch)
 OFFLOADED = {"offload_parameters": True, "offload_optimizer": True}
 
 
+@pytest.mark.slow
 def test_what_only_fits_with_offloaded_shards_is_found_if_it_is_allowed():
     workload = blocks(width=2048, depth=2)
     zero3 = StepConfig(batch_size=64, sharding="zero3", world_size=2)
@@ -214,6 +216,7 @@ def test_what_only_fits_with_offloaded_shards_is_found_if_it_is_allowed():
     assert len(unasked) == 0
 
 
+@pytest.mark.slow
 def test_what_has_no_time_comes_after_what_has_one():
     workload = blocks(width=2048, depth=2)
     config = StepConfig(batch_size=64, sharding="zero3", world_size=2)

@@ -174,6 +174,7 @@ def test_a_parameter_that_is_held_elsewhere_too_is_refused():
         built(build_model, config)
 
 
+@pytest.mark.slow
 def test_it_trains_as_a_plain_sharded_build_and_is_predicted():
     """Two real ranks."""
     config = StepConfig(batch_size=4, sharding="zero3", world_size=2)

@@ -285,6 +285,7 @@ def test_an_interpolated_result_forgets_the_limit_of_another_batch(base):
     assert base.forecast.against_limit(estimate, 200 * MIB).fits
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_one_that_predict_says_fits_for_sure():
     limit = 250 * MIB
     found = pairs._Search(WORKLOAD, limit, "h200", 4096).largest(StepConfig(batch_size=1), 2)

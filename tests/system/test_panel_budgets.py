@@ -91,6 +91,7 @@ def test_a_budget_with_the_same_plan_needs_no_worker(made, workload):
     assert asked == [0.5]
 
 
+@pytest.mark.slow
 def test_a_run_takes_its_prediction_from_another_budget_with_the_same_plan(workload):
     panel = memlab.panel(workload, device="cpu", config=question(0.5).config)
     try:

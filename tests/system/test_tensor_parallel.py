@@ -44,6 +44,7 @@ def verified(ranks, workload, **fields):
     return ranks.verified(workload, StepConfig(**{**TENSOR, **fields}))
 
 
+@pytest.mark.slow
 def test_each_rank_holds_its_part_byte_for_byte(ranks):
     half = HIDDEN // 2
     # the bias of the second layer is added to the sum of all ranks, so it is whole
@@ -145,6 +146,7 @@ def test_what_cannot_be_divided_ends_in_every_rank_with_a_remedy(ranks):
 # at last of four ranks, which take the place of the two: starting either takes seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "fields"),
     [
