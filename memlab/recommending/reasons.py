@@ -143,6 +143,11 @@ def reason_of_limit(result: StepResult, limit_bytes: int, headroom: float) -> st
     kept_free = f", of which {format_percent(headroom)} were to stay free" if headroom else ""
     if result.fit is Judgement.TOO_CLOSE:
         about = format_percent(peak.judged_uncertainty)
+        if free < -peak.judged_uncertainty:
+            return (
+                f"too close to say whether it fits {limit} with less cache ({size} {kind} where "
+                f"there is room; ± {about})"
+            )
         return f"too close to say: {size} of {limit} ({kind}, ± {about})"
     if free < 0:
         return f"fits {limit} with less cache ({size} {kind} where there is room)"

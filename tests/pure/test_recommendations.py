@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from memlab import plots
 from memlab.config import StepConfig
+from memlab.limits.judgement import Judgement
+from memlab.recommending.reasons import reason_of_limit
 from memlab.recommending.recommendations import AtLimit, Recommendation
 from memlab.result import Source
 from tests.figure_parts import MIB, make_result, out_of_memory, recommended, texts_of
@@ -41,6 +43,17 @@ def test_the_picture_marks_the_best_the_others_and_those_too_close():
     key = "\n".join(texts_of(figure))
     assert all(words in key for words in ("★ fastest that fits", "◆ fits too", "▲ too close"))
     assert "bf16-mixed" in texts_of(figure)  # the name of the best
+
+
+def test_a_peak_far_above_a_limit_that_may_fit_with_less_cache_says_so():
+    near = replace(
+        found(0.2, 60), needed_bytes=51 * MIB, uncertainty={"needed_bytes": 0.03},
+        memory_limit_bytes=50 * MIB, fits=False, fit=Judgement.TOO_CLOSE,
+    )  # fmt: skip
+    assert reason_of_limit(near, 50 * MIB, 0.0) == (
+        "too close to say whether it fits 50.0 MiB with less cache (60.0 MiB reserved, predicted "
+        "where there is room; ± 3 %)"
+    )
 
 
 def test_dots_lie_on_the_axis_of_the_limit():
