@@ -31,7 +31,7 @@ from memlab.saving.contents import saved_tensors
 from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
 from memlab.torch_private.dispatch import without_modes
-from memlab.torch_private.fakes import FakeTensorMode
+from memlab.torch_private.fakes import FakeTensorMode, subclasses_left_out
 from memlab.trace import Phase
 from memlab.workload import Workload
 
@@ -220,7 +220,7 @@ def _recorded(
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
-        with tracker.modules(step.model):
+        with subclasses_left_out(), tracker.modules(step.model):
             step.set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)

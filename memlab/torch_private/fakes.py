@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import in_kernel_invocation_manager as shapes
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
     "UnsupportedOperatorException", "detect_fake_mode", "found_as", "missing_kernels_run_by",
-    "remember_constant", "shapes_alone",
+    "remember_constant", "shapes_alone", "subclasses_left_out",
     "unset_fake_temporarily",
 ]  # fmt: skip
 
@@ -47,6 +47,30 @@ def found_as(stand_in: type) -> Iterator[None]:
         yield
     finally:
         subclasses.FakeTensor = FakeTensor
+
+
+@contextlib.contextmanager
+def subclasses_left_out() -> Iterator[None]:
+    """Make a fake tensor that becomes one of another class stay a fake tensor, inside this context.
+
+    `Tensor._make_subclass` cannot make another class of it. As there, the memory is shared. A class
+    of parameters makes a parameter, with the attributes that its `__new__` sets.
+    """
+    own = torch.Tensor._make_subclass
+
+    def make(cls: type, data: Any, requires_grad: bool = False, *more: Any, **named: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return own(cls, data, requires_grad, *more, **named)
+        made: Any = data.detach().requires_grad_(requires_grad)
+        made._is_param = issubclass(cls, torch.nn.Parameter)
+        return made
+
+    holder: Any = torch.Tensor
+    holder._make_subclass = staticmethod(make)
+    try:
+        yield
+    finally:
+        del holder._make_subclass  # it is that of the class below
 
 
 @contextlib.contextmanager
