@@ -43,7 +43,7 @@ class BasePane:
         self._rows: list[FitRow] = []
         self._above = (self._head, again, self._parts)
         self.box = widgets.VBox(self._above, layout={"display": "none"})
-        for name in ("memlab-fits", "memlab-base"):
+        for name in ("memlab-answer", "memlab-base"):
             self.box.add_class(name)
         self.show("Not compared yet.", "")
 

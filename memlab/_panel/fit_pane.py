@@ -46,7 +46,8 @@ class FitPane:
         self._rows = [FitRow(at, use) for at in range(MOST_FITTING + MOST_CLOSE)]
         rows = [row.box for row in self._rows]
         self.box = widgets.VBox([self._head, self._past, *rows, self._rest])
-        self.box.add_class("memlab-fits")
+        for name in ("memlab-answer", "memlab-fits"):
+            self.box.add_class(name)
         self.show("Press Fit for me to search for the fastest setting that fits the limit.", "")
         self.offer_undo(False)
 

@@ -198,11 +198,11 @@ CSS = """
   .memlab-reading { display: block; }
 .memlab-panel .memlab-spots:has(input:focus-visible) {
   outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px; }
-.memlab-panel .memlab-fits { height: 264px; overflow: auto; padding: 6px 10px; margin: 2px 0;
+.memlab-panel .memlab-answer { height: 264px; overflow: auto; padding: 6px 10px; margin: 2px 0;
   border: 1px solid var(--memlab-line); border-radius: 3px; }
-.memlab-panel .memlab-fits > * { flex: none; }
-.memlab-panel .memlab-fits p { margin: 0 0 4px; max-width: 110ch; }
-.memlab-panel .memlab-fits ul { margin: 0; padding-left: 18px; }
+.memlab-panel .memlab-answer > * { flex: none; }
+.memlab-panel .memlab-answer p { margin: 0 0 4px; max-width: 110ch; }
+.memlab-panel .memlab-answer ul { margin: 0; padding-left: 18px; }
 .memlab-panel .memlab-fits-row { display: flex; align-items: center; gap: 10px; min-height: 30px; }
 .memlab-panel .memlab-fits-here { box-shadow: inset 3px 0 var(--jp-brand-color1, #1976d2);
   padding-left: 8px; }
