@@ -79,7 +79,7 @@ class Beside:
         self._page.say(text, verdicts.OPEN if was_stopped else verdicts.BAD)
 
     def _end(self) -> None:
-        """Let the next run or search begin."""
+        """Let the next job begin."""
         with self._page.lock:
             self._page.job = None
         self._view.show_progress(0.0)

@@ -226,7 +226,7 @@ class Page:
     # runs
 
     def tell(self, progress: Progress) -> None:
-        """Show the progress of the current run or search."""
+        """Show the progress of the current run, search or comparison."""
         with self.lock:
             if self.job and not self.job.cancel.is_set():
                 by_cell = f" ({style.RUN_BY_CELL})" if self.job.by_cell else ""

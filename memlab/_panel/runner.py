@@ -17,7 +17,7 @@ from memlab.result import StepResult
 from memlab.verifying.report import VerifyReport
 from memlab.worker.isolation import prewarm
 
-GOING_ON = "a run or a search of this panel is going on"
+GOING_ON = "a run, a search or a comparison of this panel is going on"
 
 
 class Runner:

@@ -250,7 +250,7 @@ def test_a_search_and_a_run_take_turns(panel, search):
     assert "press Fit for me again once it has ended" in said(panel)
     assert len(search.asked) == 1
     panel.set(device="cpu")
-    with pytest.raises(MemlabError, match="a run or a search of this panel is going on"):
+    with pytest.raises(MemlabError, match="a run, a search or a comparison of"):
         panel.run()
 
 
