@@ -20,7 +20,12 @@ import torch
 from memlab.config import Attention
 from memlab.errors import UnsupportedError
 from memlab.techniques import attention_setting
-from memlab.techniques.attention_setting import attention_parts, implementations_of, set_attention
+from memlab.techniques.attention_setting import (
+    attention_parts,
+    has_attention,
+    implementations_of,
+    set_attention,
+)
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 from memlab.torch_private.dispatch import are_tensors_fake
@@ -35,7 +40,7 @@ WITHOUT_CPU = {
     Attention.FLEX_ATTENTION: "PyTorch's flex_attention has no backward there",
 }
 SAID = {
-    Attention.EAGER: "eager attention keeps a matrix of tokens x tokens for each head",
+    Attention.EAGER: "eager attention keeps every weight, full attention tokens x tokens a head",
     Attention.SDPA: "PyTorch chooses the kernel of attention",
     Attention.FLASH_ATTENTION_2: "attention by flash_attn, in 16 bits, without padding",
     Attention.FLEX_ATTENTION: "attention by a compiled kernel of PyTorch",
@@ -84,20 +89,19 @@ def _told(model: torch.nn.Module) -> list[str]:
     """Say which parts of a model run eager attention since transformers has nothing else."""
     found: dict[str, str] = {}
     for part in attention_parts(model):
-        has_attention = any("Attention" in type(module).__name__ for module in part.modules())
-        if not has_attention or part.config._attn_implementation != "eager":
+        if not has_attention(part) or part.config._attn_implementation != "eager":
             continue
         if "sdpa" not in implementations_of(part):
-            found[type(part).__name__] = "transformers has no sdpa for it"
+            found[type(part).__name__] = (
+                "transformers has no sdpa for it. Full attention keeps a matrix of tokens x tokens "
+                "for each head and layer so; local or linear attention keeps less"
+            )
         elif getattr(part.config, "output_attentions", False):
             found[type(part).__name__] = (
-                "its config says output_attentions=True, which no other attention can return"
+                "its config says output_attentions=True, which no other attention can return. It "
+                "keeps the weights of each head and layer, tokens x tokens where attention is full"
             )
-    return [
-        f"{name} runs eager attention, which keeps a matrix of tokens x tokens for each head and "
-        f"layer: {why}."
-        for name, why in _without_wrappers(found)
-    ]
+    return [f"{name} runs eager attention: {why}." for name, why in _without_wrappers(found)]
 
 
 def _without_wrappers(found: dict[str, str]) -> list[tuple[str, str]]:

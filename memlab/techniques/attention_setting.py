@@ -5,6 +5,7 @@ An exported script contains a copy of this file, so it imports nothing from meml
 
 import copy
 import importlib.util
+import sys
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ def set_attention(model: torch.nn.Module, implementation: str) -> None:
         raise UnsupportedError(
             f"{asked} does nothing for {type(model).__name__}, which is no model of transformers: "
             "only these have attention implementations to choose from; use attention='as-built'"
+        )
+    if not any(has_attention(part) for part in parts):
+        raise UnsupportedError(
+            f"{asked} does nothing for {type(model).__name__}, which has no attention; "
+            "use attention='as-built'"
         )
     if implementation == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise UnsupportedError(
@@ -70,6 +76,18 @@ def set_attention(model: torch.nn.Module, implementation: str) -> None:
 def attention_parts(model: torch.nn.Module) -> list[Any]:
     """Return the models of transformers in a model, which may be one of them itself."""
     return [module for module in model.modules() if hasattr(type(module), SETS)]
+
+
+def has_attention(part: torch.nn.Module) -> bool:
+    """Return whether a model of transformers has attention: Mamba and convolutions have none.
+
+    Classes of attention have the word in their names, or look their function up in a table.
+    """
+    return any(
+        "Attention" in type(module).__name__
+        or hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
+        for module in part.modules()
+    )
 
 
 def implementations_of(part: Any) -> list[str]:

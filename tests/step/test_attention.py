@@ -47,6 +47,11 @@ def of_kind(kind: str, tokens: int = 16, **options: object) -> Workload:
     )
 
 
+def mamba() -> Workload:
+    """Return a model of transformers that has no attention."""
+    return of_kind("Mamba", hidden_size=16, state_size=4, num_hidden_layers=1, vocab_size=32)
+
+
 def llama(tokens: int = 16, **options: object) -> Workload:
     return of_kind("Llama", tokens, **SIZES, **options)
 
@@ -107,6 +112,8 @@ def test_every_part_of_a_model_is_set():
 @pytest.mark.parametrize(
     ("workload", "attention", "said"),
     [
+        (mamba(), "eager", r"MambaForCausalLM, which has no attention; use attention='as-built'"),
+        (mamba(), "sdpa", r"MambaForCausalLM, which has no attention; use attention='as-built'"),
         (linear(), "eager", r"Linear, which is no model of transformers.*attention='as-built'"),
         (of_kind("Bloom", **BLOOM), "sdpa", r"BloomForCausalLM .* does not have it"),
         (of_kind("Falcon", num_hidden_layers=1, hidden_size=32, num_attention_heads=4,
@@ -118,6 +125,18 @@ def test_every_part_of_a_model_is_set():
 def test_a_model_that_does_not_have_it_is_refused_by_name(workload, attention, said):
     with pytest.raises(UnsupportedError, match=said):
         build_step(workload, StepConfig(attention=attention), "cpu")
+
+
+def test_a_model_without_attention_is_refused_by_every_verb():
+    workload, config = mamba(), StepConfig(batch_size=2, attention="eager")
+    said = {
+        predict(workload, config, "cpu").message,
+        predict(workload, dataclasses.replace(config, memory_budget=0.5), "cpu").message,
+        measure(workload, config, "cpu", isolate=False).message,
+        verify(workload, config, "cpu", isolate=False).why,
+    }
+    why = "attention='eager' does nothing for MambaForCausalLM, which has no attention; use"
+    assert all(why in each for each in said), said
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
@@ -147,6 +166,7 @@ def test_eager_attention_that_nobody_has_chosen_is_told():
     assert len(notes) == 1
     assert "BloomForCausalLM runs eager attention" in notes[0]
     assert "transformers has no sdpa for it" in notes[0]
+    assert "local or linear attention keeps less" in notes[0]  # transformers has Longformer, too
     asked = llama(output_attentions=True, attn_implementation="eager")
     assert "output_attentions=True" in build_step(asked, StepConfig(), "cpu").notes[0]
     assert not build_step(llama(), StepConfig(), "cpu").notes
