@@ -23,6 +23,8 @@ from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadEr
 from memlab.result import Outcome, StepResult
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
+from memlab.workloads.finetuned import FORMATS
+from memlab.workloads.quantizing import QUANTIZED as QUANTIZED_BASES
 
 BASE, CAST = "base", "prepare_for_kbit"
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -110,13 +112,13 @@ def compare_base(
     """Say why a quantized base saves as much memory as it does, or does not help.
 
     The step is predicted with its quantized base and with one of 16 bits, and then with each change
-    that may help. Nothing runs.
+    that may help and that `predict` does not refuse for this workload. Nothing runs.
 
     Args:
         workload: a fine-tuning with a quantized base, as `workloads.finetune` makes it.
         config: how it is trained. None is `StepConfig()`.
         device: as for `predict`.
-        base: the number format of the other base.
+        base: the number format of the other base, which is not quantized.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each of some six predictions.
         on_progress: as for `measure`.
@@ -160,6 +162,8 @@ def compare_base(
         result = predicted(one, own)
         if result.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
             _ran(result)
+        if result.outcome is Outcome.UNSUPPORTED:
+            continue  # such as chunks of a loss that has one already
         peak = result.peak_allocated_bytes
         nbytes = None if peak is None else peak - before
         remedies.append(BaseRemedy(name=name, workload=one, result=result, nbytes=nbytes))
@@ -182,7 +186,7 @@ def _with_plain_base(workload: Workload, base: str) -> Workload:
     """Return the workload with the other base, of which nothing is cast.
 
     Raises:
-        ConfigError: it has no such choice, or has this base already.
+        ConfigError: it has no such choice, has this base already, or the base is quantized too.
     """
     own = workload.choices
     if own is None or BASE not in own.values:
@@ -194,6 +198,11 @@ def _with_plain_base(workload: Workload, base: str) -> Workload:
         raise ConfigError(
             f"base={shown(base)} is what {workload.name} has; allowed is a workload whose base is "
             "quantized, such as workload.chosen(base='nf4')"
+        )
+    if base in QUANTIZED_BASES:
+        raise ConfigError(
+            f"base={shown(base)} is quantized as well, and a quantized base is compared with one "
+            f"that is not; allowed is one of {list(FORMATS)}"
         )
     try:
         return workload.chosen(**{BASE: base} | ({CAST: False} if CAST in own.values else {}))

@@ -117,8 +117,8 @@ def _checked(workload: Workload, choices: Any) -> Mapping[str, tuple[Value, ...]
         raise ConfigError(f"choices={shown(choices)} names nothing; pass None to vary nothing")
     if not is_a(choices, Mapping):
         raise ConfigError(
-            f"choices={shown(choices)}; allowed is a dict of lists, such as "
-            "choices={'base': ['bf16', 'nf4']}"
+            f"choices={shown(choices)} is of type {type(choices).__name__}; allowed is a dict of "
+            f"lists, such as choices={_example(workload)}"
         )
     asked = dict[str, tuple[Value, ...]]()
     for name, values in choices.items():
@@ -137,6 +137,14 @@ def _checked(workload: Workload, choices: Any) -> Mapping[str, tuple[Value, ...]
             f"{MOST_COMBINATIONS}: name fewer values"
         )
     return asked
+
+
+def _example(workload: Workload) -> str:
+    """Return choices as a person may write them for this workload."""
+    if workload.choices is None:
+        return "{'adapter': ['lora', 'dora']}"
+    name, values = next(iter(workload.choices.offered.items()))
+    return str({name: [*values[:2]]})
 
 
 def _is_value(value: Any) -> bool:

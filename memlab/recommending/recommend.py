@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memlab.api import inspect_workload
-from memlab.arguments.checks import checked, count, number, seconds, size
+from memlab.arguments.checks import anything, checked, count, number, seconds, size
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import available_memory_bytes, resolve_device
 from memlab.errors import MemlabError, WorkloadError
@@ -48,6 +48,7 @@ MOST_HEADROOM = 0.9
 @checked(
     memory_limit=size,
     headroom=number(0.0, MOST_HEADROOM),
+    choices=anything,  # `combinations_of` checks them
     top=count(1),
     confirm=count(0),
     timeout_seconds=seconds,

@@ -1,9 +1,11 @@
 """`compare_base`: the parts of a difference, against a hand count and against predictions."""
 
+import dataclasses
+
 import pytest
 
 import memlab
-from memlab import MemlabError, StepConfig, compare_base
+from memlab import MemlabError, Outcome, StepConfig, compare_base
 from memlab.comparing.base_parts import ATTENTION, CASTED, QUANTIZED, signed
 from memlab.workloads.bases import BASES
 
@@ -56,12 +58,25 @@ def test_a_remedy_is_a_prediction_of_its_own(found):
     assert {"precision='bf16-mixed'", "checkpointing='blocks'", "loss_chunks=16"} < told.keys()
 
 
+@pytest.mark.slow
+def test_what_memlab_refuses_is_no_remedy():
+    pytest.importorskip("trl", reason="has the loss kernel of this test")
+    config = dataclasses.replace(CONFIG, loss_kernel="chunked-nll")
+    refused = dataclasses.replace(config, loss_chunks=16)
+    short = memlab.workloads.finetune("llama-tiny", base="nf4", tokens=16)
+    assert memlab.predict(short, refused, CARD).outcome is Outcome.UNSUPPORTED
+    told = compare_base(short, config, CARD).remedies
+    assert {way.name for way in told} == {"precision='bf16-mixed'", "checkpointing='blocks'"}
+    assert all(way.result.outcome is Outcome.OK for way in told)
+
+
 @pytest.mark.parametrize(
     ("workload", "base", "said"),
     [
         (memlab.workloads.get("gpt-small"), "bf16", "gpt-small has no choice of a base; allowed"),
         (CAST.chosen(base="bf16", prepare_for_kbit=False), "bf16", "is what llama-tiny, .* has"),
         (CAST, "int3", "base='int3'.*allowed"),
+        (CAST, "int8", r"base='int8' is quantized as well.*allowed is one of \['fp32', 'bf16', 'f"),
     ],
 )
 def test_what_has_no_other_base_is_an_error(workload, base, said):

@@ -140,6 +140,11 @@ def test_without_choices_the_workload_is_the_given_one():
         ({"width": 64}, r"choices\['width'\]=64; allowed is a list"),
         ({"width": []}, r"choices\['width'\]=\[\]; allowed is a list"),
         ({}, "names nothing; pass None"),
+        (
+            ["width"],
+            r"is of type list; allowed is a dict of lists, such as choices=\{'frozen'",
+        ),
+        ("width", r"choices='width' is of type str; allowed is a dict of lists"),
         ({"width": ["wide"]}, r"choices\['width'\] has 'wide': .* offers 64, 256"),
         ({"half": [True], "frozen": [False]}, "leaves nothing to choose: half=True, frozen=False"),
         ({"width": list(range(1, 70))}, "has 69 combinations; allowed are at most 64"),
