@@ -186,7 +186,7 @@ def _recording_for(target: Target) -> Iterator[torch.device]:
         yield torch.device("cpu")
     else:
         capability = None if target.card is None else target.card.compute_capability
-        with stand_in.as_cuda(capability) as device:
+        with stand_in.as_cuda(capability, target.card) as device:
             yield device
 
 

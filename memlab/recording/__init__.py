@@ -13,6 +13,7 @@
   card; `stand_in_attention.py` also says why a kernel is taken, `attention_notes.py` in sentences;
   `cuda_functions.py` says which functions CUDA does not take apart, `of_bitsandbytes.py` what its
   products in 8 bits allocate there, `triton_launches.py` has Triton kernels do nothing,
+  `card_answers.py` says how many processors the card has,
   `triton_of_trl.py` has trl compute as on a card without them, and
   `flash_attn_of_transformers.py` lets transformers find flash_attn.
 - `simulated_ranks.py` and `fake_reducer.py` let one process be a rank without the others;

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from memlab.errors import UnsupportedError
+from memlab.devices.card import Card
 from memlab.recording import (
+    card_answers,
     cuda_functions,
     stand_in_attention,
     stand_in_autocast,
@@ -39,21 +40,19 @@ NEWEST = (9, 0)  # the compute capability of a card that has every kernel
 STATE = torch.zeros(16, dtype=torch.uint8)  # of the generator, Philox: seed and offset
 
 
-class _NotKnown(UnsupportedError, AttributeError):
-    """Says that a card has a function which is not known; to torch, which asks, it is missing."""
-
-
 class _Module:
     """The functions that torch expects of a device's module.
 
     Attributes:
         streams: of the recording that goes on.
         capability: of the card that it is recorded for.
+        card: this card; None if it is not known.
     """
 
     def __init__(self) -> None:
         self.streams = Streams()
         self.capability = NEWEST
+        self.card: Card | None = None
 
     def is_initialized(self) -> bool:
         return True
@@ -80,16 +79,19 @@ class _Module:
         """Draw nothing: no value is ever computed."""
 
     def __getattr__(self, name: str) -> Any:
-        raise _NotKnown(
-            f"torch.cuda.{name} is asked for while the step is predicted, and what a card answers "
-            "is not known here; use memlab.measure on the card"
-        )
+        raise card_answers.not_known(f"torch.cuda.{name}")
 
     def empty_cache(self) -> None:
         """Give nothing back: the allocator is replayed afterwards."""
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
         return self.capability
+
+    def get_device_properties(self, device: Any = None) -> card_answers.Properties:
+        return card_answers.properties(self.card)
+
+    def get_device_name(self, device: Any = None) -> str:
+        return card_answers.properties(self.card).name
 
     def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
         return self.capability >= (8, 0)
@@ -214,11 +216,14 @@ def _kind(own: Callable[[Any], str], tensor: Any) -> str:
 
 
 @contextlib.contextmanager
-def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]:
+def as_cuda(
+    capability: tuple[int, int] | None = None, card: Card | None = None
+) -> Iterator[torch.device]:
     """Yield the device, and make torch behave as on CUDA while a run is recorded on it.
 
     Args:
         capability: compute capability of the card; None for a card that has every kernel.
+        card: what code that asks for the card's processors is told of; None to refuse it.
     """
     formats = stand_in_kernels.cudnn_memory_format()
 
@@ -229,9 +234,9 @@ def as_cuda(capability: tuple[int, int] | None = None) -> Iterator[torch.device]
         kernels = stand_in_attention.kernels_of(capability)
         with stand_in_autocast.cache(), formats, kernels, _errors_of_backward():
             stand_in = device()
-            _module.capability = capability or NEWEST
+            _module.capability, _module.card = capability or NEWEST, card
             try:
-                with triton_launches.left_out(NAME):
+                with triton_launches.left_out(NAME, card_answers.Driver(card, stand_in)):
                     yield stand_in
             finally:
-                _module.capability = NEWEST
+                _module.capability, _module.card = NEWEST, None

@@ -16,7 +16,8 @@ the name of an attribute:
 
 Left out: what a file has decided when it was imported; the candidates that an autotuner times on a
 card, before the first step; the time of kernels. `SHORT` names kernels whose time does not matter,
-and a step with any other kernel has no time. A kernel that is compiled to look at it
+and a step with any other kernel has no time. `card_answers.py` answers code that asks for the
+number of processors or the shared memory of the card. A kernel that is compiled to look at it
 (`kernel.warmup`) is refused.
 """
 
@@ -66,13 +67,19 @@ _noting: list[Callable[[str], None]] = []
 
 
 @contextlib.contextmanager
-def left_out(name: str) -> Iterator[None]:
-    """Leave out all launches, and have files that use Triton take this device for CUDA."""
+def left_out(name: str, driver: Any) -> Iterator[None]:
+    """Leave out all launches, and have files that use Triton take this device for CUDA.
+
+    Args:
+        name: of the device.
+        driver: answers what kernels ask Triton's driver.
+    """
     global _now
     before = _now
     with contextlib.ExitStack() as stack:
         if find_spec("triton") is not None:
             stack.enter_context(_without_launches())
+            stack.enter_context(_answered_by(driver))
         _now = _LeftOut(name, stack)
         try:
             look()
@@ -209,6 +216,19 @@ def _without_launches() -> Iterator[None]:
     finally:
         for kind, method in own:
             kind.run = method
+
+
+@contextlib.contextmanager
+def _answered_by(driver: Any) -> Iterator[None]:
+    """Give Triton another driver: its own asks for a card when it is made."""
+    config = import_module("triton.runtime.driver").driver
+    usual = vars(config).copy()
+    config.set_active(driver)
+    try:
+        yield
+    finally:
+        vars(config).clear()
+        vars(config).update(usual)
 
 
 def _below(kind: Any) -> Iterator[Any]:

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from memlab import Outcome, StepConfig, Workload
+from memlab.devices import cards
+from memlab.devices.card_table import TABLE
 from memlab.errors import UnsupportedError
-from memlab.recording import stand_in
+from memlab.recording import card_answers, stand_in
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.trace import Phase
 from tests.predictions import predicted
@@ -74,6 +76,21 @@ def square(x):
     return Square.apply(x)
 
 
+def processors(x):
+    own = torch.cuda.get_device_properties(x.device)
+    asked = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
+    of_torch = own.multi_processor_count, own.warp_size, own.shared_memory_per_block_optin
+    return of_torch, (asked["multiprocessor_count"], asked["warpSize"], asked["max_shared_mem"])
+
+
+def clock(x):
+    return triton.runtime.driver.active.utils.get_device_properties(0)["sm_clock_rate"]
+
+
+def cache(x):
+    return torch.cuda.get_device_properties(x.device).L2_cache_size
+
+
 def looked_at(x):
     return square_kernel.warmup(x, x, x.numel(), BLOCK=64, grid=(1,))
 '''
@@ -100,12 +117,27 @@ def fake_triton():
         def run(self, *args, **kwargs):
             raise RuntimeError("0 active drivers")
 
+    class DriverConfig:
+        _active = None
+
+        @property
+        def active(self):
+            if self._active is None:
+                raise RuntimeError("0 active drivers")
+            return self._active
+
+        def set_active(self, driver):
+            self._active = driver
+
     names = ("triton", "triton.language", "triton.runtime", "triton.runtime.jit")
+    names += ("triton.runtime.driver",)
     modules = {name: types.ModuleType(name) for name in (*names, "triton.runtime.autotuner")}
     for name, module in modules.items():
         module.__spec__ = importlib.util.spec_from_loader(name, None)
         module.__path__ = []
     modules["triton.runtime.jit"].KernelInterface = KernelInterface
+    driver = modules["triton.runtime.driver"].driver = DriverConfig()
+    modules["triton.runtime"].driver = driver  # the name of its file, too
     modules["triton.language"].constexpr = int
     top = vars(modules["triton"])
     top.update(jit=JITFunction, language=modules["triton.language"], Config=dict)
@@ -167,6 +199,36 @@ def test_what_needs_another_card_says_so(own):
     record(None, squared)
     with pytest.raises(UnsupportedError, match="square_kernel is compiled to look at it"):
         record(None, lambda module, x, _: module.looked_at(x))
+
+
+def test_a_card_that_is_known_answers_how_many_processors_it_has(own):
+    module = own()
+
+    def asked(card, function):
+        with stand_in.as_cuda(card and card.compute_capability, card) as device:
+            found = []
+            run = lambda _: found.append(function(torch.empty(3, device=device)))  # noqa: E731
+            record_fake(run, Tracker(stand_in.NAME))
+            return found[0]
+
+    # deviceQuery of an A100: 108 multiprocessors, warps of 32, 166912 bytes for a block
+    answers = (108, 32, 166912)
+    assert asked(cards.find("a100-80"), module.processors) == (answers, answers)
+    for card, function, said in (
+        (None, module.processors, "torch.cuda.get_device_properties is asked for"),
+        (cards.find("24GiB"), module.processors, "torch.cuda.get_device_properties is asked for"),
+        (cards.find("t4"), module.clock, "'sm_clock_rate' of Triton's get_device_properties"),
+        (cards.find("t4"), module.cache, r"get_device_properties\(...\).L2_cache_size"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{said}.*use memlab.measure on the card"):
+            asked(card, function)
+    with pytest.raises(RuntimeError):  # Triton's own driver is back
+        module.triton.runtime.driver.active.utils.get_device_properties(0)
+
+
+def test_every_card_of_the_table_has_its_specifications():
+    known = {card.compute_capability for card in TABLE if card.num_multiprocessors}
+    assert known <= card_answers.SPECIFICATIONS.keys()
 
 
 def test_a_workload_with_its_own_kernel_is_predicted_without_a_time(own):
