@@ -21,7 +21,11 @@ from memlab.devices.cards import Target
 from memlab.devices.generators import preserved_random_state
 from memlab.errors import UnsupportedError
 from memlab.plan import Plan
-from memlab.recording import flash_attn_of_transformers, stand_in
+from memlab.recording import (
+    flash_attn_of_transformers,
+    flex_attention_of_transformers,
+    stand_in,
+)
 from memlab.recording.program import Program
 from memlab.recording.record_step import record_step
 from memlab.recording.tracker import Tracker
@@ -150,6 +154,7 @@ def from_recording(
         stand_in.device()  # autograd counts the devices at the first backward of a process
         with (
             flash_attn_of_transformers.as_on_card(config.attention),
+            flex_attention_of_transformers.as_on_card(config.attention),
             _recording_for(target) as device,
             preserved_random_state(torch.device("cpu")),
         ):

@@ -14,8 +14,9 @@
   `cuda_functions.py` says which functions CUDA does not take apart, `of_bitsandbytes.py` what its
   products in 8 bits allocate there, `triton_launches.py` has Triton kernels do nothing,
   `card_answers.py` says how many processors the card has,
-  `triton_of_trl.py` has trl compute as on a card without them, and
-  `flash_attn_of_transformers.py` lets transformers find flash_attn.
+  `triton_of_trl.py` has trl compute as on a card without them,
+  `flash_attn_of_transformers.py` lets transformers find flash_attn, and
+  `flex_attention_of_transformers.py` stands for the kernel that transformers compiles.
 - `simulated_ranks.py` and `fake_reducer.py` let one process be a rank without the others;
   `streams.py` and `collectives.py` say on which stream of a card an operator runs, and what waits.
 - `assembly.py` combines a recording with the memory of its kernels into a trace; `program.py` gives

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import torch
 
 from memlab.config import Attention
-from memlab.errors import UnsupportedError
 from memlab.techniques import attention_setting
 from memlab.techniques.attention_setting import (
     attention_parts,
@@ -34,11 +33,17 @@ MATH_KERNEL = "PyTorch's math kernel"
 """Words of the note that says that `sdpa` holds the whole matrix of attention weights."""
 
 AMPERE = (8, 0)  # compute capability; flash_attn's README: "Ampere, Ada, or Hopper GPUs"
+VOLTA = (7, 0)  # "GPUTooOldForTriton" of torch/_inductor/exc.py
 WITHOUT_CPU = {
     Attention.FLASH_ATTENTION_2: "the kernels of flash_attn run on CUDA cards",
     # `_validate_device` of torch/nn/attention/flex_attention.py
     Attention.FLEX_ATTENTION: "PyTorch's flex_attention has no backward there",
 }
+FLEX_ASSUMED = (
+    "attention='flex_attention' is predicted as PyTorch's compiled kernel, by what its source "
+    "allocates. Not counted is what the first step takes to compile and to time it, and the split "
+    "sums of samples of less than 128 tokens. Masks are taken to have no padding."
+)
 SAID = {
     Attention.EAGER: "eager attention keeps every weight, full attention tokens x tokens a head",
     Attention.SDPA: "PyTorch chooses the kernel of attention",
@@ -64,25 +69,28 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             "(compute capability 8.0)",
             remedies=others,
         )
+    if chosen is Attention.FLEX_ATTENTION and card and capability and capability < VOLTA:
+        yield Refusal(
+            why=f"{said}: torch.compile makes no kernels for {card.title}, which is older than "
+            "Volta (compute capability 7.0)",
+            remedies=others,
+        )
 
 
 def apply(model: torch.nn.Module, chosen: Attention) -> list[str]:
     """Set the attention implementation of a model that was just built.
 
-    Returns a note where transformers runs eager attention that nobody has chosen.
+    Returns a note where transformers runs eager attention that nobody has chosen, and on what a
+    prediction assumes.
 
     Raises:
         UnsupportedError: the model does not have this implementation.
     """
     if chosen is Attention.AS_BUILT:
         return _told(model)
-    if chosen is Attention.FLEX_ATTENTION and are_tensors_fake():
-        raise UnsupportedError(
-            "attention='flex_attention' cannot be predicted: torch.compile makes its kernel; "
-            "measure it on the card, or use attention='sdpa'"
-        )
     set_attention(model, str(chosen))
-    return []
+    is_assumed = chosen is Attention.FLEX_ATTENTION and are_tensors_fake()
+    return [FLEX_ASSUMED] if is_assumed else []
 
 
 def _told(model: torch.nn.Module) -> list[str]:
@@ -162,7 +170,7 @@ ATTENTION = Technique(
             setting='`attention="flex_attention"`',
             saves="masks: they are code, and blocks that they leave out are skipped",
             costs="the first step compiles the kernel",
-            not_for="CPUs, where it has no backward; dropout in attention",
+            not_for="CPUs, where it has no backward; cards before Volta; dropout in attention",
         ),
         Saving(
             setting='`attention="eager"`',

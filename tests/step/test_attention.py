@@ -12,11 +12,17 @@ from memlab import Outcome, StepConfig, Workload, measure, predict, verify, work
 from memlab.config import Attention
 from memlab.devices import cards
 from memlab.errors import UnsupportedError
-from memlab.recording import flash_attn_of_transformers
+from memlab.recording import (
+    flash_attn_of_transformers,
+    flex_attention_of_transformers,
+    stand_in,
+)
 from memlab.recording.stand_in_attention import efficient_takes_groups
+from memlab.recording.tracker import Tracker, record_fake
 from memlab.step import build_step
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
+from memlab.trace import Phase
 from tests.models import linear
 from tests.script_parts import assert_same
 
@@ -149,10 +155,11 @@ def test_kernels_of_cards_are_refused_where_they_do_not_run(attention):
     every.check(config, torch.device("cuda"), cards.find("h200"))
 
 
-def test_a_prediction_for_a_card_says_what_it_cannot_know():
-    result = predict(llama(), StepConfig(attention="flex_attention"), "h200")
-    assert result.outcome is Outcome.UNSUPPORTED
-    assert "attention='flex_attention' cannot be predicted" in result.message
+def test_compiled_kernels_need_a_card_of_volta_or_newer():
+    config = StepConfig(attention="flex_attention")
+    with pytest.raises(UnsupportedError, match=r"no kernels for .*P100.*use attention='sdpa'"):
+        every.check(config, torch.device("cuda"), cards.find("p100"))
+    every.check(config, torch.device("cuda"), cards.find("t4"))
 
 
 def test_flash_attn_needs_a_card_of_ampere_or_newer():
@@ -215,18 +222,99 @@ def test_flash_attn_is_predicted_without_it_and_holds_what_pytorchs_copy_of_it_h
     assert found.step_seconds is not None
 
 
+@pytest.mark.slow
+def test_flex_attention_holds_what_flash_attention_holds_and_the_blocks_of_its_mask():
+    flex, sdpa = (
+        predict(
+            llama(512, num_key_value_heads=2, head_dim=16),
+            StepConfig(batch_size=SAMPLES, precision="bf16-mixed", attention=name),
+            "h200",
+        )
+        for name in ("flex_attention", "sdpa")
+    )
+    assert flex.outcome is Outcome.OK, flex.message
+    # eight tensors of the one mask; flash attention keeps a seed and an offset in each layer
+    more = 8 * 512 - LAYERS * 2 * 512
+    held, usual = flex.peak_by_category["activations"], sdpa.peak_by_category["activations"]
+    assert held - usual == more
+    assert flex.step_seconds is None  # its kernels have no known time
+    assert any("Not counted is what the first step takes to compile" in n for n in flex.notes)
+
+
+def test_the_kernels_of_flex_attention_allocate_what_was_counted_by_hand():
+    samples, heads, shared, tokens, size = 2, 4, 2, 256, 16
+    tracker = Tracker(stand_in.NAME)
+
+    def run(_):
+        module = importlib.import_module(flex_attention_of_transformers.INTEGRATION)
+        masks = importlib.import_module(flex_attention_of_transformers.MASKS)
+        query, key, value = (
+            torch.empty(samples, tokens, count, size, dtype=torch.bfloat16, device=device)
+            .transpose(1, 2)
+            .requires_grad_()
+            for count in (heads, shared, shared)
+        )
+        mask = masks.flex_attention_mask(samples, tokens, tokens, device=device)
+        tracker.mark(0, Phase.FORWARD, 0)
+        layer = torch.nn.Module()
+        out, _ = module.flex_attention_forward(layer, query, key, value, mask)
+        tracker.mark(0, Phase.BACKWARD, 0)
+        out.backward(torch.empty_like(out))
+
+    with (
+        stand_in.as_cuda((9, 0)) as device,
+        flex_attention_of_transformers.as_on_card(Attention.FLEX_ATTENTION),
+    ):
+        recording = record_fake(run, tracker)
+
+    made = {phase: [] for phase in Phase}
+    for block in recording.blocks:
+        interval = recording.operators[block.operator].interval
+        made[recording.intervals[interval].phase].append(block.nbytes)
+    of_query, number = samples * heads * tokens * size * 2, samples * heads * tokens * 4
+    of_key = of_query * shared // heads
+    # the output, in the order that the layer wants; logsumexp, also in base e and in bf16; the
+    # largest scores
+    forward = [of_query, number, number, number, number // 2]
+    assert sorted(made[Phase.FORWARD]) == sorted(forward)
+    # the gradient that is given; zeros for the logsumexp; delta; three gradients
+    backward = [of_query, number, number, of_query, of_key, of_key]
+    assert sorted(made[Phase.BACKWARD]) == sorted(backward)
+    assert recording.launches == {
+        "torch.nn.attention.flex_attention.flex_attention": 1,
+        "torch.nn.attention.flex_attention.flex_attention_backward": 1,
+    }
+
+
 @pytest.mark.parametrize(
-    ("options", "precision", "said"),
+    ("attention", "options", "precision", "said"),
     [
-        ({}, "as-built", r"in float32: .* use precision='bf16-mixed'"),
-        ({"head_dim": 264}, "bf16", r"heads of 264 numbers: flash_attn takes 256 at most"),
+        ("flash_attention_2", {}, "as-built", r"in float32: .* use precision='bf16-mixed'"),
+        ("flash_attention_2", {"head_dim": 264}, "bf16",
+         r"heads of 264 numbers: flash_attn takes 256 at most"),
+        ("flex_attention", {"head_dim": 8}, "bf16",
+         r"heads of 8 numbers: PyTorch's kernel takes 16 at least"),
     ],
-)
-def test_what_flash_attn_cannot_compute_is_refused(options, precision, said):
-    config = StepConfig(attention="flash_attention_2", precision=precision)
+)  # fmt: skip
+def test_what_a_kernel_cannot_compute_is_refused(attention, options, precision, said):
+    config = StepConfig(attention=attention, precision=precision)
     result = predict(llama(**options), config, "h200")
     assert result.outcome is Outcome.UNSUPPORTED
     assert re.search(said, result.message)
+
+
+def test_transformers_compiles_its_own_kernel_again_after_a_prediction():
+    modules = [
+        importlib.import_module(name)
+        for name in (
+            flex_attention_of_transformers.INTEGRATION,
+            flex_attention_of_transformers.MASKS,
+        )
+    ]
+    before = [vars(module).copy() for module in modules]
+    with flex_attention_of_transformers.as_on_card(Attention.FLEX_ATTENTION):
+        assert [vars(module) for module in modules] != before
+    assert [vars(module) for module in modules] == before
 
 
 def test_transformers_finds_no_flash_attn_after_a_prediction():
