@@ -2,7 +2,7 @@
 
 Some models cannot be built of fake tensors. Parameter classes with formats of their own, such as
 the 4-bit weights of bitsandbytes, manage their memory themselves and quantize it when they are
-moved to a device. Left out: tensors of the model that no parameter or buffer refers to.
+moved to a device. Left out: tensors in objects of other classes that a module holds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from memlab.torch_private.tensors import is_wrapper, storage_key, with_parts
 Changed = dict[int, tuple[Any, Any]]
 """By the id of a changed object: the object itself, so that the id stays valid, and its result."""
 
+Learn = Callable[[torch.Tensor, torch.Tensor], None]
+"""Is told a fake tensor, and the real one whose values it has."""
+
 
 class OwnFormat(FakeTensor):
     """A fake parameter that says it is of the class of the real one: libraries ask for its name."""
@@ -36,11 +39,17 @@ def own_formats(model: torch.nn.Module) -> list[str]:
     return sorted(kind.__name__ for kind in kinds if kind.to is not torch.Tensor.to)
 
 
-def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
+def made_fake(model: torch.nn.Module, mode: FakeTensorMode, learn: Learn) -> torch.nn.Module:
     """Replace the tensors of a model that was built for real by fake ones, tied in the same way.
 
     Attributes of a parameter, such as the scales of a quantized one, are set on the fake parameter,
     with fake tensors in them.
+
+    Args:
+        model: built for real; it is changed.
+        mode: makes the fake tensors.
+        learn: is called for tensors that are neither parameters nor buffers, since models index
+            with these, and branch on them.
     """
     if is_scripted(model):
         raise UnsupportedError(
@@ -89,8 +98,41 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
         for tensors in (parameters_of(module), buffers_of(module)):
             tensors.update({name: carried(t, fake, changed) for name, t in tensors.items()})
 
+    _carry_plain_tensors(model, fake, changed, learn)
     follow(model, changed)
     return model
+
+
+def _carry_plain_tensors(
+    model: torch.nn.Module,
+    fake: Callable[[torch.Tensor], torch.Tensor],
+    changed: Changed,
+    learn: Learn,
+) -> None:
+    """Replace tensors that modules hold themselves, or in lists, tuples and dictionaries.
+
+    Parts of parameters and buffers stay as they are: their memory is counted already.
+    """
+    counted = {
+        storage_key(old.untyped_storage())
+        for old, _ in changed.values()
+        if isinstance(old, torch.Tensor)
+    }
+
+    def learned(real: torch.Tensor) -> torch.Tensor:
+        is_plain = not isinstance(real, FakeTensor) and real.device.type == "cpu"
+        if not is_plain or storage_key(real.untyped_storage()) in counted:
+            return real
+        made = fake(real)
+        learn(made, real)
+        return made
+
+    theirs = vars(torch.nn.Module())  # parameters, buffers, hooks
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_plain = isinstance(value, torch.Tensor) or type(value) in (list, tuple, dict)
+            if is_plain and name not in theirs:
+                vars(module)[name] = carried(value, learned, changed)
 
 
 def place_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:

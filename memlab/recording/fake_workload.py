@@ -17,9 +17,8 @@ import torch
 
 from memlab.arguments.units import MIB
 from memlab.devices.generators import preserved_random_state
-from memlab.recording.built import made_fake, own_formats
-from memlab.recording.outlined import quantized_outline
-from memlab.recording.recording import Recording
+from memlab.recording.built import Learn, made_fake, own_formats
+from memlab.recording.outlined import MOST_WITH_VALUES, quantized_outline
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real
 from memlab.techniques.accumulation import has_samples_first
@@ -41,7 +40,7 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
     # num_loss_terms would read values, and the weights of micro-batches change no size
     return dataclasses.replace(
         workload,
-        build_model=partial(_build_model, workload.build_model, mode, tracker.recording),
+        build_model=partial(_build_model, workload.build_model, mode, tracker),
         make_batch=batches.make,
         num_loss_terms=None,
         count_samples=workload.count_samples and batches.count,
@@ -147,17 +146,18 @@ def _hidden_tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def _build_model(
-    build: Callable[[], torch.nn.Module], mode: FakeTensorMode, recording: Recording
+    build: Callable[[], torch.nn.Module], mode: FakeTensorMode, tracker: Tracker
 ) -> torch.nn.Module:
     """Build a model of fake tensors; if that fails, build it otherwise and replace its tensors."""
     state = torch.get_rng_state()
+    recording, learn = tracker.recording, tracker.outputs.values.learn
     try:
         return build()
     except Exception as error:  # fake tensors raise many kinds of errors
         torch.set_rng_state(state)
         quantized = quantized_outline(build)
         if quantized is not None:
-            return made_fake(quantized, mode)
+            return made_fake(quantized, mode, partial(_learn_small, learn))
 
         torch.set_rng_state(state)
         with for_real():
@@ -178,4 +178,10 @@ def _build_model(
                 f"The model was built for real: its build raised {type(error).__name__} on "
                 "fake tensors."
             )
-        return made_fake(model, mode)
+        return made_fake(model, mode, learn)
+
+
+def _learn_small(learn: Learn, fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Learn the values of a tensor of an outlined model, whose large tensors have none."""
+    if real.nbytes <= MOST_WITH_VALUES:
+        learn(fake, real)

@@ -7,7 +7,7 @@ raise them as well, except that norms on CUDA accept more combinations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,3 +55,18 @@ def check_formats(func: Any, args: Sequence[Any]) -> None:
                 f"{func}: input and weight must have the same dtype, but got {value.dtype} and "
                 f"{weight.dtype}"
             )
+
+
+def in_fp64(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return the result of an operator that a CPU has for other number formats, None if for none.
+
+    For instance, `torch.histc` counts integers on a card alone, and models of experts do.
+    """
+    wide = [value.double() if isinstance(value, torch.Tensor) else value for value in args]
+    try:
+        result: torch.Tensor = func(*wide, **kwargs)
+    except NotImplementedError:
+        return None
+    return result.to(dtype)

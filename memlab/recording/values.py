@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from memlab.recording.number_formats import in_fp64
 from memlab.torch_private.dispatch import without_python
 from memlab.torch_private.fakes import FakeTensor, unset_fake_temporarily
 from memlab.torch_private.operators import OpOverload, runs_for, schema_of
@@ -141,8 +142,15 @@ class Values:
         if func not in CONSTANTS and not tensors_in(real_args):
             return None
 
+        given = dict(zip(kwargs, real_kwargs, strict=True))
         with for_real():
-            return func(*real_args, **dict(zip(kwargs, real_kwargs, strict=True)))
+            try:
+                return func(*real_args, **given)
+            except NotImplementedError:  # a CPU's kernel is not for this number format
+                is_on_card = isinstance(out, torch.Tensor) and out.device.type != "cpu"
+                if not is_on_card or schema_of(func).is_mutable:
+                    raise
+                return in_fp64(func, real_args, given, out.dtype)
 
     def _on_uniform(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any

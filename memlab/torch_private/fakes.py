@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 
 # the active mode of fake tensors, None if there is none
 from torch._guards import detect_fake_mode
@@ -40,13 +41,27 @@ def remember_constant(fake: Any) -> None:
 
 @contextlib.contextmanager
 def found_as(stand_in: type) -> Iterator[None]:
-    """Make libraries that look up `FakeTensor` in `torch._subclasses` find another class."""
+    """Make libraries that look up `FakeTensor` in `torch._subclasses` find another class.
+
+    PyTorch's own fake kernels look it up there too, to find the device of a tensor, and take
+    tensors of any other class to be on a card. They still find the class itself.
+    """
     subclasses: Any = torch._subclasses
-    subclasses.FakeTensor = stand_in
+    kernels: Any = _meta_registrations
+    own = kernels.device_hint
+
+    def device_hint(tensor: Any) -> Any:
+        subclasses.FakeTensor = FakeTensor
+        try:
+            return own(tensor)
+        finally:
+            subclasses.FakeTensor = stand_in
+
+    subclasses.FakeTensor, kernels.device_hint = stand_in, device_hint
     try:
         yield
     finally:
-        subclasses.FakeTensor = FakeTensor
+        subclasses.FakeTensor, kernels.device_hint = FakeTensor, own
 
 
 @contextlib.contextmanager

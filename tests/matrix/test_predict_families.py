@@ -199,7 +199,7 @@ def test_torchscript_is_predicted_with_doubt_or_refused_by_name():
     found = predict(workload, CONFIG, "cpu")
     assert (found.outcome, found.uncertainty["peak_allocated_bytes"] > 0.1) == ("ok", True)
     with pytest.raises(UnsupportedError, match="TorchScript"):
-        made_fake(build(), FakeTensorMode())
+        made_fake(build(), FakeTensorMode(), lambda fake, real: None)
 
 
 class Gated(nn.Module):

@@ -215,6 +215,69 @@ def test_a_model_that_cannot_be_built_of_fakes_is_built_for_real_and_says_so():
     assert result.peak_by_category["parameters"] == 4 * (32 * 3 + 3)
 
 
+class HoldsPlainTensors(torch.nn.Module):
+    """Built of values, it holds a table and an order that are neither parameters nor buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+        self.table = torch.full((64, 64), float(self.layer.weight.detach().numpy().std()))
+        self.held = {"orders": [torch.tensor([2, 0, 1])], "part": self.layer.weight.detach()[:2]}
+
+    def forward(self, x):
+        order = self.held["orders"][0]
+        last = order[0] if order[0] > order[1] else None  # a branch on what is known
+        y = self.layer(x)[:, order.to(x.device)]
+        return y + self.table[:3, :3].to(x.device)[last]
+
+
+def test_plain_tensors_of_a_model_that_is_built_for_real_are_counted_and_known():
+    workload = with_model(HoldsPlainTensors)
+    assert error_of(workload, StepConfig()) == 0  # the table is 16 KiB, the rest less than 8
+    on_card = memlab.predict(workload, StepConfig(), "rtx-4060")
+    assert on_card.outcome == Outcome.OK, on_card.message
+    assert sum("assumed" in note or "built for real" in note for note in on_card.notes) == 1
+
+
+class CountsChosen(torch.nn.Module):
+    """Counts the tokens of each expert as transformers does: integers on a card, else floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        chosen = y.topk(1).indices.flatten()
+        numbers = chosen.float() if x.device.type == "cpu" else chosen.int()
+        counts = torch.histc(numbers, bins=3, min=0, max=2)
+        first, *others = y.split([int(count) for count in counts])
+        return torch.cat([first * 2, *others])
+
+
+def test_integers_that_only_a_card_counts_are_counted():
+    config = StepConfig(batch_size=9)
+    found = memlab.predict(with_model(CountsChosen), config, "rtx-4060")
+    assert found.outcome == Outcome.OK, found.message
+
+
+class OfFactors(torch.nn.Module):
+    """Keeps a few rows of a factor, which LAPACK returns by columns, so that they are a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+        wide = torch.nn.functional.pad(self.layer.weight.detach(), (0, 32, 0, 61))
+        self.register_buffer("rows", torch.linalg.svd(wide)[2][:2].contiguous())
+
+    def forward(self, x):
+        return self.layer(x) + self.rows[0, :3]
+
+
+def test_fake_kernels_on_a_cpu_return_strides_of_a_cpu():
+    assert error_of(with_model(OfFactors), StepConfig()) == 0
+
+
 class Checks(NeverReal):
     def forward(self, x):
         y = self.layer(x)
