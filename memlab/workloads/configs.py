@@ -209,7 +209,7 @@ def _file_of(path: Any) -> Path:
 
 def _values_of(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"), object_hook=_number_or_self)
     except (OSError, ValueError, RecursionError) as error:
         why = printable(str(error))[:200]
         raise WorkloadError(
@@ -221,6 +221,11 @@ def _values_of(file: Path) -> dict[str, Any]:
             "model.config.save_pretrained(folder) writes"
         )
     return {name: value for name, value in values.items() if name not in OWN_CODE}
+
+
+def _number_or_self(found: dict[str, Any]) -> Any:
+    """Return an object of JSON, or the number that transformers writes as one: an infinite one."""
+    return float(found["__float__"]) if list(found) == ["__float__"] else found
 
 
 def _config_of(file: Path, values: Mapping[str, Any]) -> Any:

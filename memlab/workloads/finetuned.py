@@ -73,10 +73,11 @@ class Finetuned:
         peft = finetune_import("peft")
         if self.prepare_for_kbit:
             model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        names = _linear_layers(model)  # before peft has wrapped some of them
         try:
             adapted: nn.Module = peft.get_peft_model(model, self._peft_config(peft))
         except ValueError as error:  # of targets that it does not find, for instance
-            raise WorkloadError(_why_not_adapted(self, model, error)) from None
+            raise WorkloadError(_why_not_adapted(self, names, error)) from None
         return adapted
 
     def _peft_config(self, peft: Any) -> Any:
@@ -353,10 +354,14 @@ def _check_length(label: str, model: ConfiguredModel, size: int) -> None:
         )
 
 
-def _why_not_adapted(made: Finetuned, model: nn.Module, error: ValueError) -> str:
-    """Return the message of an adapter that peft cannot build on this model."""
-    names = sorted({path.rpartition(".")[2] for path, module in model.named_modules()
-                    if isinstance(module, nn.Linear)})  # fmt: skip
+def _linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of a model's linear layers, each once."""
+    paths = (path for path, module in model.named_modules() if isinstance(module, nn.Linear))
+    return sorted({path.rpartition(".")[2] for path in paths})
+
+
+def _why_not_adapted(made: Finetuned, names: Sequence[str], error: ValueError) -> str:
+    """Return the message of an adapter that peft cannot build on a model with these layers."""
     return (
         f"peft cannot put {made.adapter} with targets={shown(made.targets)} on {made.label}: "
         f"{' '.join(str(error).split())[:200]}; its linear layers are named {', '.join(names)}"

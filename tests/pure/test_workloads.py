@@ -158,6 +158,15 @@ def test_a_missing_zoo_names_the_command():
         data.zoo_import("a_library_that_is_not_there")
 
 
+def test_infinite_numbers_of_a_config_are_read_as_transformers_writes_them(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Mamba2Config(hidden_size=64, num_heads=8, head_dim=16, n_groups=1)
+    config.save_pretrained(tmp_path)
+    assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
+    made = workloads.from_config(tmp_path, tokens=8).build_model.__self__
+    assert tuple(made.config().time_step_limit) == tuple(config.time_step_limit)
+
+
 def test_a_config_that_is_no_file_is_said_with_what_writes_one():
     transformers = pytest.importorskip("transformers")
     with pytest.raises(MemlabError, match=r"an object of T5Config.*save_pretrained\(folder\)"):
