@@ -81,8 +81,13 @@ def attention_parts(model: torch.nn.Module) -> list[Any]:
 def has_attention(part: torch.nn.Module) -> bool:
     """Return whether a model of transformers has attention: Mamba and convolutions have none.
 
-    Classes of attention have the word in their names, or look their function up in a table.
+    Classes of attention have the word in their names, or look their function up in a table. What
+    RWKV calls attention is a recurrence without heads.
     """
+    config: Any = part.config
+    names = {**vars(config), **getattr(config, "attribute_map", {})}
+    if not any("head" in name for name in names):
+        return False
     return any(
         "Attention" in type(module).__name__
         or hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")

@@ -178,6 +178,8 @@ def test_eager_attention_that_nobody_has_chosen_is_told():
     assert "output_attentions=True" in build_step(asked, StepConfig(), "cpu").notes[0]
     assert not build_step(llama(), StepConfig(), "cpu").notes
     assert not build_step(llama(attn_implementation="eager"), StepConfig(), "cpu").notes
+    recurrent = of_kind("Rwkv", vocab_size=64, hidden_size=16, num_hidden_layers=2)
+    assert not build_step(recurrent, StepConfig(), "cpu").notes  # it has no heads
 
 
 @pytest.mark.slow
