@@ -1,6 +1,5 @@
 """The public functions. They check their arguments in the caller and run the work in a worker."""
 
-import platform
 import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -9,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab._version import __version__
 from memlab.arguments.checks import checked, count, seconds, size
 from memlab.config import Sharding, StepConfig
-from memlab.devices.here import resolve_device
+from memlab.devices.here import resolve_device, versions_here
 from memlab.errors import WorkloadError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.planning.plans import plan_for
@@ -21,7 +19,6 @@ from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Run
 from memlab.store.keeping import kept
 from memlab.store.rows import RunArguments
-from memlab.techniques.recompute import policies
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
 from memlab.worker.isolation import OnProgress, runner
@@ -129,7 +126,6 @@ def measure_only(
     cancel: threading.Event | None = None,
 ) -> StepResult:
     """Return what `measure` returns, and leave the store alone; a sweep writes by itself."""
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
     limit = size("memory_limit", memory_limit)
     arguments: dict[str, Any] = {
@@ -223,7 +219,6 @@ def predict_with_forecast(
     every_rank: bool = True,
 ) -> "Prediction":
     """Return the result of `predict`, without `every_rank` of one rank, and a forecast."""
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = target_for(device, config)
     limit = size("memory_limit", memory_limit)
     arguments: dict[str, Any] = {
@@ -285,7 +280,6 @@ def verify(
     >>> report.ok, report.same_as_full_batch
     (True, 'yes')
     """
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
     arguments: dict[str, Any] = {
         "workload": workload,
@@ -382,18 +376,12 @@ def _ended(
     limit: int | None,
 ) -> StepResult:
     """Return the result of a run that ended without one."""
-    versions = {
-        "memlab": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
     return StepResult(
         outcome=ended.outcome,
         message=str(ended),
         source=source,
         device=device,
-        versions=versions,
+        versions=versions_here(),
         config=config,
         workload_name=workload.name,
         memory_limit_bytes=limit,

@@ -15,7 +15,6 @@ from memlab.loading import LoadingConfig, LoadingResult
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.running import Ended
-from memlab.techniques.recompute import policies
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
@@ -63,7 +62,6 @@ def measure_loading(
     >>> measure_loading(workload, config, dataset, device="cpu", num_steps=2).batch_bytes
     1152
     """
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     loading = LoadingConfig() if loading is None else loading
     if not (_has(dataset, "__getitem__") and _has(dataset, "__len__")):
         raise WorkloadError(

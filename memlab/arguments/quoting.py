@@ -6,6 +6,7 @@ characters and lone surrogates.
 """
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 MAX_SHOWN = 80  # characters of a value in a message
@@ -64,6 +65,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """Return names as a sentence lists them; of more than `most` only the first.
+
+    >>> listed(["step", "saving", "evaluation"]), listed(["a", "b", "c", "d"], most=2)
+    ('step, saving and evaluation', 'a, b and 2 more')
+    """
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    *others, last = names or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def in_docstring(text: str) -> str:

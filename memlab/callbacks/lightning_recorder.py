@@ -8,7 +8,6 @@ counts, and the resident memory of a process is something else, so there memory 
 
 import functools
 import importlib
-import platform
 import statistics
 import time
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from typing import Any
 
 import torch
 
-from memlab._version import __version__
 from memlab.arguments.checks import checked
 from memlab.arguments.units import format_seconds
 from memlab.config import StepConfig
-from memlab.devices.here import describe, synchronize
+from memlab.devices.here import describe, synchronize, versions_here
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.result import Outcome, Source, StepResult
 from memlab.store.keeping import with_note, write
@@ -163,9 +161,7 @@ def _result(recorder: Any, device: torch.device, versions: dict[str, str]) -> St
         config=config,
         workload_name=recorder.workload_name,
         versions={
-            "memlab": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **versions_here(),
             "device_name": describe(device),
             "threads": str(torch.get_num_threads()),
             **versions,

@@ -60,20 +60,24 @@ class RecordedStep:
     program: Program
     report: Report
 
-    def kernels(self, *, tf32_matmul: bool = False, doubted_before: float | None = None) -> Kernels:
-        """Return the memory and time of its kernels; the arguments are those of `kernels_of`."""
+    def kernels(self, *, doubted_before: float | None = None, timed: bool = True) -> Kernels:
+        """Return the memory and time of its kernels; the arguments are those of `kernels_of`.
+
+        With `timed=False` a card has no times either.
+        """
         text = "running new operators alone"
         card, target = self.target.card, self.target
-        if card is not None and self.config.offloads_shards:
-            # the host updates the weights, in a time that no rate of the card says
+        if card is not None and (self.config.offloads_shards or not timed):
+            # if the host updates the weights, no rate of the card says in what time
             target = replace(target, card=replace(card, memory_bytes_per_second=None))
         return kernels_of(
             self.program,
             self.config.micro_batch_sizes,
             target,
             lambda share: self.report(Progress(text=text, fraction=share)),
-            tf32_matmul=tf32_matmul,
+            tf32_matmul=self.config.precision is Precision.TF32,
             doubted_before=doubted_before,
+            timed=timed,
         )
 
 

@@ -24,6 +24,7 @@ import torch
 
 from memlab.costs.kernel_parts import COMPRESSED_PRODUCTS, CONVOLUTIONS, KernelPart, parts_of
 from memlab.costs.kernel_times import half_width_of, seconds_of
+from memlab.devices.card import TURING
 from memlab.devices.cards import Card
 from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
 from memlab.torch_private.operators import OpOverload, schema_of
@@ -43,7 +44,6 @@ HOST_EFFICIENCY = 0.78
 # Since Turing, tensor cores multiply int8 at twice the rate of fp16: the datasheets of T4 (130 and
 # 65 TOP/s), A100 (624 and 312) and H100 (1979 and 989). On a GeForce it is more.
 INT8_PER_FP16 = 2
-TURING = (7, 5)
 
 FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}

@@ -17,6 +17,11 @@ CUBLAS_WORKSPACE_BYTES = 2 * (4096 * KIB) + 8 * (16 * KIB)
 CUBLAS_WORKSPACE_BYTES_LARGE = 32 * MIB
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 
+# The compute capability of the first cards with tensor cores for TF32 and bf16, and with kernels of
+# flash_attn (its README: "Ampere, Ada, or Hopper GPUs").
+AMPERE = (8, 0)
+VOLTA, TURING = (7, 0), (7, 5)
+
 
 # Results of fp64 a clock and multiprocessor as a share of those of fp32, by compute capability: the
 # table "Throughput of Native Arithmetic Instructions" of the CUDA C++ Programming Guide.
@@ -87,7 +92,12 @@ class Card:
         """Whether the card has bf16 units; an unknown card counts as not having them."""
         if self.compute_capability is None:
             return self.bf16_flops_per_second is not None
-        return self.compute_capability >= (8, 0)
+        return self.compute_capability >= AMPERE
+
+    @property
+    def is_before_ampere(self) -> bool:
+        """Whether the card is known to be older than Ampere."""
+        return self.compute_capability is not None and self.compute_capability < AMPERE
 
     @property
     def fp64_flops_per_second(self) -> float | None:

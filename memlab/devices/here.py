@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from memlab._version import __version__
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import KIB
 from memlab.errors import DeviceError
@@ -127,3 +128,12 @@ def _field(path: Path, name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that any number depends on: of memlab, torch and Python."""
+    return {
+        "memlab": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

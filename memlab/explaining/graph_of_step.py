@@ -12,7 +12,6 @@ from memlab.graphs.graph_rows import GraphTable
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.running import Ended
-from memlab.techniques.recompute import policies
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
@@ -55,7 +54,6 @@ def graph_table(
     >>> [row.name for row in table if row.kept_bytes]
     ['linear', 'loss']
     """
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     sizes = config.micro_batch_sizes
     if len(set(sizes)) > 1:
         raise UnsupportedError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from memlab.config import Optimizer, Precision, Sharding, StepConfig
+from memlab.config import Optimizer, Sharding, StepConfig
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.devices.cards import Target
 from memlab.graphs.graph_rows import GraphTable
@@ -98,7 +98,7 @@ def _with_costs(
     step: RecordedStep, *, nodes: list[NodeFacts], labels: list[Label], why: str
 ) -> dict[str, Any]:
     """Return the fields of a table: of the nodes of torch.fx, or else of operators."""
-    kernels = step.kernels(tf32_matmul=step.config.precision is Precision.TF32)
+    kernels = step.kernels()
     num_parts = step.config.accumulation_steps
     made = step.program, kernels, trace_of_step(step, kernels), num_parts
     rows = rows_of(*made, nodes, labels) if nodes else None

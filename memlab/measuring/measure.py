@@ -7,7 +7,6 @@ pass builds its own model and drops it, so that neither sees the other's tensors
 import contextlib
 import gc
 import math
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlab._version import __version__
 from memlab.arguments.collectives import Call, communication_of
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import Sharding, StepConfig
 from memlab.devices.cards import of_device
 from memlab.devices.generators import preserved_random_state
-from memlab.devices.here import describe, synchronize
+from memlab.devices.here import describe, synchronize, versions_here
 from memlab.devices.load import LoadWatch
 from memlab.errors import WorkloadError
 from memlab.measuring.collective_calls import CollectiveCalls
@@ -374,10 +372,7 @@ def _summary(facts: dict[str, Any]) -> str:
 
 def versions_of(device: torch.device) -> dict[str, str]:
     """Return the versions that a measurement on a device depends on."""
-    found = {
-        "memlab": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+    found = versions_here() | {
         "device_name": describe(device),
         "threads": str(torch.get_num_threads()),
     }

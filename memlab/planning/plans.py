@@ -11,6 +11,7 @@ from memlab.plan import Plan
 from memlab.result import Outcome
 from memlab.running import Ended, Run
 from memlab.techniques import every
+from memlab.techniques.recompute import policies
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def plan_for(
 
     Raises:
         Ended: no plan can be made; the message says why.
+        MemlabError: the config's policy names an operator that does not exist.
     """
+    policies.keeps(config.checkpoint_policy)
     if not config.is_planned or config.compile or config.checkpointing is not Checkpointing.NONE:
         return None  # build_step refuses settings that cannot be combined with a plan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from memlab.config import Precision, StepConfig
+from memlab.config import StepConfig
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import costs_found_here
 from memlab.devices.cards import Target
@@ -73,7 +73,7 @@ def operators_in_process(
 
 
 def _operators_of(step: RecordedStep) -> StepOperators:
-    kernels = step.kernels(tf32_matmul=step.config.precision is Precision.TF32)
+    kernels = step.kernels()
     recording = step.program.recording
     steps = step.program.steps_of(step.config.micro_batch_sizes)
     counts = [interval.step in steps for interval in recording.intervals]

@@ -8,20 +8,18 @@ caching allocator, and time the card's datasheet. Left out: compiled steps.
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from memlab._version import __version__
 from memlab.allocator.replay import AllocatorSettings
 from memlab.arguments.units import format_bytes, format_seconds
-from memlab.config import Precision, Sharding, StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
-from memlab.devices.here import describe
+from memlab.devices.here import describe, versions_here
 from memlab.meters.lifetimes import build_peak_bytes, step_memory
 from memlab.plan import Plan
 from memlab.predicting import launches
@@ -148,9 +146,7 @@ def _predicted(
     config, target, recording = step.config, step.target, step.program.recording
 
     def attempt(doubted_before: float | None) -> Attempt:
-        kernels = step.kernels(
-            tf32_matmul=config.precision is Precision.TF32, doubted_before=doubted_before
-        )
+        kernels = step.kernels(doubted_before=doubted_before)
         held = _taken(step.program, kernels, config, target)
         forecast = replace(
             _forecast(step.program, kernels, held), products_seconds=kernels.products_seconds
@@ -389,11 +385,7 @@ def _summary(facts: dict[str, Any], slow_seconds: float | None) -> str:
 
 def versions_of(config: StepConfig, target: Target) -> dict[str, str]:
     """Return the versions that a prediction depends on."""
-    found = {
-        "memlab": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    found = versions_here()
     if target.kind == "cpu":
         threads = str(config.threads_of_rank(torch.get_num_threads()))
         return found | {"device_name": describe(torch.device("cpu")), "threads": threads}

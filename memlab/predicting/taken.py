@@ -7,6 +7,7 @@ the step *needs* is the replay without any of these workspaces.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,28 +60,26 @@ def taken(
         sizes: of the micro-batches.
         settings: of the caching allocator.
     """
-    recording = program.recording
-    least = sizes_of(recording, program.layout, kernels.effects)
+    owns = possible_sizes(program, kernels, card)
+    least = owns[Workspaces.NONE]
     least_run = replayed(program.trace(least, sizes), settings)
     nothing = Taken(
         own=least, least=least, has_workspaces=False, own_run=least_run, least_run=least_run
     )
-    if not take_workspace(recording.operators, card):
+    if len(owns) == 1:
         return nothing
 
-    owns, runs = {Workspaces.NONE: least}, {Workspaces.NONE: least_run}
-    for hypothesis in Workspaces:
+    runs = {Workspaces.NONE: least_run}
+    for hypothesis, own in owns.items():
         if hypothesis is not Workspaces.NONE:
-            effects = with_workspaces(kernels.effects, recording.operators, card, hypothesis)
-            owns[hypothesis] = sizes_of(recording, program.layout, effects)
-            runs[hypothesis] = replayed(program.trace(owns[hypothesis], sizes), settings)
+            runs[hypothesis] = replayed(program.trace(own, sizes), settings)
 
     reserved = {hypothesis: run.reserved_bytes for hypothesis, run in runs.items()}
     allocated = {int(run.given.nbytes.cumsum().max()) for run in runs.values()}
     if len(allocated) == len(set(reserved.values())) == 1:  # such as one patch embedding
         return nothing
 
-    chosen = middle(reserved, weights())
+    chosen = in_the_middle(reserved)
     return Taken(
         own=owns[chosen],
         least=least,
@@ -88,3 +87,22 @@ def taken(
         own_run=runs[chosen],
         least_run=least_run,
     )
+
+
+def possible_sizes(
+    program: Program, kernels: Kernels, card: Card | None
+) -> dict[Workspaces, npt.NDArray[np.int64]]:
+    """Return the bytes of every block by each hypothesis; by one alone where all say the same."""
+    recording = program.recording
+    found = {Workspaces.NONE: sizes_of(recording, program.layout, kernels.effects)}
+    if take_workspace(recording.operators, card):
+        for hypothesis in Workspaces:
+            if hypothesis is not Workspaces.NONE:
+                effects = with_workspaces(kernels.effects, recording.operators, card, hypothesis)
+                found[hypothesis] = sizes_of(recording, program.layout, effects)
+    return found
+
+
+def in_the_middle(reserved: Mapping[Workspaces, int]) -> Workspaces:
+    """Return the hypothesis whose peak of reserved bytes is the weighted median."""
+    return middle(reserved, weights())

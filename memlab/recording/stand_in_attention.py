@@ -21,11 +21,12 @@ from enum import StrEnum
 
 import torch
 
+from memlab.devices.card import AMPERE
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 FLASH_HEAD_DIM = 256  # the largest that flash attention supports
 TRAINED_HEAD_DIM = 192  # the largest that it can always train, on cards with little shared memory
-AMPERE = (8, 0)
 LITTLE_SHARED_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 MASK_ALIGNMENT = 16  # of the last dimension of a mask, for the memory-efficient kernel
 

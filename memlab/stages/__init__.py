@@ -5,6 +5,7 @@ stage, with what stands meanwhile. Start with `course.py`, which runs the stages
 on real and on fake tensors alike.
 
 - `run_settings.py`: what a run consists of beside its steps.
+- `asked_run.py`: a run as it is asked for, and what its step is built from.
 - `evaluating.py`, `generating.py`: the loops of the two stages that do not train.
 - `course.py`: all stages in their order.
 - `recorded_run.py`: the run over fake tensors, with batches and tokens repeated that look alike.

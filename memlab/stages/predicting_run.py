@@ -8,20 +8,18 @@ one of them leaves in the cache, and how it is cut up, counts in those after it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from memlab.allocator.replay import AllocatorSettings, Reserved, replay
+from memlab.allocator.replay import AllocatorSettings, replay
 from memlab.arguments.units import format_bytes
-from memlab.config import Precision, StepConfig
-from memlab.costs.cudnn_workspace import Workspaces, middle, take_workspace, with_workspaces
-from memlab.costs.recorded_step import Failure, from_recording
-from memlab.costs.targets import Kernels, kernels_of
+from memlab.costs.recorded_step import Failure, RecordedStep, from_recording
+from memlab.costs.targets import Kernels
 from memlab.devices.cards import Target
-from memlab.plan import Plan
-from memlab.predicting.memory_widths import weights, width_of
+from memlab.predicting.memory_widths import width_of
 from memlab.predicting.predict import (
     ASSUMED,
     ASSUMED_BRANCH,
@@ -29,92 +27,59 @@ from memlab.predicting.predict import (
     CPU_MEMORY,
     versions_of,
 )
-from memlab.recording.assembly import sizes_of
-from memlab.recording.tracker import Tracker
+from memlab.predicting.taken import in_the_middle, possible_sizes
 from memlab.result import Outcome, Source
-from memlab.running import Progress, Report
+from memlab.running import Report
+from memlab.stages.asked_run import AskedRun
 from memlab.stages.course import names_of
 from memlab.stages.judging_run import ReplayedRun, judged
 from memlab.stages.recorded_run import RunRecording, record_run
-from memlab.stages.run_notes import notes_of_run
 from memlab.stages.run_result import RunResult, StageCost
-from memlab.stages.run_settings import TrainingRun
 from memlab.stages.stage_costs import stage_costs
-from memlab.step import notes
-from memlab.trace import Trace
-from memlab.workload import Workload
-
-if TYPE_CHECKING:
-    import numpy.typing as npt  # it costs 5 ms at import
 
 
-def predict_run_in_process(
-    workload: Workload,
-    config: StepConfig,
-    target: Target,
-    *,
-    run: TrainingRun,
-    seed: int,
-    memory_limit: int | None,
-    plan: Plan | None = None,
-    report: Report,
-) -> RunResult:
+def predict_run_in_process(asked: AskedRun, target: Target, *, report: Report) -> RunResult:
     """Return what a run would cost on the target; never raises for the run.
 
     Args:
-        workload: what is trained.
-        config: how.
+        asked: the run.
         target: a CPU, or a CUDA card that need not be there.
-        run: what is done beside the steps.
-        seed: set before the model, the batch and each stage.
-        memory_limit: bytes that each stage is compared with.
-        plan: of the config's memory budget.
         report: called as the prediction goes on; what it raises ends it.
     """
-    asked: dict[str, Any] = {
+    config, device = asked.config, torch.device(target.kind)
+    facts: dict[str, Any] = {
         "source": Source.PREDICTED,
         "device": target.name,
         "versions": versions_of(config, target),
-        "config": config,
-        "run": run,
-        "workload_name": workload.name,
-        "memory_limit_bytes": memory_limit,
     }
 
-    def record(device: torch.device, tracker: Tracker) -> RunRecording:
-        return record_run(workload, config, device, tracker, run=run, seed=seed, plan=plan)
-
     def make(recorded: RunRecording) -> RunResult:
-        kernels = kernels_of(
-            recorded.program,
-            config.micro_batch_sizes,
-            _without_times(target),
-            lambda share: report(Progress(text="running new operators alone", fraction=share)),
-            tf32_matmul=config.precision is Precision.TF32,
-            timed=False,
+        step = RecordedStep(
+            config=config, target=target, device=device, program=recorded.program, report=report
         )
-        stages, width, replayed = _stages(recorded, kernels, config, target)
-        result = RunResult(
-            **asked,
-            outcome=Outcome.OK,
-            message=summary_of(stages),
+        kernels = step.kernels(timed=False)
+        stages, width, replayed = _stages(asked, recorded, kernels, target)
+        result = asked.result(
+            Outcome.OK,
+            summary_of(stages),
+            **facts,
             stages=stages,
             uncertainty=width,
             notes=(
-                *notes(config, torch.device(target.kind), plan),
+                *asked.notes(device),
                 *recorded.program.recording.notes,
-                *notes_of_run(config, run, is_cpu=target.kind == "cpu"),
                 *kernels.notes,
                 *recorded.program.recording.assumptions,
             ),
         )
         return with_judgement(result, replayed)
 
+    text = f"recording a run of {asked.workload.name}"
     made = from_recording(
-        record, make, config, target, report=report, text=f"recording a run of {workload.name}"
+        partial(record_run, asked), make, config, target, report=report, text=text
     )
     if isinstance(made, Failure):
-        return RunResult(**asked, outcome=made.outcome, message=made.message)
+        return asked.result(made.outcome, made.message, **facts)
     return made
 
 
@@ -126,53 +91,31 @@ def with_judgement(result: RunResult, replayed: ReplayedRun | None = None) -> Ru
     )
 
 
-def _without_times(target: Target) -> Target:
-    """Return a target whose operators have no known times, which a run does not need."""
-    if target.card is None:
-        return target
-    return replace(target, card=replace(target.card, memory_bytes_per_second=None))
-
-
 def _stages(
-    recorded: RunRecording, kernels: Kernels, config: StepConfig, target: Target
+    asked: AskedRun, recorded: RunRecording, kernels: Kernels, target: Target
 ) -> tuple[tuple[StageCost, ...], float, ReplayedRun | None]:
     """Return what the stages cost, the uncertainty of that, and on a card the run at any limit."""
-    recording, names = recorded.program.recording, names_of(recorded.run)
-    least = sizes_of(recording, recorded.program.layout, kernels.effects)
-    trace = recorded.trace(least)
+    names, program = names_of(recorded.run), recorded.program
     if target.kind == "cpu":
-        stages = stage_costs(trace, names, None)
+        stages = stage_costs(recorded.trace(recorded.sizes(kernels.effects)), names, None)
         return stages, CPU_MEMORY + _unsure(recorded, kernels, stages), None
 
-    settings = AllocatorSettings(expandable_segments=config.expandable_segments)
-    replayed = ReplayedRun(trace, names, settings)
-    runs = {Workspaces.NONE: (trace, _replay(trace, settings))}
-    has_workspaces = take_workspace(recording.operators, target.card)
-    if has_workspaces:
-        for hypothesis in Workspaces:
-            if hypothesis is not Workspaces.NONE:
-                given = _sizes(recorded, kernels, target, hypothesis)
-                other = recorded.trace(given)
-                runs[hypothesis] = other, _replay(other, settings)
-    peaks = {hypothesis: held.peak_reserved_bytes for hypothesis, (_, held) in runs.items()}
-    asked, held = runs[middle(peaks, weights())]
+    settings = AllocatorSettings(expandable_segments=asked.config.expandable_segments)
+    owns = possible_sizes(program, kernels, target.card)
+    traces = {hypothesis: recorded.trace(own) for hypothesis, own in owns.items()}
+    runs = {
+        hypothesis: replay(trace.address, trace.nbytes, settings, stream=trace.stream)
+        for hypothesis, trace in traces.items()
+    }
+    chosen = in_the_middle({name: held.peak_reserved_bytes for name, held in runs.items()})
+    requested, held = traces[chosen], runs[chosen]
     # blocks have the sizes that the allocator gave out
-    given_out = replace(asked, nbytes=np.diff(held.allocated_bytes, prepend=0))
+    given_out = replace(requested, nbytes=np.diff(held.allocated_bytes, prepend=0))
     stages = stage_costs(given_out, names, held.reserved_bytes)
-    width = width_of("peak_reserved_bytes", convolutions=has_workspaces).half_width
+    width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
+    # the first hypothesis, without any workspace, is what the run needs
+    replayed = ReplayedRun(next(iter(traces.values())), names, settings)
     return stages, width + _unsure(recorded, kernels, stages), replayed
-
-
-def _sizes(
-    recorded: RunRecording, kernels: Kernels, target: Target, hypothesis: Workspaces
-) -> npt.NDArray[np.int64]:
-    recording = recorded.program.recording
-    effects = with_workspaces(kernels.effects, recording.operators, target.card, hypothesis)
-    return sizes_of(recording, recorded.program.layout, effects)
-
-
-def _replay(trace: Trace, settings: AllocatorSettings) -> Reserved:
-    return replay(trace.address, trace.nbytes, settings, stream=trace.stream)
 
 
 def _unsure(recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,24 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memlab.config import StepConfig
 from memlab.errors import UnsupportedError
-from memlab.plan import Plan
-from memlab.recording.assembly import layout_of
+from memlab.recording.assembly import Effect, layout_of, sizes_of
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import Program
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.saving.contents import saved_tensors, weights_in
 from memlab.saving.peak import added_by_saving
+from memlab.stages.asked_run import AskedRun
 from memlab.stages.course import StageName, course, names_of
 from memlab.stages.repeats import Rows, continued
 from memlab.stages.run_settings import TrainingRun
-from memlab.step import Step, build_step
+from memlab.step import Step
 from memlab.torch_private.dispatch import without_modes
 from memlab.torch_private.fakes import FakeTensorMode
 from memlab.trace import Phase, Trace
-from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
@@ -46,12 +45,15 @@ class RunRecording:
         program: its operators and blocks, as recorded.
         run: its stages.
         saving_bytes: what writing the checkpoint allocates.
-        sizes: micro-batches of a step.
     """
 
     program: Program
     run: TrainingRun
     saving_bytes: int
+
+    def sizes(self, effects: Sequence[Effect | None]) -> npt.NDArray[np.int64]:
+        """Return the bytes of every block as recorded, with the memory of the kernels."""
+        return sizes_of(self.program.recording, self.program.layout, effects)
 
     def trace(self, own: npt.NDArray[np.int64]) -> Trace:
         """Return the trace of the whole run.
@@ -120,28 +122,18 @@ class RunRecording:
         return rows
 
 
-def record_run(
-    workload: Workload,
-    config: StepConfig,
-    device: torch.device,
-    tracker: Tracker,
-    *,
-    run: TrainingRun,
-    seed: int,
-    plan: Plan | None,
-) -> RunRecording:
+def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRecording:
     """Return a run as recorded over fake tensors.
 
     Raises:
         UnsupportedError: the model cannot do what a stage asks for.
     """
     saved: list[int] = []
+    run, sizes = asked.run, asked.config.micro_batch_sizes
 
     def go(mode: FakeTensorMode) -> None:
-        fake = over_fakes(workload, mode, tracker)
-        step = build_step(
-            fake, config, device, plan=plan, seed=seed, mark=partial(tracker.mark, -1)
-        )
+        fake = over_fakes(asked.workload, mode, tracker)
+        step = asked.build(device, partial(tracker.mark, -1), fake)
         tracker.know(step.model)
         tracker.recording.parameter_formats = step.parameter_formats
         tracker.recording.notes += step.notes
@@ -153,7 +145,7 @@ def record_run(
                 step,
                 run,
                 tracker.mark,
-                seed=seed,
+                seed=asked.seed,
                 num_new_tokens=min(run.generate.new_tokens, MOST_TOKENS) if run.generate else 0,
                 num_batches=min(run.evaluate.num_batches, MOST_BATCHES) if run.evaluate else 0,
                 save=lambda: saved.append(_bytes_of_saving(step, tracker)),
@@ -163,20 +155,20 @@ def record_run(
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(go, tracker)
-    _check_formats(recording, config)
+    _check_formats(recording, asked)
     program = Program(
         recording=recording,
         ran=recording.ran(),
         layout=layout_of(recording),
         partners={},
-        sizes=config.micro_batch_sizes,
-        other_size=config.micro_batch_sizes[0],
+        sizes=sizes,
+        other_size=sizes[0],
         differs="the stages of a run are recorded once",
     )
     return RunRecording(program=program, run=run, saving_bytes=saved[-1] if saved else 0)
 
 
-def _check_formats(recording: Recording, config: StepConfig) -> None:
+def _check_formats(recording: Recording, asked: AskedRun) -> None:
     """Raise UnsupportedError if a write into a static cache would fail, which fakes do not see."""
     for operator in recording.operators:
         if operator.name != "aten::index_copy_" or operator.signature is None:
@@ -185,8 +177,8 @@ def _check_formats(recording: Recording, config: StepConfig) -> None:
         if room.dtype != given.dtype:
             formats = [str(each.dtype).removeprefix("torch.") for each in (room, given)]
             raise UnsupportedError(
-                f"generate: with precision={str(config.precision)!r} this model makes keys in "
-                f"{formats[0]} and values in {formats[1]}, and a static cache takes one format; "
+                f"generate: with precision={str(asked.config.precision)!r} this model makes keys "
+                f"in {formats[0]} and values in {formats[1]}, and a static cache takes one format; "
                 "use cache='dynamic', or a precision without autocast, such as 'bf16'"
             )
 

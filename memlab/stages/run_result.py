@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from memlab.arguments.checks import check_fields
 from memlab.arguments.html_tables import columns_table, facts_table
+from memlab.arguments.quoting import listed
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
+from memlab.errors import ConfigError
 from memlab.limits.judgement import CountedPeak, Judgement
 from memlab.result import Outcome, Source
 from memlab.stages.run_settings import TrainingRun
@@ -119,8 +121,6 @@ class RunResult:
         """
         names = [str(stage.name) for stage in self.stages]
         if name not in names:
-            from memlab.errors import ConfigError
-
             raise ConfigError(f"name={name!r} is no stage of this run; allowed is one of {names}")
         return self.stages[names.index(name)]
 
@@ -144,12 +144,12 @@ class RunResult:
         limit = format_bytes(self.memory_limit_bytes or 0)
         over = [stage.name for stage in self.stages if stage.fits is False]
         if over:
-            return f"{_listed(over)} {'does' if len(over) == 1 else 'do'} not fit {limit}"
+            return f"{listed(over)} {'does' if len(over) == 1 else 'do'} not fit {limit}"
         is_over = max(stage.counted_bytes for stage in self.stages) > (self.memory_limit_bytes or 0)
         limit += " with less cache" if is_over else ""
         close = [stage.name for stage in self.stages if stage.close_to_limit]
         if close:
-            return f"every stage fits {limit}, {_listed(close)} only within the uncertainty"
+            return f"every stage fits {limit}, {listed(close)} only within the uncertainty"
         return f"every stage fits {limit}"
 
     def _repr_html_(self) -> str:
@@ -176,7 +176,3 @@ class RunResult:
             for stage in self.stages
         ]
         return facts_table(title, facts) + columns_table(heads, rows)
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -2,15 +2,13 @@
 
 import dataclasses
 import os
-import platform
 import time
 from typing import Any
 
 import torch
 
-from memlab._version import __version__
 from memlab.config import StepConfig
-from memlab.devices.here import describe
+from memlab.devices.here import describe, versions_here
 from memlab.errors import MemlabError
 from memlab.result import Outcome, Source, StepResult
 from memlab.store.database import store_path, writing
@@ -98,11 +96,7 @@ def setting_of(
     """
     decisive = dataclasses.asdict(asked)
     del decisive["timeout_seconds"]
-    versions = {
-        "memlab": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    versions = versions_here()
     return setting_key(
         workload_key,
         config,

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from memlab.config import Attention
+from memlab.devices.card import VOLTA
 from memlab.techniques import attention_setting
 from memlab.techniques.attention_setting import (
     attention_parts,
@@ -32,8 +33,6 @@ from memlab.torch_private.dispatch import are_tensors_fake
 MATH_KERNEL = "PyTorch's math kernel"
 """Words of the note that says that `sdpa` holds the whole matrix of attention weights."""
 
-AMPERE = (8, 0)  # compute capability; flash_attn's README: "Ampere, Ada, or Hopper GPUs"
-VOLTA = (7, 0)  # "GPUTooOldForTriton" of torch/_inductor/exc.py
 WITHOUT_CPU = {
     Attention.FLASH_ATTENTION_2: "the kernels of flash_attn run on CUDA cards",
     # `_validate_device` of torch/nn/attention/flex_attention.py
@@ -62,17 +61,17 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     said = f"attention={str(chosen)!r}"
     if chosen in WITHOUT_CPU and asked.device.type == "cpu":
         yield Refusal(why=f"{said} cannot train on a CPU: {WITHOUT_CPU[chosen]}", remedies=others)
-    capability = None if card is None else card.compute_capability
-    if chosen is Attention.FLASH_ATTENTION_2 and card and capability and capability < AMPERE:
+    if chosen is Attention.FLASH_ATTENTION_2 and card is not None and card.is_before_ampere:
         yield Refusal(
             why=f"{said}: flash_attn has no kernels for {card.title}, which is older than Ampere "
             "(compute capability 8.0)",
             remedies=others,
         )
+    capability = None if card is None else card.compute_capability
     if chosen is Attention.FLEX_ATTENTION and card and capability and capability < VOLTA:
         yield Refusal(
             why=f"{said}: torch.compile makes no kernels for {card.title}, which is older than "
-            "Volta (compute capability 7.0)",
+            "Volta (compute capability 7.0)",  # "GPUTooOldForTriton" of torch/_inductor/exc.py
             remedies=others,
         )
 

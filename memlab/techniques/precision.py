@@ -52,8 +52,7 @@ NEEDS_BF16 = (
     Precision.FP8_MIXED,
 )
 TO_FP8 = "convert_to_float8_training(model, module_filter_fn=can_be_fp8)"
-AMPERE = (8, 0)  # compute capability, of the first cards with TF32
-ADA = (8, 9)  # of the first cards with fp8
+ADA = (8, 9)  # compute capability of the first cards with fp8
 TF32_REASON = "TF32 needs the tensor cores of Ampere or newer CUDA cards"
 FP8_REASON = "fp8 needs the tensor cores of Ada, Hopper or newer CUDA cards"
 
@@ -71,7 +70,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
     if card is not None and (capability := card.compute_capability):
         if precision is Precision.FP8_MIXED and capability < ADA:
             yield Refusal(why=f"{said} on {card.title}: {FP8_REASON}", remedies=(bf16,))
-        if precision is Precision.TF32 and capability < AMPERE:
+        if precision is Precision.TF32 and card.is_before_ampere:
             yield Refusal(why=f"{said} on {card.title}: {TF32_REASON}", remedies=(fp32, fp16))
         if precision in NEEDS_BF16 and not card.has_bf16:
             yield Refusal(why=f"{said}: {card.title} has no bfloat16 arithmetic", remedies=(fp16,))

@@ -17,7 +17,6 @@ from memlab.running import Ended
 from memlab.saving import checkpoints
 from memlab.step import Step, build_step
 from memlab.techniques.batches import tensors_of
-from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
@@ -116,7 +115,6 @@ def training_step(
     >>> step.num_updates, losses[2] < losses[0]
     (3, True)
     """
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     target = resolve_device(device)
     try:
         run = runner(True, PLAN_SECONDS, None, None)

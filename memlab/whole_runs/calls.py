@@ -1,16 +1,14 @@
 """`predict_run` and `measure_run`: what a whole run costs, stage by stage."""
 
-import platform
 import threading
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from memlab._version import __version__
 from memlab.arguments.checks import checked, seconds, size
 from memlab.config import Sharding, StepConfig
-from memlab.devices.here import resolve_device
+from memlab.devices.here import resolve_device, versions_here
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
@@ -18,7 +16,6 @@ from memlab.result import Source
 from memlab.running import Ended
 from memlab.stages.run_result import RunResult
 from memlab.stages.run_settings import TrainingRun
-from memlab.techniques.recompute import policies
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
@@ -148,7 +145,6 @@ def _ran(
     """Run a job of the worker and return its result, or that of a run which ended without one."""
     workload, config = arguments["workload"], arguments["config"]
     run = TrainingRun() if run is None else run
-    policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     is_cpu = "target" in arguments and arguments["target"].kind == "cpu"
     is_cpu |= "device" in arguments and arguments["device"].type == "cpu"
     _check(config, run, is_cpu=is_cpu)
@@ -166,11 +162,7 @@ def _ran(
             message=str(ended),
             source=Source.MEASURED if is_real else Source.PREDICTED,
             device=str(arguments["device"]) if is_real else target.name,
-            versions={
-                "memlab": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=versions_here(),
             config=config,
             run=run,
             workload_name=workload.name,

@@ -77,16 +77,18 @@ def _graph(**arguments: Any) -> Any:
     return graph_in_process(**arguments)
 
 
-def _predict_run(**arguments: Any) -> Any:
-    from memlab.stages.predicting_run import predict_run_in_process  # as above
+def _predict_run(*, target: Any, report: Report, **asked: Any) -> Any:
+    from memlab.stages.asked_run import AskedRun  # as above
+    from memlab.stages.predicting_run import predict_run_in_process
 
-    return predict_run_in_process(**arguments)
+    return predict_run_in_process(AskedRun(**asked), target, report=report)
 
 
-def _measure_run(**arguments: Any) -> Any:
-    from memlab.stages.measuring_run import measure_run_in_process  # as above
+def _measure_run(*, device: Any, report: Report, **asked: Any) -> Any:
+    from memlab.stages.asked_run import AskedRun  # as above
+    from memlab.stages.measuring_run import measure_run_in_process
 
-    return measure_run_in_process(**arguments)
+    return measure_run_in_process(AskedRun(**asked), device, report=report)
 
 
 def _measure_ranks(**arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from memlab.devices.cards import Target, card
 from memlab.meters.meter import Meter, record
 from memlab.result import Source
 from memlab.stages import recorded_run
+from memlab.stages.asked_run import AskedRun
 from memlab.stages.evaluating import evaluate
 from memlab.stages.generating import generate
 from memlab.stages.judging_run import ReplayedRun
@@ -36,17 +37,14 @@ LLAMA = {
 
 def predicted(workload, run, config=None, target=CPU, limit=None):
     config = config or StepConfig(batch_size=4)
-    return predict_run_in_process(
-        workload, config, target, run=run, seed=0, memory_limit=limit, report=lambda _: None
-    )
+    asked = AskedRun(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
+    return predict_run_in_process(asked, target, report=lambda _: None)
 
 
 def measured(workload, run, config=None, limit=None):
     config = config or StepConfig(batch_size=4)
-    return measure_run_in_process(
-        workload, config, torch.device("cpu"), run=run, seed=0, memory_limit=limit,
-        report=lambda _: None,
-    )  # fmt: skip
+    asked = AskedRun(workload=workload, config=config, run=run, seed=0, memory_limit=limit)
+    return measure_run_in_process(asked, torch.device("cpu"), report=lambda _: None)
 
 
 def on_t4(workload, run, config=None, limit=None):

@@ -25,7 +25,6 @@ from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique
 from memlab.torch_private.dispatch import without_modes
 
-AMPERE = (8, 0)
 OFF: dict[str, Any] = {"loss_kernel": LossKernel.AS_BUILT}
 IN_CHUNKS: dict[str, Any] = {**OFF, "loss_chunks": 16}
 
@@ -155,8 +154,7 @@ def _of_kernels(asked: Setup, said: str, package: Package) -> Iterator[Refusal]:
             "or fp16",
             remedies=({"precision": Precision.BF16_MIXED}, IN_CHUNKS),
         )
-    capability = None if asked.card is None else asked.card.compute_capability
-    if capability is not None and capability < AMPERE:
+    if asked.card is not None and asked.card.is_before_ampere:
         yield Refusal(
             why=f"{said} needs an Ampere card or a newer one",
             remedies=({"loss_kernel": LossKernel.CHUNKED_NLL}, IN_CHUNKS),
