@@ -57,7 +57,9 @@ def generate(step: Step, settings: Generation, num_new: int, mark: Mark) -> None
         options["logits_to_keep"] = 1
 
     with evaluating(step.model):
-        options["past_key_values"] = key_value_cache(base, settings.cache, settings.num_tokens)
+        options["past_key_values"] = key_value_cache(
+            base, settings.cache, settings.num_tokens, str(step.config.precision)
+        )
         given = tokens.clone()
         for index in range(num_new):
             mark(Phase.FORWARD, index)

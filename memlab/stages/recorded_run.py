@@ -14,7 +14,6 @@ from memlab.errors import UnsupportedError
 from memlab.recording.assembly import Effect, layout_of, sizes_of
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import Program
-from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.saving.contents import saved_tensors, weights_in
 from memlab.saving.peak import added_by_saving
@@ -155,7 +154,6 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(go, tracker)
-    _check_formats(recording, asked)
     program = Program(
         recording=recording,
         ran=recording.ran(),
@@ -166,21 +164,6 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
         differs="the stages of a run are recorded once",
     )
     return RunRecording(program=program, run=run, saving_bytes=saved[-1] if saved else 0)
-
-
-def _check_formats(recording: Recording, asked: AskedRun) -> None:
-    """Raise UnsupportedError if a write into a static cache would fail, which fakes do not see."""
-    for operator in recording.operators:
-        if operator.name != "aten::index_copy_" or operator.signature is None:
-            continue
-        room, _, _, given = operator.signature[1][:4]
-        if room.dtype != given.dtype:
-            formats = [str(each.dtype).removeprefix("torch.") for each in (room, given)]
-            raise UnsupportedError(
-                f"generate: with precision={str(asked.config.precision)!r} this model makes keys "
-                f"in {formats[0]} and values in {formats[1]}, and a static cache takes one format; "
-                "use cache='dynamic', or a precision without autocast, such as 'bf16'"
-            )
 
 
 def _bytes_of_saving(step: Step, tracker: Tracker) -> int:

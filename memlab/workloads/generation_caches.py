@@ -74,11 +74,42 @@ def check_window(base: Any, prompt_tokens: int, num_tokens: int) -> None:
         )
 
 
-def key_value_cache(base: Any, kind: str, num_tokens: int) -> Any:
-    """Return an empty cache as `generate` makes it, "dynamic" or "static"."""
+def key_value_cache(base: Any, kind: str, num_tokens: int, precision: str) -> Any:
+    """Return an empty cache as `generate` makes it, "dynamic" or "static".
+
+    Args:
+        base: the model.
+        kind: of the cache.
+        num_tokens: of a prompt and its continuation.
+        precision: of the step, for a message.
+    """
     from transformers import DynamicCache, StaticCache  # seconds, and only then needed
+
+    class OneFormatCache(StaticCache):  # type: ignore[misc]  # transformers is not typed
+        """A static cache that says what it cannot hold; fake tensors would not fail."""
+
+        def update(self, keys: Any, values: Any, *others: Any, **options: Any) -> Any:
+            """Write keys and values of a layer."""
+            _check_formats(keys, values, precision)
+            return super().update(keys, values, *others, **options)
 
     config = base.config.get_text_config(decoder=True)
     if kind == "static":
-        return StaticCache(config=config, max_cache_len=num_tokens)
+        return OneFormatCache(config=config, max_cache_len=num_tokens)
     return DynamicCache(config=config)
+
+
+def _check_formats(keys: Any, values: Any, precision: str) -> None:
+    """Raise UnsupportedError if keys and values have not one format.
+
+    Under autocast rotary embeddings make keys in fp32, and values stay in 16 bits. A static cache
+    makes both rooms in the format of the keys, and `index_copy_` refuses another.
+    """
+    if keys.dtype == values.dtype:
+        return
+    formats = [str(each.dtype).removeprefix("torch.") for each in (keys, values)]
+    raise UnsupportedError(
+        f"generate: with precision={precision!r} this model makes keys in {formats[0]} and values "
+        f"in {formats[1]}, and a static cache takes one format; use cache='dynamic', or a "
+        "precision without autocast, such as 'bf16'"
+    )
