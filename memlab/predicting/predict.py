@@ -184,10 +184,7 @@ def _predicted(
 
     of_step = (
         *notes(config, step.device, plan),
-        *recording.notes,
-        *launches.notes_of(recording.launches),
-        *_format_notes(recording, target),
-        *_wheel_notes(target),
+        *notes_of_recording(recording, target),
         *_rank_notes(config, target),
         *offload.notes(config, recording.host_bytes),
     )
@@ -210,6 +207,16 @@ def _saving(step: RecordedStep, timeline: Timeline) -> dict[str, int | None]:
     return {
         "saving_peak_bytes": held + added.device_bytes, "saving_host_bytes": added.host_bytes,
     }  # fmt: skip
+
+
+def notes_of_recording(recording: Recording, target: Target) -> tuple[str, ...]:
+    """Return what a recording says of the kernels that run, and of a card without some of them."""
+    return (
+        *recording.notes,
+        *launches.notes_of(recording.launches),
+        *_format_notes(recording, target),
+        *_wheel_notes(target),
+    )
 
 
 def _format_notes(recording: Recording, target: Target) -> tuple[str, ...]:

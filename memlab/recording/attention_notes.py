@@ -6,6 +6,8 @@ memory-efficient attention in fp32 or on an old card: it holds no more than flas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memlab.arguments.units import format_bytes
 from memlab.recording.recording import OUTSIDE, Recording
 from memlab.recording.stand_in_attention import AttentionCall, AttentionKernel
@@ -15,23 +17,48 @@ from memlab.trace import Phase
 
 def attention_notes(recording: Recording) -> tuple[str, ...]:
     """Return a note for each kind of call in the last forward of a recording."""
+    forwards = list(_forwards(recording).values())
+    return tuple(_notes(forwards[-1])) if forwards else ()
+
+
+def attention_notes_of_stages(recording: Recording, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the notes of a run of several stages, each with the stages that it is about.
+
+    Of a stage the first and the last forward count: the first of a generation is its prompt.
+
+    Args:
+        recording: of the run, whose steps are its stages.
+        names: of the stages, by number.
+    """
+    of_stages: dict[str, list[list[AttentionCall]]] = {}
+    for interval, calls in _forwards(recording).items():
+        of_stages.setdefault(names[recording.intervals[interval].step], []).append(calls)
+
+    found: dict[str, list[str]] = {}
+    for name, forwards in of_stages.items():
+        for note in dict.fromkeys((*_notes(forwards[0]), *_notes(forwards[-1]))):
+            found.setdefault(note, []).append(name)
+    return tuple(f"{note} This is in: {', '.join(stages)}." for note, stages in found.items())
+
+
+def _forwards(recording: Recording) -> dict[int, list[AttentionCall]]:
+    """Return the calls of each forward of a step, by the interval."""
+    found: dict[int, list[AttentionCall]] = {}
+    for call, interval in recording.attention:
+        phase, step = recording.intervals[interval].phase, recording.intervals[interval].step
+        if phase is Phase.FORWARD and step != OUTSIDE.step:
+            found.setdefault(interval, []).append(call)
+    return found
+
+
+def _notes(forward: list[AttentionCall]) -> list[str]:
+    """Return a note for each kind of call in one forward."""
     groups: dict[tuple[object, ...], list[AttentionCall]] = {}
-    for call in _of_last_forward(recording):
+    for call in forward:
         groups.setdefault((call.kernel, call.without_flash, call.without_efficient), []).append(
             call
         )
-    return tuple(note for calls in groups.values() if (note := _note(calls)))
-
-
-def _of_last_forward(recording: Recording) -> list[AttentionCall]:
-    forwards = [
-        (call, interval)
-        for call, interval in recording.attention
-        if recording.intervals[interval].phase is Phase.FORWARD
-        and recording.intervals[interval].step != OUTSIDE.step
-    ]
-    last = forwards[-1][1] if forwards else -1
-    return [call for call, interval in forwards if interval == last]
+    return [note for calls in groups.values() if (note := _note(calls))]
 
 
 def _note(calls: list[AttentionCall]) -> str:

@@ -25,7 +25,6 @@ from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
 from memlab.recording.recording import Recording
 from memlab.recording.simulated_ranks import as_rank, heaviest_ranks
-from memlab.recording.stand_in_attention import noted_by
 from memlab.recording.tracker import Tracker, record_fake
 from memlab.saving.contents import saved_tensors
 from memlab.step import Step, build_step
@@ -206,7 +205,7 @@ def _recorded(
     """Return the program of a run whose two steps may be over different batches."""
 
     def run(mode: FakeTensorMode) -> None:
-        with as_rank(config, rank, tracker), noted_by(tracker.note_attention):
+        with as_rank(config, rank, tracker):
             run_two_steps(mode)
 
     def run_two_steps(mode: FakeTensorMode) -> None:

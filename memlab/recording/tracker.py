@@ -53,7 +53,7 @@ from memlab.recording.recording import ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
 from memlab.recording.scripted import is_scripted, noticed_script_functions
 from memlab.recording.sparse import MAKES as MAKES_SPARSE
-from memlab.recording.stand_in_attention import AttentionCall
+from memlab.recording.stand_in_attention import AttentionCall, noted_by
 from memlab.recording.streams import Streams
 from memlab.recording.unknown import Guesses
 from memlab.recording.values import tensors_in
@@ -375,7 +375,7 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
         launches = triton_launches.noted(tracker.note_launch)
         fakes = unnoticed(), copied_as_fakes(), replaced, written, missing, known, scripted
         with contextlib.ExitStack() as stack:
-            for context in (*fakes, launches, mode, tracker):
+            for context in (*fakes, noted_by(tracker.note_attention), launches, mode, tracker):
                 stack.enter_context(context)
             run(mode)
             gc.collect()

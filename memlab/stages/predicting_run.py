@@ -25,6 +25,7 @@ from memlab.predicting.predict import (
     ASSUMED_BRANCH,
     ASSUMED_SPREAD,
     CPU_MEMORY,
+    notes_of_recording,
     versions_of,
 )
 from memlab.predicting.taken import in_the_middle, possible_sizes
@@ -67,7 +68,7 @@ def predict_run_in_process(asked: AskedRun, target: Target, *, report: Report) -
             uncertainty=width,
             notes=(
                 *asked.notes(device),
-                *recorded.program.recording.notes,
+                *notes_of_recording(recorded.program.recording, target),
                 *kernels.notes,
                 *recorded.program.recording.assumptions,
             ),

@@ -12,6 +12,7 @@ import torch
 
 from memlab.errors import UnsupportedError
 from memlab.recording.assembly import Effect, layout_of, sizes_of
+from memlab.recording.attention_notes import attention_notes_of_stages
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import Program
 from memlab.recording.tracker import Tracker, record_fake
@@ -151,6 +152,7 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
                 stepped=lambda: tracker.know_states(step.model, step.optimizer),
             )
         tracker.recording.host_bytes = step.host_bytes
+        tracker.recording.notes += attention_notes_of_stages(tracker.recording, names_of(run))
         tracker.mark(-1, Phase.TEARDOWN, 0)
 
     recording = record_fake(go, tracker)

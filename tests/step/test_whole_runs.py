@@ -13,6 +13,8 @@ from memlab import Evaluation, Generation, MemlabError, StepConfig, TrainingRun,
 from memlab.allocator.replay import AllocatorSettings
 from memlab.devices.cards import Target, card
 from memlab.meters.meter import Meter, record
+from memlab.predicting.predict import notes_of_recording, predict_in_process
+from memlab.recording.recording import Recording
 from memlab.result import Source
 from memlab.stages import recorded_run
 from memlab.stages.asked_run import AskedRun
@@ -347,6 +349,27 @@ def test_a_static_cache_of_one_format_refuses_two_in_the_same_words(tmp_path):
     assert told.message == real.message
     assert "keys in float32 and values in bfloat16" in real.message
     assert "use cache='dynamic'" in real.message
+
+
+def test_what_predict_says_of_kernels_a_run_says_with_its_stages(tmp_path):
+    pytest.importorskip("transformers")
+    config, t4 = StepConfig(batch_size=4), Target(kind="cuda", card=card("t4"), name="t4")
+    evaluation = Evaluation(batch_size=4)
+    run = TrainingRun(evaluate=evaluation, generate=Generation(prompt_tokens=8, new_tokens=4))
+    of_step = predict_in_process(
+        llama(tmp_path), config, t4, seed=0, memory_limit=None, report=lambda _: None
+    ).result.notes
+    [told] = [note for note in of_step if note.startswith("Attention runs in")]
+    found = [note for note in on_t4(llama(tmp_path), run, config).notes if told in note]
+    # the batches of the evaluation are as large as the step's; a prompt of 8 tokens holds less
+    assert found == [f"{told} This is in: first step, step, evaluation, step afterwards."]
+
+
+def test_kernels_of_triton_are_said_in_the_notes_of_a_run():
+    recording = Recording()
+    recording.launches["mine.kernel"] = 2
+    [note] = notes_of_recording(recording, CPU)
+    assert "kernel: 2" in note
 
 
 def test_a_compiled_run_says_what_is_not_known():
