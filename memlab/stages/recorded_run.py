@@ -115,10 +115,12 @@ class RunRecording:
         names, run = names_of(self.run), self.run
         if run.generate is not None:
             wanted, number = run.generate.new_tokens, names.index(StageName.GENERATION)
-            rows = continued(rows, number, min(wanted, MOST_TOKENS), wanted)
+            field = "generate: new_tokens"
+            rows = continued(rows, number, min(wanted, MOST_TOKENS), wanted, field=field)
         if run.evaluate is not None:
             wanted, number = run.evaluate.num_batches, names.index(StageName.EVALUATION)
-            rows = continued(rows, number, min(wanted, MOST_BATCHES), wanted)
+            field = "evaluate: num_samples / batch_size"
+            rows = continued(rows, number, min(wanted, MOST_BATCHES), wanted, field=field)
         return rows
 
 

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
 
+# A row takes 48 bytes in `Rows` and 40 in a trace, of which there are up to five, and is copied
+# while they are made: some GB in all.
+MOST_ROWS = 10**7
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
     """Allocations and frees of a run in order, and the size of each block.
@@ -55,7 +60,7 @@ class Rows:
         return slice(int(begin), int(end)), found
 
 
-def continued(rows: Rows, step: int, recorded: int, wanted: int) -> Rows:
+def continued(rows: Rows, step: int, recorded: int, wanted: int, *, field: str) -> Rows:
     """Return a run in which a stage goes on to the wanted number of batches or tokens.
 
     Args:
@@ -63,15 +68,17 @@ def continued(rows: Rows, step: int, recorded: int, wanted: int) -> Rows:
         step: the number of the stage.
         recorded: batches or tokens that were recorded, at least two.
         wanted: how many there are to be.
+        field: what says so, for a message.
 
     Raises:
-        UnsupportedError: the last two do not do the same.
+        UnsupportedError: the last two do not do the same, or the run would have too many rows.
     """
     count = wanted - recorded
     if count <= 0:
         return rows
     before, _ = rows.of(step, recorded - 2)
     last, intervals = rows.of(step, recorded - 1)
+    _check_length(rows, last, recorded, wanted, field)
     paired = _Paired(rows, before, last)
     copies = np.arange(1, count + 1)[:, None]
 
@@ -93,6 +100,19 @@ def continued(rows: Rows, step: int, recorded: int, wanted: int) -> Rows:
         sizes=np.concatenate((rows.sizes, paired.sizes(copies).ravel())),
         intervals=(*rows.intervals[:at], *more, *rows.intervals[at:]),
     )
+
+
+def _check_length(rows: Rows, last: slice, recorded: int, wanted: int, field: str) -> None:
+    """Raise UnsupportedError if the copies make more rows than this machine should hold."""
+    given, each = rows.columns.shape[1], last.stop - last.start
+    made = given + each * (wanted - recorded)
+    if made > MOST_ROWS:
+        most = recorded + max(MOST_ROWS - given, 0) // each
+        raise UnsupportedError(
+            f"{field}={wanted} makes a run of {made:,} allocations and frees, and a prediction "
+            f"holds at most {MOST_ROWS:,}; allowed here is at most {most}; use that, or "
+            "memlab.measure_run"
+        )
 
 
 class _Paired:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from memlab.meters.meter import Meter, record
 from memlab.predicting.predict import notes_of_recording, predict_in_process
 from memlab.recording.recording import Recording
 from memlab.result import Source
-from memlab.stages import recorded_run
+from memlab.stages import recorded_run, repeats
 from memlab.stages.asked_run import AskedRun
 from memlab.stages.evaluating import evaluate
 from memlab.stages.generating import generate
@@ -370,6 +371,23 @@ def test_kernels_of_triton_are_said_in_the_notes_of_a_run():
     recording.launches["mine.kernel"] = 2
     [note] = notes_of_recording(recording, CPU)
     assert "kernel: 2" in note
+
+
+def test_a_run_that_is_too_long_to_hold_is_refused_with_what_is_allowed(monkeypatch):
+    monkeypatch.setattr(repeats, "MOST_ROWS", 1000)
+
+    def evaluating(batches):
+        settings = Evaluation(batch_size=2, num_samples=2 * batches, keep_outputs="list")
+        return predicted(linear(), TrainingRun(evaluate=settings))
+
+    refused = evaluating(10**6)
+    assert refused.outcome == "unsupported"
+    assert "evaluate: num_samples / batch_size=1000000 makes a run of" in refused.message
+    assert "holds at most 1,000" in refused.message
+    most = int(re.search(r"at most (\d+); use that", refused.message)[1])
+    assert most > 10
+    assert evaluating(most).outcome == "ok"
+    assert evaluating(most + 1).outcome == "unsupported"
 
 
 def test_a_compiled_run_says_what_is_not_known():
