@@ -328,8 +328,8 @@ def _instance(name: str, value: Any, kind: type) -> Any:
         return value
     said = kind.__name__
     error = ERRORS.get(said, ConfigError)
-    remedy = REMEDIES.get(said, f"allowed is a {said}")
     article = "an" if said[0] in "AEIOU" else "a"
+    remedy = REMEDIES.get(said, f"allowed is {article} {said}")
     raise error(f"{name}={shown(value)} is not {article} {said}; {remedy}")
 
 

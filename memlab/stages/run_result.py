@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memlab.arguments.checks import check_fields
 from memlab.arguments.html_tables import columns_table, facts_table
-from memlab.arguments.quoting import listed
+from memlab.arguments.quoting import listed, shown
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
@@ -117,11 +117,18 @@ class RunResult:
         """Return the stage with this name.
 
         Raises:
-            ConfigError: the run has no such stage.
+            ConfigError: the run has no such stage, or none at all because it did not end well.
         """
         names = [str(stage.name) for stage in self.stages]
+        if not names:
+            raise ConfigError(
+                f"name={shown(name)}: this run has no stages, for its outcome is {self.outcome}: "
+                f"{self.message}"
+            )
         if name not in names:
-            raise ConfigError(f"name={name!r} is no stage of this run; allowed is one of {names}")
+            raise ConfigError(
+                f"name={shown(name)} is no stage of this run; allowed is one of {names}"
+            )
         return self.stages[names.index(name)]
 
     def counted(self, stage: StageCost) -> CountedPeak:

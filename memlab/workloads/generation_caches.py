@@ -85,13 +85,15 @@ def key_value_cache(base: Any, kind: str, num_tokens: int, precision: str) -> An
     """
     from transformers import DynamicCache, StaticCache  # seconds, and only then needed
 
-    class OneFormatCache(StaticCache):  # type: ignore[misc]  # transformers is not typed
+    class OneFormatCache(StaticCache):
         """A static cache that says what it cannot hold; fake tensors would not fail."""
 
-        def update(self, keys: Any, values: Any, *others: Any, **options: Any) -> Any:
+        def update(
+            self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> Any:
             """Write keys and values of a layer."""
-            _check_formats(keys, values, precision)
-            return super().update(keys, values, *others, **options)
+            _check_formats(key_states, value_states, precision)
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     config = base.config.get_text_config(decoder=True)
     if kind == "static":

@@ -306,6 +306,8 @@ def test_what_a_model_cannot_do_is_an_outcome_with_a_remedy(tmp_path):
             assert words in result.message
             assert result.worst is None
             assert str(result).startswith("unsupported")
+            with pytest.raises(MemlabError, match="its outcome is unsupported: "):
+                result.stage("step")
 
 
 @pytest.mark.slow
