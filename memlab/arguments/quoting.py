@@ -67,14 +67,12 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def listed(names: Sequence[str], most: int | None = None) -> str:
-    """Return names as a sentence lists them; of more than `most` only the first.
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them; "" if there are none.
 
-    >>> listed(["step", "saving", "evaluation"]), listed(["a", "b", "c", "d"], most=2)
-    ('step, saving and evaluation', 'a, b and 2 more')
+    >>> listed(["step", "saving", "evaluation"])
+    'step, saving and evaluation'
     """
-    if most is not None and len(names) > most:
-        names = [*names[:most], f"{len(names) - most} more"]
     *others, last = names or [""]
     return f"{', '.join(others)} and {last}" if others else last
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memlab.arguments.quoting import listed
 from memlab.arguments.units import format_bytes
 from memlab.config import Precision, Sharding, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
@@ -127,8 +128,7 @@ def _offloaded(config: StepConfig) -> str:
     names = [what for field, what in FIELDS.items() if getattr(config, field)]
     if config.offloads_shards:
         names.insert(-1, "gradients")
-    *others, last = names or [""]
-    return f"{', '.join(others)} and {last}" if others else last
+    return listed(names)
 
 
 def _verb(offloaded: str) -> str:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memlab.arguments.quoting import listed
 from memlab.arguments.units import format_bytes
 from memlab.errors import UnsupportedError
 from memlab.techniques.sharding import divided_attention
@@ -88,11 +87,9 @@ def notes(found: Division, before: int) -> tuple[str, ...]:
     ]
     pairs = found.names(Role.COLUMNS, Role.ROWS)
     if pairs:
-        of_pairs = listed(pairs, MOST_NAMES)
-        said.append(f"Divided together, output features and then input features: {of_pairs}.")
+        said.append(f"Divided together, output features and then input features: {_few(pairs)}.")
     if alone := found.names(Role.ALONE):
-        of_alone = listed(alone, MOST_NAMES)
-        said.append(f"Divided alone, so that the output is gathered at once: {of_alone}.")
+        said.append(f"Divided alone, so that the output is gathered at once: {_few(alone)}.")
     for layers, why in _by_reason(found.reasons):
         said.append(f"Not divided together with others: {layers} ({why}).")
     for layers, why in _by_reason(found.whole):
@@ -102,5 +99,9 @@ def notes(found: Division, before: int) -> tuple[str, ...]:
 
 def _by_reason(reasons: dict[str, str]) -> Iterator[tuple[str, str]]:
     for why in dict.fromkeys(reasons.values()):
-        layers = [path for path, reason in reasons.items() if reason == why]
-        yield listed(layers, MOST_NAMES), why
+        yield _few([path for path, reason in reasons.items() if reason == why]), why
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
