@@ -3,6 +3,8 @@
 - table: 35 rows that litgpt's authors measured on an A100 of 40 GB (`litgpt_table.py`). Goals: the
   allocated peak within 5 % in the median and 12 % at the 95th percentile, and every row that ran
   out of memory is foreseen.
+- methods: the rows that peft's authors measured on an L40S, with all methods of peft
+  (`peft_table.py`). The same goals, for reserved bytes; two lengths of samples are found by a row.
 - settings: 20 adapters on a small model, predicted and measured on this CPU, and their gradients
   beside plain PyTorch's (`adapter_settings.py`). Goals: 0.1 % in the median, 3 % at most, 1e-5.
 - differences: what a base in 4 bits, checkpointing, a rank, DoRA or `prepare_for_kbit` changes
@@ -19,10 +21,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import adapter_differences, adapter_settings, litgpt_table, report
+from benchmarks import adapter_differences, adapter_settings, litgpt_table, peft_table, report
 
 SECTIONS: dict[str, ModuleType] = {
     "table": litgpt_table,
+    "methods": peft_table,
     "settings": adapter_settings,
     "differences": adapter_differences,
 }
