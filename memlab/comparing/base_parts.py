@@ -7,13 +7,14 @@ fp32. No setting is asked by its name what it does.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import patterns
 from memlab.result import StepResult
-from memlab.trace import Category, Holding, Phase
+from memlab.trace import Category, Holding, Phase, Place
 
+OF_LOSS = ("log_softmax", "nll_loss")  # in the names of the operators of a cross entropy
 SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")  # of attention that is written out
 MOST_NAMED = 2
 QUANTIZED, CASTED = "weights that are quantized", "weights that are cast to a wider format"
@@ -50,6 +51,21 @@ def signed(nbytes: int) -> str:
     ('-512 MiB', '0 B')
     """
     return f"{'-' if nbytes < 0 else '+' if nbytes else ''}{format_bytes(abs(nbytes))}"
+
+
+def place_words(place: Place | None) -> str:
+    """Return where a peak is by its module, or by what runs there; no operator is named.
+
+    >>> loss = "aten::_log_softmax_backward_data"
+    >>> place_words(Place(phase=Phase.BACKWARD, micro_batch=0, operator=loss))
+    'backward of micro-batch 1, in the loss'
+    """
+    if place is None:
+        return "a part that is not known"
+    module = _short(f"{place.module}.").removesuffix(".")
+    if any(name in place.operator for name in OF_LOSS):
+        module = "the loss"
+    return str(replace(place, module=module, operator=""))
 
 
 def parts_of(quantized: StepResult, plain: StepResult) -> Iterator[BasePart]:

@@ -17,7 +17,7 @@ from memlab.arguments.checks import checked, seconds
 from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes, format_seconds
-from memlab.comparing.base_parts import QUANTIZED, BasePart, parts_of, signed
+from memlab.comparing.base_parts import QUANTIZED, BasePart, parts_of, place_words, signed
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
 from memlab.result import Outcome, StepResult
@@ -241,7 +241,8 @@ def _peak(result: StepResult) -> int:
 def _message(quantized: StepResult, plain: StepResult, own: str, base: str) -> str:
     """Return whether the quantized base helps, in one sentence."""
     peaks = _peak(quantized), _peak(plain)
-    more, places = peaks[0] - peaks[1], (quantized.peak_place, plain.peak_place)
+    more = peaks[0] - peaks[1]
+    places = [place_words(result.peak_place) for result in (quantized, plain)]
     moved = "" if places[0] == places[1] else f"; the peak is in {places[0]}, not in {places[1]}"
     how = "less" if more < 0 else "more"
     verdict = "" if more < 0 else f": {own} does not help here"

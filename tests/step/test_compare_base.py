@@ -40,6 +40,7 @@ def test_the_parts_are_those_of_a_hand_count(found):
     # scores in fp32: without a flash kernel they are kept, of each sample, head and pair of tokens
     scores = 4 * layers * 2 * sizes["num_attention_heads"] * TOKENS**2
     assert scores < parts[ATTENTION] < 1.1 * scores
+    assert "aten::" not in found.message
     said = str(found)
     assert "nf4 does not help here" in said
     assert f"{signed(parts[QUANTIZED])}  {QUANTIZED}" in said
