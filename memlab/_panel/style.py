@@ -124,6 +124,8 @@ CSS = """
 .memlab-panel .memlab-more-row { overflow: visible; }
 .memlab-panel .memlab-more-row .widget-toggle-button { width: auto; max-width: calc(100% - 6px);
   margin: 2px 6px 2px 0; padding: 0 9px; overflow: hidden; text-overflow: ellipsis; }
+.memlab-panel .memlab-panes { display: flex; flex-wrap: wrap; }
+.memlab-panel .memlab-panes .widget-toggle-button { flex: none; }
 .memlab-panel .memlab-more { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: center; }
 .memlab-panel .memlab-more .widget-label { width: auto; margin-right: 6px; }
 .memlab-panel .memlab-more .widget-dropdown { width: auto; }

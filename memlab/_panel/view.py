@@ -138,6 +138,7 @@ class View:
         details_row = _box(
             widgets.HBox, "more-row", self._fit_toggle, details, ranks, self.base.toggle
         )  # fmt: skip
+        details_row.add_class("memlab-panes")
         charts = _box(
             widgets.Box, "charts", boxes["step_times"], boxes["memory_against_time"],
             boxes["heat_map"],
