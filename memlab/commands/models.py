@@ -21,7 +21,6 @@ from memlab.commands import made_up
 from memlab.commands.imports import IMPORT_PATH, cause, imported, to_stderr
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.workload import Workload
-from memlab.workloads.bases import BASES
 
 UNITS = {"tokens": "--tokens", "pixels": "--image-size"}  # of a `SampleSize`, and its option
 
@@ -111,9 +110,17 @@ def _finetuned(model: str, tokens: int | None, given: dict[str, Any]) -> Workloa
         raise WorkloadError(
             f"--{first} is for a base model of transformers, and {model} is a function of your "
             "own; put the adapter on in it (a PeftModel is a model as any other), or name a config "
-            f"of transformers, or one of {', '.join(BASES)}"
+            "of transformers, or a base such as llama-1b"
         )
     return workloads.finetune(model, tokens=tokens, **given)
+
+
+def _is_base(model: str) -> bool:
+    try:
+        workloads.finetune(model)
+    except WorkloadError:
+        return False
+    return True
 
 
 def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workload:
@@ -132,7 +139,7 @@ def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workl
     except WorkloadError as error:
         if model in workloads.names():
             raise
-        if model in BASES:
+        if _is_base(model):
             raise WorkloadError(
                 f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
                 "train all of its weights"

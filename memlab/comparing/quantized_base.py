@@ -23,8 +23,7 @@ from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadEr
 from memlab.result import Outcome, StepResult
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
-from memlab.workloads.finetuned import FORMATS
-from memlab.workloads.quantizing import QUANTIZED as QUANTIZED_BASES
+from memlab.workloads.finetuned import BASE_FORMATS, FORMATS
 
 BASE, CAST = "base", "prepare_for_kbit"
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -199,7 +198,7 @@ def _with_plain_base(workload: Workload, base: str) -> Workload:
             f"base={shown(base)} is what {workload.name} has; allowed is a workload whose base is "
             "quantized, such as workload.chosen(base='nf4')"
         )
-    if base in QUANTIZED_BASES:
+    if base in BASE_FORMATS and base not in FORMATS:
         raise ConfigError(
             f"base={shown(base)} is quantized as well, and a quantized base is compared with one "
             f"that is not; allowed is one of {list(FORMATS)}"

@@ -24,7 +24,6 @@ import torch
 
 from memlab.costs.kernel_parts import COMPRESSED_PRODUCTS, CONVOLUTIONS, KernelPart, parts_of
 from memlab.costs.kernel_times import half_width_of, seconds_of
-from memlab.devices.card import TURING
 from memlab.devices.cards import Card
 from memlab.operators.signatures import Scalar, Signature, TensorSpec, call_of
 from memlab.torch_private.operators import OpOverload, schema_of
@@ -40,10 +39,6 @@ SLOW_LAUNCH_SECONDS = 40e-6
 # Copies between pinned memory and a card, as a share of the bus's raw rate. Our choice, for packet
 # headers and waiting; not compared with a card yet. Copies from pageable memory reach less.
 HOST_EFFICIENCY = 0.78
-
-# Since Turing, tensor cores multiply int8 at twice the rate of fp16: the datasheets of T4 (130 and
-# 65 TOP/s), A100 (624 and 312) and H100 (1979 and 989). On a GeForce it is more.
-INT8_PER_FP16 = 2
 
 FORMATS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 RNNS = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
@@ -194,9 +189,8 @@ def peak_of(work: Work, card: Card, tf32_matmul: bool) -> float | None:
         return getattr(card, f"{FORMATS[work.dtype]}_flops_per_second") or fp32
     if work.dtype is torch.float64:
         return card.fp64_flops_per_second
-    if work.dtype is torch.int8 and (card.compute_capability or (0, 0)) >= TURING:
-        half = card.fp16_flops_per_second
-        return None if half is None else INT8_PER_FP16 * half
+    if work.dtype is torch.int8:
+        return card.int8_flops_per_second
     if fp32 is None or tf32 is None or work.dtype is not torch.float32:
         return fp32
     # torch.backends.cudnn.allow_tf32 is on by default, unlike that of matmul

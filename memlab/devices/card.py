@@ -95,6 +95,23 @@ class Card:
         return self.compute_capability >= AMPERE
 
     @property
+    def int8_flops_per_second(self) -> float | None:
+        """Rate of products of int8 numbers.
+
+        Since Turing, tensor cores multiply them at twice the rate of fp16: the datasheets of T4
+        (130 and 65 TOP/s), A100 (624 and 312) and H100 (1979 and 989). On a GeForce it is more.
+        """
+        has_cores = self.compute_capability is not None and self.compute_capability >= TURING
+        if has_cores and self.fp16_flops_per_second is not None:
+            return 2 * self.fp16_flops_per_second
+        return self.fp32_flops_per_second
+
+    @property
+    def is_before_volta(self) -> bool:
+        """Whether the card is known to be older than Volta."""
+        return self.compute_capability is not None and self.compute_capability < VOLTA
+
+    @property
     def is_before_ampere(self) -> bool:
         """Whether the card is known to be older than Ampere."""
         return self.compute_capability is not None and self.compute_capability < AMPERE

@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 
-from memlab.config import Attention
 from memlab.errors import UnsupportedError
 from memlab.recording.triton_launches import launched
 
@@ -49,14 +48,13 @@ BASE_E = 0.6931471805599453  # the kernel computes in base 2: times log(2)
 
 
 @contextlib.contextmanager
-def as_on_card(attention: Attention) -> Iterator[None]:
+def as_on_card(attention: str) -> Iterator[None]:
     """Have transformers, if it is there, run what stands for the compiled kernel.
 
     Raises:
         UnsupportedError: this version of transformers compiles it in another way.
     """
-    wanted = attention is Attention.FLEX_ATTENTION
-    if not wanted or importlib.util.find_spec("transformers") is None:
+    if attention != "flex_attention" or importlib.util.find_spec("transformers") is None:
         yield
         return
 
@@ -109,7 +107,7 @@ def _compiled(
     query, key, value = _cast(query, key, value)
     launched(PYTORCHS, "flex_attention")
     # the mask and a bias are kept as long as the graph is
-    kernel: Any = _Kernel
+    kernel: Any = _CompiledFlex
     out, logsumexp = kernel.apply(query, key, value, (score_mod, block_mask))
     if return_aux is not None:
         kind = importlib.import_module(PYTORCHS).AuxOutput
@@ -150,7 +148,7 @@ def _is_cast_by_autocast() -> bool:
     return any(str(key).endswith("AutocastCUDA") for key in kernels)
 
 
-class _Kernel(torch.autograd.Function):
+class _CompiledFlex(torch.autograd.Function):
     """The compiled forward and backward."""
 
     @staticmethod

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import torch
 
 from memlab.config import Attention
-from memlab.devices.card import VOLTA
 from memlab.techniques import attention_setting
 from memlab.techniques.attention_setting import (
     attention_parts,
@@ -67,8 +66,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
             "(compute capability 8.0)",
             remedies=others,
         )
-    capability = None if card is None else card.compute_capability
-    if chosen is Attention.FLEX_ATTENTION and card and capability and capability < VOLTA:
+    if chosen is Attention.FLEX_ATTENTION and card is not None and card.is_before_volta:
         yield Refusal(
             why=f"{said}: torch.compile makes no kernels for {card.title}, which is older than "
             "Volta (compute capability 7.0)",  # "GPUTooOldForTriton" of torch/_inductor/exc.py

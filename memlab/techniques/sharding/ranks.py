@@ -10,6 +10,7 @@ import torch.distributed as dist
 from memlab.config import FULLY_SHARDED as FULLY_SHARDED
 from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
+from memlab.torch_private.tensors import is_wrapper
 
 REPLICATED = (Sharding.DDP, Sharding.ZERO1)
 SEEDS_BETWEEN_RANKS = 1_000_003  # more than any run has steps, so that no two draw alike
@@ -44,6 +45,26 @@ def check_group(config: StepConfig) -> None:
         f"run this file with torchrun --nproc-per-node={config.world_size} and call "
         "torch.distributed.init_process_group() first"
     )
+
+
+def check_weights(model: torch.nn.Module, config: StepConfig) -> None:
+    """Raise UnsupportedError if a quantized weight cannot be sent or divided as one tensor."""
+    divides = config.sharding in FULLY_SHARDED or is_tensor_parallel(config)
+    said = f"sharding={str(config.sharding)!r}"
+    for name, weight in model.named_parameters():
+        kind = type(weight).__name__
+        if is_wrapper(type(weight)):
+            raise UnsupportedError(
+                f"{said} sends each weight as one tensor, and {name} is made of several ({kind}), "
+                "whose library has no function for that; allowed is sharding='none', or a base "
+                "whose weights are plain tensors, such as 'bf16' or 'nf4'"
+            )
+        if hasattr(weight, "CB") and divides:
+            raise UnsupportedError(
+                f"{said} divides each weight, and {name} is one in 8 bits of bitsandbytes, which "
+                "loses its scales when it is divided; allowed is sharding='ddp' or 'zero1', or "
+                "another base, such as 'bf16' or 'nf4'"
+            )
 
 
 def part_of(config: StepConfig, rank: int) -> int:

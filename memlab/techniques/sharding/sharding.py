@@ -13,14 +13,13 @@ import torch
 import torch.distributed as dist
 
 from memlab.config import Sharding, StepConfig
-from memlab.errors import UnsupportedError
 from memlab.techniques.sharding import deepspeed_settings, refused_pairs
 from memlab.techniques.sharding.rank_model import Sharded
 from memlab.techniques.sharding.ranks import (
-    FULLY_SHARDED,
     REPLICATED,
     Divided,
     check_group,
+    check_weights,
     is_tensor_parallel,
     part_of,
 )
@@ -28,7 +27,6 @@ from memlab.techniques.sharding.sharding_source import source
 from memlab.techniques.sharding.words import CONTROLS, says
 from memlab.techniques.technique import Keeps, Refusal, Saving, Setup, Technique
 from memlab.torch_private.dispatch import are_tensors_fake
-from memlab.torch_private.tensors import is_wrapper
 
 CARDS_OF_A_MACHINE = 8  # as most machines with NVLink have
 NOTHING_TO_WAIT_FOR = (
@@ -57,7 +55,7 @@ def divide(
             of the model can be divided, or its weights cannot be sent.
     """
     if config.sharding is not Sharding.NONE:
-        _check_weights(model, config)
+        check_weights(model, config)
     if not is_tensor_parallel(config):
         return None
 
@@ -132,26 +130,6 @@ def apply(
         notes=() if divided is None else divided.notes,
         group=group,
     )
-
-
-def _check_weights(model: torch.nn.Module, config: StepConfig) -> None:
-    """Raise UnsupportedError if a quantized weight cannot be sent or divided as one tensor."""
-    divides = config.sharding in FULLY_SHARDED or is_tensor_parallel(config)
-    said = f"sharding={str(config.sharding)!r}"
-    for name, weight in model.named_parameters():
-        kind = type(weight).__name__
-        if is_wrapper(type(weight)):
-            raise UnsupportedError(
-                f"{said} sends each weight as one tensor, and {name} is made of several ({kind}), "
-                "whose library has no function for that; allowed is sharding='none', or a base "
-                "whose weights are plain tensors, such as 'bf16' or 'nf4'"
-            )
-        if hasattr(weight, "CB") and divides:
-            raise UnsupportedError(
-                f"{said} divides each weight, and {name} is one in 8 bits of bitsandbytes, which "
-                "loses its scales when it is divided; allowed is sharding='ddp' or 'zero1', or "
-                "another base, such as 'bf16' or 'nf4'"
-            )
 
 
 def with_engine(
