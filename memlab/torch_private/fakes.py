@@ -80,12 +80,11 @@ def subclasses_left_out() -> Iterator[None]:
         made._is_param = issubclass(cls, torch.nn.Parameter)
         return made
 
-    holder: Any = torch.Tensor
-    holder._make_subclass = staticmethod(make)
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
     try:
         yield
     finally:
-        del holder._make_subclass  # it is that of the class below
+        del torch.Tensor._make_subclass  # what is left is that of the class above
 
 
 @contextlib.contextmanager

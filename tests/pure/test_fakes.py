@@ -1,0 +1,25 @@
+"""Fake tensors that a library makes into tensors of its own class."""
+
+import torch
+
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode, subclasses_left_out
+
+
+class Own(torch.nn.Parameter):
+    def __new__(cls, data):
+        self = torch.Tensor._make_subclass(cls, data, False)
+        self.scale = 2
+        return self
+
+
+def test_a_class_of_parameters_leaves_a_fake_tensor_one_that_a_module_takes():
+    with FakeTensorMode():
+        layer = torch.nn.Linear(3, 3)
+        with subclasses_left_out():
+            layer.weight = Own(layer.weight)
+        assert isinstance(layer.weight, FakeTensor)
+        assert (layer.weight.scale, layer.weight.requires_grad) == (2, False)
+        assert "weight" in dict(layer.named_parameters())
+    with subclasses_left_out():
+        assert type(Own(torch.zeros(1))) is Own
+    assert "_make_subclass" not in vars(torch.Tensor)
