@@ -11,9 +11,10 @@ ten steps, and batches come sorted from long to short in groups of twenty, so th
 group meets an empty cache.
 
 What the rows do not say is how long the samples are. All runs have the same, in the same order. So
-two lengths are found by the row `LENGTHS_BY`: of the most that is reserved, and of the 99th
-percentile over all steps. The other rows are held against predictions at these two lengths, which
-makes it a comparison of methods: what an adapter changes, not what the base takes.
+two lengths are found by the row `LENGTHS_BY`, by bisection (`length_of`): of the most that is
+reserved, and of the 99th percentile over all steps. The other rows are held against predictions at
+these two lengths, which makes it a comparison of methods: what an adapter changes, not what the
+base takes.
 
 The most that is reserved counts the evaluations, too, which generate with a cache of 50 samples;
 the 99th percentile is of training alone. How blocks lie in the segments depends on the batches
@@ -23,12 +24,13 @@ Left out are rows with an optimizer of peft's own, those that repeat another's c
 learning rate, and `BUILT_SLOWLY`.
 """
 
+import bisect
 import csv
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,8 @@ from memlab.predicting.predict import predict_in_process
 ROWS = Path(__file__).parent / "data" / "finetune_l40s.csv"
 CARD, SAMPLES, GB = "l40s", 4, 1e9
 LENGTHS_BY = "lora/llama-3.2-3B-rank32"
-LONGEST, OF_99TH = 701, 604
-"""Tokens at which the row `LENGTHS_BY` is predicted as measured; see the module's docstring."""
-READ_WITH = {"max": ("reserved_max_bytes", LONGEST), "99th": ("reserved_99th_bytes", OF_99TH)}
+COLUMNS = {"max": "reserved_max_bytes", "99th": "reserved_99th_bytes"}
+MOST_TOKENS = 2048  # none of MetaMathQA is as long
 BUILT_SLOWLY = ("adamss", "boft", "osf", "psoft/llama-3.2-3B-default")  # from values, for minutes
 SHORTER = 8  # tokens that each sample is shorter than the one before
 IGNORED = -100  # the label of padding
@@ -115,14 +116,33 @@ def predicted(row: Row, num_tokens: int) -> StepResult:
     """Return what memlab predicts of a step with batches of this length."""
     workload = Workload(
         name=row["experiment"],
-        build_model=partial(build, row),
-        make_batch=partial(make_batch, num_tokens),
+        build_model=functools.partial(build, row),
+        make_batch=functools.partial(make_batch, num_tokens),
         compute_loss=loss_of,
     )
     return predict_in_process(
         workload, StepConfig(batch_size=SAMPLES, max_grad_norm=1.0), cards.resolve(CARD),
         seed=0, memory_limit=None, report=lambda _: None,
     ).result  # fmt: skip
+
+
+@functools.cache
+def length_of(column: str) -> int:
+    """Return the tokens at which `LENGTHS_BY` is predicted nearest to what it reserved.
+
+    Bisection finds the length from which as much or more is reserved; that or the one below it.
+    """
+    (row,) = [row for row in read() if row["experiment"] == LENGTHS_BY]
+    measured = int(row[column])
+
+    @functools.cache
+    def reserved(num_tokens: int) -> int:
+        found = predicted(row, num_tokens).peak_reserved_bytes
+        assert found is not None
+        return found
+
+    enough = bisect.bisect_left(range(1, MOST_TOKENS), measured, key=reserved) + 1
+    return min(enough - 1, enough, key=lambda tokens: abs(reserved(tokens) - measured))
 
 
 def lines(quick: bool) -> Iterator[dict[str, Any]]:
@@ -134,11 +154,12 @@ def lines(quick: bool) -> Iterator[dict[str, Any]]:
 def line_of(row: Row) -> dict[str, Any]:
     """Return a line; errors are relative to what was measured, signed."""
     start, line = time.perf_counter(), {"experiment": row["experiment"]}
-    for name, (column, num_tokens) in READ_WITH.items():
-        made = predicted(row, num_tokens)
+    for name, column in COLUMNS.items():
+        made = predicted(row, length_of(column))
         if made.outcome != "ok" or made.peak_reserved_bytes is None:
             return {**line, "why": made.message}
         measured = int(row[column])
+        line[f"{name}: tokens"] = length_of(column)
         line[f"{name}: measured GB"] = measured / GB
         line[f"{name}: predicted GB"] = made.peak_reserved_bytes / GB
         line[f"{name}: error %"] = 100 * (made.peak_reserved_bytes / measured - 1)
@@ -149,7 +170,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far off the lines are, without the one that the lengths were found by."""
     known = [line for line in lines if "why" not in line and line["experiment"] != LENGTHS_BY]
     found: dict[str, Any] = {"rows": len(known)}
-    for name in READ_WITH:
+    for name in COLUMNS:
         errors = [abs(line[f"{name}: error %"]) for line in known]
         found[f"{name}: median %"] = float(np.median(errors))
         found[f"{name}: p95 %"] = float(np.quantile(errors, 0.95))
@@ -169,6 +190,6 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     is_met = all(
         found[f"{name}: median %"] <= 100 * GOAL_MEDIAN
         and found[f"{name}: p95 %"] <= 100 * GOAL_P95
-        for name in READ_WITH
+        for name in COLUMNS
     )
     print(f"median {GOAL_MEDIAN:.0%}, 95th percentile {GOAL_P95:.0%}: {report.verdict(is_met)}")

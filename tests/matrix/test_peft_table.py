@@ -1,6 +1,7 @@
 """The benchmark of peft's table: its rows, its batches, the model and the prediction of one row."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,10 +50,22 @@ def test_the_row_that_gives_the_lengths_is_left_out_of_the_summary():
     assert (found["max: median %"], found["99th: most %"]) == (2.0, 3.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_peft
-@pytest.mark.parametrize("name", [peft_table.LENGTHS_BY, "ln_tuning/llama-3.2-3B-default"])
-def test_a_row_is_predicted(name):
-    line = peft_table.line_of(ROWS[name])
+def test_a_row_is_predicted():
+    line = peft_table.line_of(ROWS["ln_tuning/llama-3.2-3B-default"])
     assert abs(line["max: error %"]) < 1
     assert abs(line["99th: error %"]) < 2
+
+
+def test_the_length_is_that_of_the_nearest_prediction(monkeypatch):
+    measured = int(ROWS[peft_table.LENGTHS_BY]["reserved_max_bytes"])
+
+    def predicted(row, num_tokens):
+        assert row["experiment"] == peft_table.LENGTHS_BY
+        return SimpleNamespace(peak_reserved_bytes=measured + (num_tokens - 700) * 1000 + 400)
+
+    monkeypatch.setattr(peft_table, "predicted", predicted)
+    peft_table.length_of.cache_clear()
+    assert peft_table.length_of("reserved_max_bytes") == 700
+    peft_table.length_of.cache_clear()
