@@ -9,6 +9,7 @@ With an adapter, or another option of `memlab.workloads.finetune`, it is a base 
 function takes: one of its names, such as llama-1b, or a config of transformers.
 """
 
+import itertools
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -67,36 +68,72 @@ class AskedModel:
         return self.first_workload()
 
     def first_workload(self) -> Workload:
-        """Return the workload of the first value of each option."""
-        given = {name: values[0] for name, values in self._listed().items()}
-        if self.targets is not None:
-            is_all = self.targets == "all-linear"
-            given["targets"] = self.targets if is_all else _parts(self.targets)
-        if self.prepare_for_kbit is not None:
-            given["prepare_for_kbit"] = self.prepare_for_kbit
-        if not given:
+        """Return the workload of the first values that go together.
+
+        Raises:
+            ConfigError: a value is empty.
+            WorkloadError: the model cannot be trained with any of them; the message is on the last.
+        """
+        listed, fixed = self._listed(), self._fixed()
+        if not listed and not fixed:
             return workload_of(self.model, self.tokens, self.image_size)
         if self.image_size is not None:
             raise WorkloadError(
                 f"--image-size {self.image_size} does nothing for a language model; use --tokens"
             )
-        return _finetuned(self.model, self.tokens, given)
+        refused = None
+        for values in itertools.product(*listed.values()):
+            given = dict(zip(listed, values, strict=True)) | fixed
+            try:
+                return _finetuned(self.model, self.tokens, given)
+            except WorkloadError as error:
+                refused = error
+        assert refused is not None
+        raise refused
 
     def choices(self) -> dict[str, list[Any]]:
         """Return the options that have several values, as `memlab.recommend` takes them."""
         return {name: values for name, values in self._listed().items() if len(values) > 1}
 
     def _listed(self) -> dict[str, list[Any]]:
+        """Return the values of the options that may have several."""
         given = {name: getattr(self, name) for name in LISTED}
         return {
-            name: [int(part) if part.isdecimal() else part for part in _parts(text)]
+            name: [_number_or_text(part) for part in _parts(f"--{name}", text)]
             for name, text in given.items()
             if text is not None
         }
 
+    def _fixed(self) -> dict[str, Any]:
+        """Return the values of the others."""
+        found: dict[str, Any] = {}
+        if self.targets is not None:
+            is_all = self.targets == "all-linear"
+            found["targets"] = self.targets if is_all else _parts("--targets", self.targets)
+        if self.prepare_for_kbit is not None:
+            found["prepare_for_kbit"] = self.prepare_for_kbit
+        return found
 
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(SEPARATOR))
+
+def _parts(option: str, text: str) -> tuple[str, ...]:
+    """Return what stands between commas.
+
+    Raises:
+        ConfigError: nothing stands there, or "all-linear" among names.
+    """
+    parts = tuple(part.strip() for part in text.split(SEPARATOR))
+    if "" in parts:
+        raise ConfigError(f"{option} {text!r} has an empty value; give one between all commas")
+    if option == "--targets" and "all-linear" in parts:
+        raise ConfigError(f"{option} {text!r}: all-linear stands alone; leave the other names out")
+    return parts
+
+
+def _number_or_text(part: str) -> int | str:
+    try:
+        return int(part)
+    except ValueError:
+        return part
 
 
 def _finetuned(model: str, tokens: int | None, given: dict[str, Any]) -> Workload:

@@ -2,7 +2,8 @@
 
 Some models cannot be built of fake tensors. Parameter classes with formats of their own, such as
 the 4-bit weights of bitsandbytes, manage their memory themselves and quantize it when they are
-moved to a device. Left out: tensors in objects of other classes that a module holds.
+moved to a device. Left out: a module's own tensors that are sparse, quantized or nested, and those
+in an object of another class that is itself an attribute.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ class OwnFormat(FakeTensor):
     """A fake parameter that says it is of the class of the real one: libraries ask for its name."""
 
     __class__ = property(lambda self: vars(self)["_kind"])
+
+
+def as_own_format(parameter: Any, kind: type) -> None:
+    """Make a fake parameter say that it is of a class of parameters."""
+    vars(parameter)["_kind"] = kind
+    if kind is not torch.nn.Parameter:
+        parameter.__class__ = OwnFormat
 
 
 def own_formats(model: torch.nn.Module) -> list[str]:
@@ -87,9 +95,7 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode, learn: Learn) -> tor
             return made
 
         parameter = torch.nn.Parameter(made, real.requires_grad)
-        vars(parameter)["_kind"] = type(real)
-        if type(real) is not torch.nn.Parameter:
-            parameter.__class__ = OwnFormat  # type: ignore[assignment]
+        as_own_format(parameter, type(real))
         changed[id(real)] = (real, parameter)  # before its attributes, which may refer to it
         vars(parameter).update(carried(vars(real), fake, changed))
         return parameter
@@ -111,7 +117,8 @@ def _carry_plain_tensors(
 ) -> None:
     """Replace tensors that modules hold themselves, or in lists, tuples and dictionaries.
 
-    Parts of parameters and buffers stay as they are: their memory is counted already.
+    What shares memory with a parameter or a buffer stays as it is. A model may read the others
+    through numpy: that gives their values as they were built.
     """
     counted = {
         storage_key(old.untyped_storage())
@@ -120,11 +127,13 @@ def _carry_plain_tensors(
     }
 
     def learned(real: torch.Tensor) -> torch.Tensor:
-        is_plain = not isinstance(real, FakeTensor) and real.device.type == "cpu"
-        if not is_plain or storage_key(real.untyped_storage()) in counted:
+        if not _is_plain(real) or storage_key(real.untyped_storage()) in counted:
             return real
         made = fake(real)
         learn(made, real)
+        if real.is_leaf and real.requires_grad:
+            made.requires_grad_()
+        made.numpy = real.numpy  # type: ignore[method-assign]
         return made
 
     theirs = vars(torch.nn.Module())  # parameters, buffers, hooks
@@ -133,6 +142,13 @@ def _carry_plain_tensors(
             is_plain = isinstance(value, torch.Tensor) or type(value) in (list, tuple, dict)
             if is_plain and name not in theirs:
                 vars(module)[name] = carried(value, learned, changed)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_usual = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    return (
+        is_usual and tensor.device.type == "cpu" and not (tensor.is_quantized or tensor.is_nested)
+    )
 
 
 def place_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:

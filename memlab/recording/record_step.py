@@ -20,6 +20,7 @@ from memlab.config import Sharding, StepConfig
 from memlab.plan import Plan
 from memlab.recording.assembly import sizes_of
 from memlab.recording.attention_notes import attention_notes
+from memlab.recording.built import as_own_format
 from memlab.recording.distinct_ranks import SameRanks, same_ranks, with_other_ranks
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.program import MOST_RECORDED, Program, program_of
@@ -219,7 +220,7 @@ def _recorded(
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
             tracker.mark(-1, Phase.BUILD, 0)
             step.scaler.scale(torch.zeros((), device=device))
-        with subclasses_left_out(), tracker.modules(step.model):
+        with subclasses_left_out(as_own_format), tracker.modules(step.model):
             step.set_seed(seed)
             step(partial(tracker.mark, 0))
             tracker.know_states(step.model, step.optimizer)

@@ -65,26 +65,34 @@ def found_as(stand_in: type) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def subclasses_left_out() -> Iterator[None]:
+def subclasses_left_out(says_class: Callable[[Any, type], None]) -> Iterator[None]:
     """Make a fake tensor that becomes one of another class stay a fake tensor, inside this context.
 
     `Tensor._make_subclass` cannot make another class of it. As there, the memory is shared. A class
     of parameters makes a parameter, with the attributes that its `__new__` sets.
+
+    Args:
+        says_class: is called with the fake parameter and the class that it must say it is of.
     """
-    own = torch.Tensor._make_subclass
+    own, is_here = torch.Tensor._make_subclass, "_make_subclass" in vars(torch.Tensor)
 
     def make(cls: type, data: Any, requires_grad: bool = False, *more: Any, **named: Any) -> Any:
         if not isinstance(data, FakeTensor):
             return own(cls, data, requires_grad, *more, **named)
         made: Any = data.detach().requires_grad_(requires_grad)
-        made._is_param = issubclass(cls, torch.nn.Parameter)
+        if issubclass(cls, torch.nn.Parameter):
+            made._is_param = True
+            says_class(made, cls)
         return made
 
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
     try:
         yield
     finally:
-        del torch.Tensor._make_subclass  # what is left is that of the class above
+        if is_here:
+            torch.Tensor._make_subclass = own  # type: ignore[method-assign]
+        else:
+            del torch.Tensor._make_subclass  # what is left is that of the class above
 
 
 @contextlib.contextmanager

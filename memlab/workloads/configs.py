@@ -225,7 +225,8 @@ def _values_of(file: Path) -> dict[str, Any]:
 
 def _number_or_self(found: dict[str, Any]) -> Any:
     """Return an object of JSON, or the number that transformers writes as one: an infinite one."""
-    return float(found["__float__"]) if list(found) == ["__float__"] else found
+    is_one = list(found) == ["__float__"] and isinstance(found["__float__"], str)
+    return float(found["__float__"]) if is_one else found
 
 
 def _config_of(file: Path, values: Mapping[str, Any]) -> Any:

@@ -256,6 +256,10 @@ def test_an_adapter_and_its_base_are_options(asked):
         (["llama-tiny", "--base", "nf4", "--image-size", "8"], "--image-size 8 does nothing"),
         (["mine:model", "--base", "nf4"], "--base is for a base model of transformers"),
         (["gpt-small", "--adapter", "lora"], "'llama-tiny'"),
+        (["llama-tiny", "--targets", ""], "--targets '' has an empty value"),
+        (["llama-tiny", "--rank", "8,"], "--rank '8,' has an empty value"),
+        (["llama-tiny", "--targets", "all-linear,q_proj"], "all-linear stands alone"),
+        (["llama-tiny", "--rank", "-8"], "rank=-8"),
     ],
 )
 def test_a_fine_tuning_that_cannot_be_is_refused_in_a_sentence(words, said, asked):
@@ -269,6 +273,9 @@ def test_recommend_chooses_among_several_adapters_and_bases():
     assert several.choices() == {"adapter": ["lora", "none"], "rank": [8, 64]}
     first = memlab.workloads.finetune("llama-tiny", adapter="lora", rank=8)
     assert several.first_workload().name == first.name
+    later = AskedModel(model="llama-tiny", adapter="none,lora", base="nf4,bf16")
+    first = memlab.workloads.finetune("llama-tiny", adapter="none", base="bf16")
+    assert later.first_workload().name == first.name, "nf4 has nothing to train alone"
 
 
 GPT = {

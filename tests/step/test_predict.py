@@ -239,6 +239,29 @@ def test_plain_tensors_of_a_model_that_is_built_for_real_are_counted_and_known()
     assert sum("assumed" in note or "built for real" in note for note in on_card.notes) == 1
 
 
+class HoldsOthers(torch.nn.Module):
+    """Is built for real, and holds a leaf that takes a gradient, and tensors that no step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+        self.bound = float(self.layer.weight.detach().numpy().std())
+        self.of_numpy, self.leaves = torch.arange(3.0), [torch.ones(3, 4000, requires_grad=True)]
+        places = torch.arange(4).expand(2, 4)
+        self.others = [torch.sparse_coo_tensor(places, torch.ones(4), (4, 4))]
+        self.others += [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+
+    def forward(self, x):
+        y = self.layer(x) * float(self.of_numpy.numpy().sum())
+        return y + torch.relu(y @ self.leaves[0].to(x.device)).mean(1, keepdim=True)
+
+
+def test_plain_tensors_that_are_read_through_numpy_or_take_a_gradient_are_followed():
+    # the leaf and its gradient are 48 KB each; the sparse and nested tensors, not counted, are few
+    assert error_of(with_model(HoldsOthers), StepConfig()) == 0
+    assert memlab.predict(with_model(HoldsOthers), StepConfig(), "t4").outcome == Outcome.OK
+
+
 class CountsChosen(torch.nn.Module):
     """Counts the tokens of each expert as transformers does: integers on a card, else floats."""
 

@@ -9,19 +9,21 @@ pytest.importorskip("bitsandbytes")
 pytest.importorskip("peft")
 
 
-def tuned(base):
-    return memlab.workloads.finetune("llama-tiny", base=base, tokens=64)
+def tuned(base, adapter="lora"):
+    return memlab.workloads.finetune("llama-tiny", base=base, adapter=adapter, tokens=64)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["zero3", "zero2"])
-def test_a_base_in_4_bits_is_divided_and_predicted(sharding):
+@pytest.mark.parametrize(
+    ("adapter", "sharding"), [("lora", "zero3"), ("lora", "zero2"), ("dora", "zero3")]
+)
+def test_a_base_in_4_bits_is_divided_and_predicted(adapter, sharding):
     config = StepConfig(batch_size=4, sharding=sharding, world_size=2)
-    measured = memlab.measure(tuned("nf4"), config, "cpu", repeats=1)
+    measured = memlab.measure(tuned("nf4", adapter), config, "cpu", repeats=1)
     assert measured.outcome == "ok", measured.message
     again = None
     for _ in range(2):  # a first prediction may be spared garbage that a second one meets
-        again = memlab.predict(tuned("nf4"), config, "cpu")
+        again = memlab.predict(tuned("nf4", adapter), config, "cpu")
         assert again.outcome == "ok", again.message
     assert again.peak_allocated_bytes == pytest.approx(measured.peak_allocated_bytes, rel=1e-3)
     for part in ("parameters", "activations", "optimizer_state"):
