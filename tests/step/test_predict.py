@@ -257,8 +257,8 @@ class HoldsOthers(torch.nn.Module):
 
 
 def test_plain_tensors_that_are_read_through_numpy_or_take_a_gradient_are_followed():
-    # the leaf and its gradient are 48 KB each; the sparse and nested tensors, not counted, are few
-    assert error_of(with_model(HoldsOthers), StepConfig()) == 0
+    # the leaf and its gradient are 48 KB each; not counted are 116 bytes of sparse and nested ones
+    assert abs(error_of(with_model(HoldsOthers), StepConfig())) < 1e-3
     assert memlab.predict(with_model(HoldsOthers), StepConfig(), "t4").outcome == Outcome.OK
 
 
