@@ -268,6 +268,12 @@ def test_a_fine_tuning_that_cannot_be_is_refused_in_a_sentence(words, said, aske
     assert said in done.stderr
 
 
+def test_no_file_is_written_of_a_fine_tuning():
+    done = run("export", "llama-tiny", "--adapter", "lora")
+    assert done.exit_code == ExitCode.WRONG_USE
+    assert "memlab export writes no fine-tunings yet" in done.stderr
+
+
 def test_recommend_chooses_among_several_adapters_and_bases():
     several = AskedModel(model="llama-tiny", adapter="lora, none", rank="8,64", base="bf16")
     assert several.choices() == {"adapter": ["lora", "none"], "rank": [8, 64]}
