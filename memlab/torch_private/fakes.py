@@ -74,7 +74,7 @@ def subclasses_left_out(says_class: Callable[[Any, type], None]) -> Iterator[Non
     Args:
         says_class: is called with the fake parameter and the class that it must say it is of.
     """
-    own, is_here = torch.Tensor._make_subclass, "_make_subclass" in vars(torch.Tensor)
+    own = torch.Tensor._make_subclass
 
     def make(cls: type, data: Any, requires_grad: bool = False, *more: Any, **named: Any) -> Any:
         if not isinstance(data, FakeTensor):
@@ -89,10 +89,7 @@ def subclasses_left_out(says_class: Callable[[Any, type], None]) -> Iterator[Non
     try:
         yield
     finally:
-        if is_here:
-            torch.Tensor._make_subclass = own  # type: ignore[method-assign]
-        else:
-            del torch.Tensor._make_subclass  # what is left is that of the class above
+        del torch.Tensor._make_subclass  # what is left is that of the class above
 
 
 @contextlib.contextmanager
