@@ -8,6 +8,7 @@ Left out: compiled steps and fp8, which are refused.
 from __future__ import annotations
 
 import contextlib
+import gc
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -167,7 +168,12 @@ def from_recording(
             recorded = record(device, tracker)
         return make(recorded)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
-        return _failure(error, tracker)
+        failure = _failure(error, tracker)
+        # an error and its frames refer to one another, and the frames to a model built for real,
+        # which would stay beside that of the next prediction
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        return failure
     finally:
         torch.set_num_threads(threads)
 

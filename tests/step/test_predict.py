@@ -1,6 +1,7 @@
 """Predictions against measurements, and what they refuse."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from memlab.arguments.units import GIB
+from memlab.devices import cards
 from memlab.errors import DeviceError
+from memlab.predicting.predict import predict_in_process
 from tests.models import blocks, ignored_labels, linear
 from tests.predictions import error_of
 
@@ -260,6 +263,30 @@ def test_plain_tensors_that_are_read_through_numpy_or_take_a_gradient_are_follow
     # the leaf and its gradient are 48 KB each; not counted are 116 bytes of sparse and nested ones
     assert abs(error_of(with_model(HoldsOthers), StepConfig())) < 1e-3
     assert memlab.predict(with_model(HoldsOthers), StepConfig(), "t4").outcome == Outcome.OK
+
+
+class FailsLater(torch.nn.Module):
+    """Is built for real, and fails in its forward."""
+
+    built = weakref.WeakSet()
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 3)
+        self.bound = float(self.layer.weight.detach().numpy().std())
+        self.built.add(self)
+
+    def forward(self, x):
+        raise ValueError("not today")
+
+
+def test_a_prediction_that_fails_leaves_no_model_behind():
+    found = predict_in_process(
+        with_model(FailsLater), StepConfig(), cards.resolve("t4"), seed=0, memory_limit=None,
+        report=lambda _: None,
+    )  # fmt: skip
+    assert "not today" in found.result.message
+    assert not list(FailsLater.built)
 
 
 class CountsChosen(torch.nn.Module):
