@@ -169,13 +169,14 @@ def from_recording(
         return make(recorded)
     except (Exception, SystemExit) as error:  # what a person's model raises is an outcome
         failure = _failure(error, tracker)
-        # an error and its frames refer to one another, and the frames to a model built for real,
+        # the error and its frames refer to one another, and the frames to a model built for real,
         # which would stay beside that of the next prediction
         traceback.clear_frames(error.__traceback__)
-        gc.collect()
-        return failure
     finally:
         torch.set_num_threads(threads)
+    del tracker
+    gc.collect()
+    return failure
 
 
 def _check(config: StepConfig, target: Target) -> None:

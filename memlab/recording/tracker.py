@@ -25,6 +25,7 @@ import contextlib
 import functools
 import gc
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -360,6 +361,9 @@ def record_fake(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Reco
                 first_error = first_error or error
                 if not tracker.guesses.turn(len(tracker.recording.operators)):
                     raise first_error from None
+            # it is kept, and its frames hold a model, which must not stay beside the next one
+            traceback.clear_frames(error.__traceback__)
+        gc.collect()
         tracker.restart()
 
 

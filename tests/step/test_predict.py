@@ -2,6 +2,7 @@
 
 import dataclasses
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -268,7 +269,7 @@ def test_plain_tensors_that_are_read_through_numpy_or_take_a_gradient_are_follow
 class FailsLater(torch.nn.Module):
     """Is built for real, and fails in its forward."""
 
-    built = weakref.WeakSet()
+    built: ClassVar[weakref.WeakSet] = weakref.WeakSet()
 
     def __init__(self):
         super().__init__()
