@@ -43,7 +43,7 @@ CSS = """
 .memlab-panel .memlab-header .widget-label { width: auto; min-width: 0; margin-right: 6px;
   color: var(--memlab-quiet); }
 .memlab-panel .memlab-header .widget-dropdown, .memlab-panel .memlab-header .widget-text {
-  width: auto; margin: 2px 0; }
+  width: auto; max-width: 100%; margin: 2px 0; }
 .memlab-panel .memlab-header .widget-dropdown select { width: auto; min-width: 100px; }
 .memlab-panel .memlab-header .widget-text input { width: 158px; flex: none; }
 .memlab-panel .memlab-header .memlab-fit-button { width: auto; height: 28px; line-height: 28px;
@@ -128,7 +128,8 @@ CSS = """
 .memlab-panel .memlab-panes .widget-toggle-button { flex: none; }
 .memlab-panel .memlab-more { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: center; }
 .memlab-panel .memlab-more .widget-label { width: auto; margin-right: 6px; }
-.memlab-panel .memlab-more .widget-dropdown { width: auto; }
+.memlab-panel .memlab-more .widget-dropdown { width: auto; max-width: calc(100% - 4px); }
+.memlab-panel .memlab-more .widget-dropdown select { min-width: 0; }
 .memlab-panel .memlab-more .widget-checkbox { width: auto; }
 .memlab-panel .memlab-more .memlab-explanation { flex: 1 1 300px; min-height: 20px; }
 .memlab-panel .memlab-more .memlab-remedy { width: auto; margin: 0; }
@@ -311,8 +312,9 @@ CSS = """
   .memlab-panel .memlab-outlook { height: 100px; }
   .memlab-panel .memlab-status { height: 76px; }
   .memlab-panel .memlab-choice-row { grid-template-columns: 70px minmax(0, 1fr); }
-  /* these pictures are drawn 432 wide; a page's font is narrower than the one they reckon with */
+  .memlab-panel .memlab-panes { min-height: 64px; align-content: flex-start; }
+  /* these pictures reckon with 5.4 units for a letter, which fonts of this size stay below */
   .memlab-panel .memlab-picture-timeline text, .memlab-panel .memlab-picture-peak text {
-    font-size: 11px !important; }
+    font-size: 10px !important; }
 }
 """

@@ -19,6 +19,7 @@ from memlab.figures.look import (
     STACK,
     Canvas,
     Size,
+    box_points,
     byte_axis,
     data_axes,
     inches,
@@ -94,14 +95,22 @@ def _scaled(axes: Axes, kind: str, peaks: Sequence[int], judged: RunResult | Non
     for place, nbytes in enumerate(peaks):
         is_highest = nbytes == highest
         fits = judged is None or judged.stages[place].fits is not False
+        label = f" {format_bytes(nbytes)}"
         write(
-            axes, nbytes, place, f" {format_bytes(nbytes)}",
+            axes, _beginning(axes, nbytes, label, shown), place, label,
             fontweight="bold" if is_highest else "normal", **({} if fits else {"color": LIMIT}),
         )  # fmt: skip
     if shown is not None:
         axes.axvline(shown, color=LIMIT, linestyle=(0, (5, 3)), linewidth=1, label="limit")
     limit_words = "" if limit is None else f", limit {format_bytes(limit)}"
     return f"{unit} {kind}{limit_words}"
+
+
+def _beginning(axes: Axes, nbytes: int, label: str, limit: int | None) -> int:
+    """Return where the label of a bar begins: after the line of the limit if it would cross it."""
+    bytes_per_point = axes.get_xlim()[1] / box_points(axes)[2]
+    crosses = limit is not None and nbytes < limit < nbytes + text_width(label) * bytes_per_point
+    return limit if limit is not None and crosses else nbytes
 
 
 def _stack(axes: Axes, place: int, stage: StageCost) -> None:

@@ -43,7 +43,7 @@ FLEX_ASSUMED = (
     "sums of samples of less than 128 tokens. Masks are taken to have no padding."
 )
 SAID = {
-    Attention.EAGER: "eager attention keeps every weight, full attention tokens x tokens a head",
+    Attention.EAGER: "eager attention keeps its weights: tokens x tokens numbers a head",
     Attention.SDPA: "PyTorch chooses the kernel of attention",
     Attention.FLASH_ATTENTION_2: "attention by flash_attn, in 16 bits, without padding",
     Attention.FLEX_ATTENTION: "attention by a compiled kernel of PyTorch",

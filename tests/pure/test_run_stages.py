@@ -59,6 +59,8 @@ def test_the_picture_draws_every_byte_of_every_stage():
     # the limit counts against what is reserved, and stands there only
     assert [line.get_xdata()[0] for line in reserved.lines] == [80 * MIB]
     assert not allocated.lines
+    # a label stands at the end of its bar, or after the limit where its line would go through it
+    assert [label.get_position()[0] for label in reserved.texts] == [80 * MIB, 100 * MIB]
     said = [text.get_text() for text in figure.texts]
     assert "MiB reserved, limit 80.0 MiB" in said
     assert any("the peak is in the evaluation" in text for text in said)

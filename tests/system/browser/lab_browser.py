@@ -184,6 +184,8 @@ def set_theme(page: Any, dark: bool) -> None:
     page.wait_for_function(
         "light => document.body.dataset.jpThemeLight === light", arg="false" if dark else "true"
     )
+    # JupyterLab covers the page with its starting screen while it loads a theme
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
     wait_until_drawn(page)
 
 
