@@ -39,7 +39,7 @@ quick: $(VENV)/test
 		tests/pure tests/step tests/matrix/test_combinations.py
 
 test: $(VENV)/test
-	$(PYTEST) --sample=0.125 --seed=$(SEED) $(ARGS)
+	$(PYTEST) --sample=0.1 --seed=$(SEED) $(ARGS)
 
 test-all: $(VENV)/test
 	$(PYTEST) $(ARGS)

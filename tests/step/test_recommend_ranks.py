@@ -77,6 +77,7 @@ def test_a_strategy_that_does_not_fit_by_itself_gets_smaller_micro_batches(every
     assert {one.config.sharding for one in ranked.tried} == {"zero3"}
 
 
+@pytest.mark.slow
 def test_a_chosen_strategy_stays(limit):
     config = dataclasses.replace(TWO, sharding="zero3")
     ranked = on_two(limit, config=config)

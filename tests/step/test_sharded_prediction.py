@@ -33,6 +33,7 @@ def ranks():
     started.end()
 
 
+@pytest.mark.slow
 def test_a_prediction_has_the_bytes_of_real_ranks(ranks):
     rows = compared(ranks, 2, "^plain-mlp, (ddp|zero1|zero3), (plain|2, averaged once), ")
     assert len(rows) == 6
@@ -186,6 +187,7 @@ def test_each_rank_holds_its_part_of_layers_that_are_divided(count):
     assert f"{count} ranks divide layers" in made.notes[0]
 
 
+@pytest.mark.slow
 def test_many_ranks_that_divide_layers_and_batches_are_as_few():
     few, many = (
         predict_in_process(

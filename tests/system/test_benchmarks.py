@@ -154,6 +154,7 @@ def test_what_a_measurement_spends_beyond_its_steps_is_told_between_reports():
     assert list(spent.values()) == pytest.approx([0.5, 2.0, 4.0, 4.0, 0.5])
 
 
+@pytest.mark.slow
 def test_the_reports_that_waiting_reads_are_what_measure_says():
     spent = waiting.in_the_worker(linear(), metered_step=0.0)
     # on a busy machine reports come late, and one part is told at the cost of the next

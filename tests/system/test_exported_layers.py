@@ -131,6 +131,7 @@ def test_a_file_of_pairs_divides_layers_and_the_batch(tmp_path):
         assert losses == pytest.approx(alone, rel=1e-5), (workload.name, fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{"sharding": "tensor"}, {"sharding": "zero3", **PAIRS}], ids=str
 )

@@ -37,6 +37,7 @@ def test_a_divided_base_in_4_bits_trains_as_a_whole_one():
     assert report.ok, report.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "sharding", "remedy"),
     [

@@ -37,6 +37,7 @@ def test_ranks_run_and_are_in_the_code_and_the_table(panel):
     assert re.search("rank(s 0-1| 0) up to", pane._picture.value)
 
 
+@pytest.mark.slow
 def test_a_prediction_of_ranks_arrives_and_is_compared_with_the_run(panel):
     panel.set(sharding="ddp", world_size=2)
     until(lambda: panel.prediction is not None and panel.prediction.outcome == "ok")

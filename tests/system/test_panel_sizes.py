@@ -32,6 +32,7 @@ def fit_to(length=8):
     )
 
 
+@pytest.mark.slow
 def test_what_makes_other_sizes_is_not_sent_to_the_worker():
     lock = threading.Lock()
 

@@ -100,6 +100,7 @@ def test_a_rank_that_is_gone_is_the_cause_whoever_notices_first():
     assert both.message == "rank 1 of 2 was ended by SIGKILL"
 
 
+@pytest.mark.slow
 def test_a_port_in_use_does_no_harm(monkeypatch):
     """A notebook may have the variables of another job, and something else their port."""
     with socket.create_server(("localhost", 0)) as taken:

@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests import ROOT
 from tests.rank_offloading import ROW, SAMPLES, WAYS
 
 
+@pytest.mark.slow
 def test_ranks_that_offload_train_as_one_process():
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(

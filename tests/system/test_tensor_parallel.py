@@ -71,6 +71,7 @@ def test_each_rank_holds_its_part_byte_for_byte(ranks):
     assert result.loss == pytest.approx(measured(ranks, mlp()).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "fields"),
     [
