@@ -41,6 +41,12 @@ def as_own_format(parameter: Any, kind: type) -> None:
         parameter.__class__ = OwnFormat
 
 
+def kind_of(parameter: Any) -> type:
+    """Return the class of parameters that a fake one says that it is of."""
+    kind: type = vars(parameter).get("_kind", torch.nn.Parameter)
+    return kind
+
+
 def own_formats(model: torch.nn.Module) -> list[str]:
     """Return the names of parameter classes that define their own `to`, such as quantized ones."""
     kinds = {type(parameter) for parameter in model.parameters()}

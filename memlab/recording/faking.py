@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from memlab.recording.built import Changed, attributes_of, carried, follow, place_in_memory
+from memlab.recording.built import (
+    Changed,
+    as_own_format,
+    attributes_of,
+    carried,
+    follow,
+    kind_of,
+    place_in_memory,
+)
 from memlab.torch_private.autograd import current_node
 from memlab.torch_private.dispatch import TorchDispatchMode, are_tensors_fake, without_python
 from memlab.torch_private.fakes import (
@@ -163,6 +171,7 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
                 return new if place_in_memory(tensor) == memory else fn(tensor)
 
             vars(result).update(carried(attributes_of(parameter), converted, replaced))
+        as_own_format(result, kind_of(parameter))
 
     return result
 

@@ -3,6 +3,7 @@
 import torch
 
 from memlab.recording.built import as_own_format
+from memlab.recording.faking import replaced_parameters
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode, subclasses_left_out
 
 
@@ -25,3 +26,16 @@ def test_a_class_of_parameters_leaves_a_fake_tensor_one_that_a_module_takes():
     with subclasses_left_out(as_own_format):
         assert type(Own(torch.zeros(1))) is Own
     assert "_make_subclass" not in vars(torch.Tensor)
+
+
+def test_a_parameter_stays_of_its_class_when_it_is_moved():
+    """DoRA asks a weight for the name of its class, by which it knows that it is in 4 bits."""
+    with FakeTensorMode() as mode, replaced_parameters(mode):
+        layer = torch.nn.Linear(3, 3)
+        with subclasses_left_out(as_own_format):
+            layer.weight = Own(layer.weight)
+        moved = layer.to(torch.float64)
+        assert moved.weight.dtype is torch.float64
+        assert moved.weight.__class__ is Own
+        assert moved.bias.__class__ is not Own
+        assert moved.weight.scale == 2
