@@ -48,6 +48,21 @@ from memlab.torch_private.tensors import (
 
 aten = torch.ops.aten
 
+_PICKS = ("Max", "Min", "Kthvalue", "Mode", "Median", "Nanmedian", "Sort", "Topk")
+# what PyTorch runs in a backward to write into a tensor that the backward has made, and where
+WRITES: dict[Any, tuple[Any, tuple[str, ...]]] = {
+    aten.index_add.default: (aten.index_add_.default, ("IndexSelect",)),
+    aten.scatter_add.default: (aten.scatter_add_.default, ("Gather", "Cummax", "Cummin")),
+    aten.scatter.src: (aten.scatter_.src, _PICKS),
+    aten.put.default: (aten.put_.default, ("Take",)),
+    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, ("Trace",)),
+    aten.masked_fill.Scalar: (aten.masked_fill_.Scalar, ("Atan2",)),
+    aten.sub.Tensor: (aten.sub_.Tensor, ("BinaryCrossEntropyWithLogits",)),
+    aten.mul.Tensor: (
+        aten.mul_.Tensor, ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"),
+    ),
+}  # fmt: skip
+
 
 class _NoFakeTensor:
     """The class that libraries find under the name `FakeTensor`."""
@@ -174,6 +189,30 @@ def _converted(parameter: Any, fn: Any, mode: FakeTensorMode, replaced: Changed)
         as_own_format(result, kind_of(parameter))
 
     return result
+
+
+def as_for_real(func: Any, args: Any) -> tuple[Any, Any]:
+    """Return the operator and the arguments that a backward would have if tensors were real.
+
+    For a subclass of Tensor the backward of `x[index]`, for instance, makes a copy of its zeros to
+    add to, and fake tensors are one.
+    Source: `isTensorSubclassLike` in ATen/native/TensorAdvancedIndexing.cpp, ReduceOps.cpp and
+    torch/csrc/autograd/FunctionsManual.cpp. Left out: formulas that ask for values when tensors are
+    real, as those of `prod` and `cumprod` do.
+    """
+    node = current_node()
+    if node is None:
+        return func, args
+    of, _, _ = node.name().partition("Backward")
+    if func is aten.index_put.default and of == "Index":
+        return aten._index_put_impl_.default, (*args[:3], True, True)
+    writing, backwards = WRITES.get(func, (func, ()))
+    if of not in backwards:
+        return func, args
+    uses, holders = uses_of_own_gradient()
+    if func is aten.mul.Tensor and _uses(args[0]) > (uses + 1, holders):
+        return func, args  # weights of positives times the target: the weights stay as they are
+    return writing, args
 
 
 def accumulates_in_place(args: Any) -> bool:

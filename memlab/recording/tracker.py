@@ -41,6 +41,7 @@ from memlab.recording.collectives import WAITS, Collectives
 from memlab.recording.draws import Draws
 from memlab.recording.fake_outputs import FakeOutputs
 from memlab.recording.faking import (
+    as_for_real,
     copied_as_fakes,
     replaced_parameters,
     unnoticed,
@@ -210,8 +211,7 @@ class Tracker(TorchDispatchMode):
             with self:  # what is called in its place is seen
                 return sparse.run(func, args, kwargs)
 
-        if func is aten.index_put.default and _is_of_index():
-            func, args = aten._index_put_impl_.default, (*args[:3], True, True)
+        func, args = as_for_real(func, args)
         signature = None if _is_view(func) else signature_of(func, args, kwargs)
         out = self.outputs.of(func, signature, args, kwargs)
         if func is aten.add.Tensor and out is args[0]:  # autograd has summed two gradients in place
@@ -305,16 +305,6 @@ def _is_called_by(function: Callable[..., Any]) -> bool:
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
-
-
-def _is_of_index() -> bool:
-    """Return whether the backward of `x[index]` runs, which adds into its zeros in place.
-
-    For subclasses of tensors autograd has a copy made instead (`index_backward` of PyTorch's
-    native/TensorAdvancedIndexing.cpp), and fake tensors are one.
-    """
-    node = current_node()
-    return node is not None and node.name() == "IndexBackward0"
 
 
 @functools.cache

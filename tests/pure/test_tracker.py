@@ -1,11 +1,13 @@
 """The tracker against hand counts, and against the meter of the real allocator."""
 
 import copy
+from collections import Counter
 from functools import partial
 from pickle import dumps, loads
 
 import pytest
 import torch
+from torch.nn import functional
 
 from memlab import StepConfig, Workload
 from memlab.errors import UnsupportedError
@@ -298,3 +300,46 @@ def test_repeated_operators_return_what_they_returned():
         o.name for o in recording.operators
     ]
     assert live_bytes(recording)[-1] == 0
+
+
+ROWS = torch.tensor([0, 2, 2])
+ODDS = torch.tensor([[0, 1], [1, 0]])
+WRITTEN = "aten::mul", "aten::sub", "aten::mul_", "aten::sub_"  # no kernel calls another of these
+BACKWARDS = {
+    "index": lambda x: x[ROWS],
+    "index_select": lambda x: x.index_select(0, ROWS),
+    "gather": lambda x: x.gather(0, ODDS),
+    "cummax": lambda x: x.cummax(0).values,
+    "max": lambda x: x.max(1).values,
+    "median": lambda x: x.median(1).values,
+    "sort": lambda x: x.sort(1).values,
+    "topk": lambda x: x.topk(2).values,
+    "take": lambda x: x.take(ROWS),
+    "trace": torch.trace,
+    "atan2": lambda x: x.atan2(x),
+    "quantile": lambda x: x.quantile(0.3, dim=1),
+    "bce": lambda x: functional.binary_cross_entropy(torch.ones(D, D), x.sigmoid()),
+    "bce with logits": lambda x: functional.binary_cross_entropy_with_logits(x, x.detach()),
+    "bce with weights": lambda x: functional.binary_cross_entropy_with_logits(
+        x, torch.ones(D, D), weight=torch.ones(D), pos_weight=torch.ones(D, D)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_backward_writes_in_place_where_it_does_for_real(name):
+    """The oracle is PyTorch's profiler, over a backward on real tensors."""
+
+    def run():
+        x = torch.ones(D, D, requires_grad=True)
+        return BACKWARDS[name](x).sum()
+
+    loss = run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loss.backward()
+    real = Counter(event.name for event in profile.events())
+    recording = run_fake(lambda: run().backward())
+    kernels = [operator for operator in recording.operators if operator.signature is not None]
+    seen = Counter(kernel.name for kernel in kernels if kernel.forward >= 0)
+    assert seen.keys() - {"aten::new_zeros"} <= real.keys()
+    assert {name: seen[name] for name in WRITTEN} == {name: real[name] for name in WRITTEN}
