@@ -27,7 +27,9 @@ from memlab.torch_private.operators import OpOverload, runs_for, schema_of
 from memlab.torch_private.tensors import storage_key
 
 MOST_ELEMENTS = 2**16
-MOST_PICKED = 2**20  # for values that follow from picks, such as a one-hot tensor of experts
+# positions and masks, of which a model reads whether they are full: one for each token of a batch;
+# and values that follow from picks, such as a one-hot tensor of experts
+MOST_WHOLE = 2**20
 aten = torch.ops.aten
 CONSTANTS = frozenset(
     getattr(aten, packet).__getattr__(overload)
@@ -88,8 +90,7 @@ class Values:
 
     def learn(self, fake: Any, real: torch.Tensor, *, is_assumed: bool = False) -> None:
         """Remember the values of a fake tensor if it is small or has one value everywhere."""
-        most = MOST_PICKED if is_assumed else MOST_ELEMENTS
-        if real.numel() <= most or _is_uniform(real):
+        if real.numel() <= _most([real], is_assumed) or _is_uniform(real):
             key = id(fake)
             forget = functools.partial(self._forget, key)
             self._known[key] = (weakref.ref(fake, forget), real, is_assumed)
@@ -127,8 +128,9 @@ class Values:
             return None
 
         # large tensors are not computed, because the operator would take as long as in a real step
-        most = MOST_PICKED if self.are_assumed(args) else MOST_ELEMENTS
-        if any(tensor.numel() > most for tensor in tensors_in([out, args])):
+        tensors = tensors_in([out, args])
+        most = _most(tensors, self.are_assumed(args))
+        if any(tensor.numel() > most for tensor in tensors):
             self.forget_written(func, args, kwargs)
             return self._on_uniform(func, args, kwargs, out)
 
@@ -199,7 +201,7 @@ class Values:
 
         place = PICKS[func]
         picked = out if isinstance(out, torch.Tensor) else out[place]
-        if picked.numel() > MOST_PICKED:
+        if picked.numel() > MOST_WHOLE:
             return {}
 
         return {place: _evenly(func, args, picked)}
@@ -266,6 +268,12 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     if isinstance(values, list | tuple):
         return [tensor for value in values for tensor in tensors_in(value)]
     return []
+
+
+def _most(tensors: Sequence[torch.Tensor], are_assumed: bool) -> int:
+    """Return how many elements tensors may have whose values are computed for real."""
+    are_whole = not any(t.is_floating_point() or t.is_complex() for t in tensors)
+    return MOST_WHOLE if are_assumed or are_whole else MOST_ELEMENTS
 
 
 def _is_uniform(real: torch.Tensor) -> bool:

@@ -230,6 +230,16 @@ def test_values_of_constants_and_data_are_known():
     assert not run_fake(run).assumptions
 
 
+def test_the_positions_of_a_large_batch_are_known():
+    def run():
+        positions = torch.arange(8192).expand(16, -1)  # a model of transformers reads this of them
+        first = positions[:, :1] - 1
+        changes = (torch.diff(positions, prepend=first, dim=-1) != 1).cumsum(-1)
+        assert (changes[:, -1] == 0).all().item() is True
+
+    assert not run_fake(run).assumptions
+
+
 def test_what_depends_on_an_unknown_value_is_assumed_and_said():
     def run():
         x = torch.empty(5, 3)
