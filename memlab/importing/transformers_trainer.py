@@ -10,7 +10,7 @@ from memlab.importing.imported import ImportedTraining
 from memlab.importing.optimizer_classes import read_optimizer
 from memlab.importing.reading import NO_WORKLOAD, SHARDING, SourceReading
 from memlab.importing.transformers_arguments import read_arguments, values_of
-from memlab.importing.transformers_workload import owner_of, workload_of
+from memlab.importing.transformers_workload import owner_of, replaced_on, workload_of
 from memlab.importing.trl_trainer import is_of_trl, is_taken, read_trl
 from memlab.techniques.precision import number_formats
 from memlab.techniques.recompute import blocks
@@ -18,12 +18,16 @@ from memlab.techniques.recompute.checkpointing import FLAGS
 
 STEP_METHODS = (
     "training_step", "get_batch_samples", "get_train_dataloader", "compute_loss_context_manager",
-    "_prepare_inputs",
+    "_prepare_inputs", "_get_num_items_in_batch", "train", "_inner_training_loop", "_run_epoch",
 )  # fmt: skip
 UPDATE_METHODS = ("create_optimizer", "get_optimizer_cls_and_kwargs", "create_scheduler",
                   "create_optimizer_and_scheduler", "optimizer_step")  # fmt: skip
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 NO_EFFECT = "it is about evaluation, saving or reports"
+NO_STEP = (
+    "memlab takes no function that was put in the place of a method, so there is no workload; "
+    "override compute_loss in a subclass, or write a memlab.Workload with this step"
+)
 
 
 def read_trainer(trainer: Any, library: str, world_size: int | None = None) -> ImportedTraining:
@@ -93,10 +97,16 @@ def _read_given_optimizer(reading: SourceReading, trainer: Any) -> None:
 def _read_own_methods(reading: SourceReading, trainer: Any) -> None:
     """Report the methods of a subclass that decide what a step computes."""
     for name in ("compute_loss", *STEP_METHODS, *UPDATE_METHODS):
+        part = f"trainer.{name}"
+        if place := replaced_on(trainer, name):
+            reading.add(part, name)
+            reading.is_complete &= name in UPDATE_METHODS
+            effect = "the config has that of optim" if name in UPDATE_METHODS else NO_STEP
+            reading.leave(part, f"{name} was replaced on {place}; {effect}")
+            continue
         owner = owner_of(trainer, name)
         if owner is None:
             continue
-        part = f"trainer.{name}"
         reading.add(part, f"{owner.__name__}.{name}")
         if name in UPDATE_METHODS:
             reading.leave(part, f"{owner.__name__} overrides {name}; the config has that of optim")

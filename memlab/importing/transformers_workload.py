@@ -76,6 +76,24 @@ def owner_of(trainer: Any, name: str) -> type | None:
     return owner
 
 
+def replaced_on(trainer: Any, name: str) -> str:
+    """Return where another function was put in the place of a method; "" if none was.
+
+    Packages do that to make training faster, and so do people in a notebook.
+    """
+    if name in vars(trainer):
+        return f"this {type(trainer).__name__} itself"
+    owner = next((kind for kind in type(trainer).__mro__ if name in vars(kind)), None)
+    if owner is None:
+        return ""
+    library = owner.__module__.partition(".")[0]
+    if library not in ("transformers", "trl"):  # a person's class may have functions from anywhere
+        return ""
+    module = getattr(vars(owner)[name], "__module__", None) or library
+    is_own = module.partition(".")[0] == library
+    return "" if is_own else f"{owner.__name__} by {module}"
+
+
 def _on_cpu(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model, or a copy on the CPU, which a worker that sees no card can read."""
     if all(p.device.type == "cpu" for p in model.parameters()):

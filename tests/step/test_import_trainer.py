@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import types
 
 import cloudpickle
 import pytest
@@ -187,13 +188,43 @@ def test_a_step_in_a_subclass_is_not_imported_silently(tmp_path):
         def training_step(self, *args, **kwargs):
             return super().training_step(*args, **kwargs)
 
-    trainer = trainer_of(tmp_path, tiny("gpt2", transformers), texts(), kind=MyTrainer)
-    imported = memlab.from_trainer(trainer)
+    class OwnLoop(transformers.Trainer):
+        def _inner_training_loop(self, *args, **kwargs):
+            return super()._inner_training_loop(*args, **kwargs)
+
+    for kind, method in ((MyTrainer, "training_step"), (OwnLoop, "_inner_training_loop")):
+        trainer = trainer_of(tmp_path, tiny("gpt2", transformers), texts(), kind=kind)
+        imported = memlab.from_trainer(trainer)
+        assert imported.workload is None
+        names = {each.name for each in imported.not_imported}
+        assert {f"trainer.{method}", "trainer.model"} <= names
+        assert not any(each.became.startswith("workload") for each in imported.fields)
+        said = field(imported, f"trainer.{method}").why
+        assert f"{kind.__name__} overrides {method}" in said
+
+
+def test_a_function_in_the_place_of_a_method_is_not_imported_silently(tmp_path, monkeypatch):
+    transformers = needs_trainer()
+
+    def tripled(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return 3 * model(**inputs).loss
+
+    def trainer():
+        return trainer_of(tmp_path, tiny("gpt2", transformers), texts())
+
+    changed = trainer()
+    changed.compute_loss = types.MethodType(tripled, changed)
+    imported = memlab.from_trainer(changed)
     assert imported.workload is None
-    names = {each.name for each in imported.not_imported}
-    assert {"trainer.training_step", "trainer.model"} <= names
-    assert not any(each.became.startswith("workload") for each in imported.fields)
-    assert "MyTrainer overrides training_step" in field(imported, "trainer.training_step").why
+    said = field(imported, "trainer.compute_loss").why
+    assert said.startswith("compute_loss was replaced on this Trainer itself")
+    assert "override compute_loss in a subclass" in said
+
+    monkeypatch.setattr(transformers.Trainer, "compute_loss", tripled)
+    imported = memlab.from_trainer(trainer())
+    assert imported.workload is None
+    said = field(imported, "trainer.compute_loss").why
+    assert said.startswith(f"compute_loss was replaced on Trainer by {tripled.__module__}")
 
 
 def test_a_given_optimizer_wins_over_its_name(tmp_path):
