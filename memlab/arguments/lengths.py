@@ -30,6 +30,8 @@ def sample_lengths(name: str, value: Any) -> tuple[int, ...]:
                 raise ConfigError(
                     f"{name} has more than {MOST_THINGS} lengths; pass a random part of them"
                 )
+            if type(each) is not int and getattr(each, "shape", None) == ():
+                each = each.item()  # as a data set in the format of torch gives them
             is_plain = type(each) is int and each > 0
             found.append(each if is_plain else rule(f"{name}[{len(found)}]", each))
     except ConfigError:

@@ -60,6 +60,12 @@ class LengthCurve:
         """The longest recorded length, which no batch may exceed."""
         return max(self.recorded)
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of values that a step reads, each sentence once."""
+        steps = [forecast_of(found).program.recording for found in self.recorded.values()]
+        return tuple(dict.fromkeys(said for step in steps for said in step.assumptions))
+
     def at(self, length: int, limit_bytes: int | None = None) -> StepResult:
         """Return what a step costs whose longest sample has this length.
 
@@ -148,7 +154,9 @@ def forecast_of(prediction: Prediction) -> Forecast:
 def runs_same(one: Program, other: Program) -> bool:
     """Return whether two recorded runs allocate and free the same blocks in the same order.
 
-    The order in which the model is deleted after the last step does not matter.
+    In which order blocks are freed one after the other does not matter: at its end, autocast frees
+    the weights that it has cast in an order that differs from run to run. Nor does that in which
+    the model is deleted after the last step.
     """
     if one.ran.names != other.ran.names or one.recording.intervals != other.recording.intervals:
         return False
@@ -156,11 +164,19 @@ def runs_same(one: Program, other: Program) -> bool:
         return False
     if not np.array_equal(one.layout.interval, other.layout.interval):
         return False
+    if not np.array_equal(one.layout.is_birth, other.layout.is_birth):
+        return False
     ends = np.array([i.phase is Phase.TEARDOWN for i in one.recording.intervals])
     counted = ~ends[one.layout.interval]
-    return np.array_equal(one.layout.is_birth, other.layout.is_birth) and np.array_equal(
-        one.layout.block[counted], other.layout.block[counted]
-    )
+    return np.array_equal(_in_any_order(one)[counted], _in_any_order(other)[counted])
+
+
+def _in_any_order(program: Program) -> npt.NDArray[np.int64]:
+    """Return the block of each row, with blocks that are freed one after the other by number."""
+    layout = program.layout
+    allocated = np.cumsum(layout.is_birth)  # so far: equal where nothing is allocated in between
+    order = np.lexsort((layout.block, ~layout.is_birth, allocated, layout.interval))
+    return layout.block[order]
 
 
 def _nodes(lengths: Sequence[int], length: int) -> Sequence[int]:

@@ -67,6 +67,16 @@ class Distribution:
         """All samples together."""
         return int(self.lengths.sum())
 
+    def words(self, unit: str) -> str:
+        """Return how many samples there are, and of which lengths.
+
+        >>> Distribution.of([1, 1, 3]).words("tokens"), Distribution.of([2]).words("tokens")
+        ('3 samples of 1 to 3 tokens', '1 sample of 2 tokens')
+        """
+        several = f"{self.shortest:,} to " if self.shortest < self.longest else ""
+        samples = "sample" if len(self) == 1 else "samples"
+        return f"{len(self):,} {samples} of {several}{self.longest:,} {unit}"
+
     def cut_to(self, length: int) -> Distribution:
         """Return the distribution of samples of which the longer ones are cut to a length."""
         return Distribution(lengths=np.minimum(self.lengths, length))

@@ -49,7 +49,7 @@ class LengthsResult:
         curve_lengths: int64, (points,), ascending.
         curve_bytes: int64, (points,), the peak of a step whose longest sample is as long.
         curve: the step at any length.
-        notes: what was recorded, and what was assumed.
+        notes: what was recorded, and what was assumed; those of the step are in `worst.notes`.
     """
 
     workload_name: str
@@ -142,9 +142,8 @@ class LengthsResult:
     def __str__(self) -> str:
         """Return the worst batch, and how likely one is that does not fit, in one line."""
         found = (
-            f"{self.workload_name}, {len(self.data):,} samples of {self.data.shortest:,} to "
-            f"{self.data.longest:,} {self.unit} in batches of {self.batch_size} on "
-            f"{self.worst.device}: the worst batch takes {_peak_words(self.worst)}"
+            f"{self.workload_name}, {self.data.words(self.unit)} in batches of {self.batch_size} "
+            f"on {self.worst.device}: the worst batch takes {_peak_words(self.worst)}"
         )
         return f"{found}, {self._fit_words()}" if self.memory_limit_bytes else found
 
@@ -170,8 +169,8 @@ class LengthsResult:
     def _repr_html_(self) -> str:
         """Return a table of the batches for notebooks."""
         facts = {
-            "samples": f"{len(self.data):,} of {self.data.shortest:,} to {self.data.longest:,} "
-            f"{self.unit}, {self.data.total / len(self.data):,.0f} on average",
+            "data": f"{self.data.words(self.unit)}, {self.data.total / len(self.data):,.0f} on "
+            "average",
             "worst batch": _peak_words(self.worst),
             "limit": self._fit_words() if self.memory_limit_bytes else "",
             "notes": " ".join(self.notes),
@@ -261,8 +260,8 @@ def check_batch(data: Distribution, batch_size: int) -> None:
     """
     if len(data) < batch_size:
         raise ConfigError(
-            f"lengths has {len(data)} samples, fewer than batch_size={batch_size}; pass those of "
-            "the whole data set, or a smaller batch_size"
+            f"batch_size={batch_size} is more than the samples that lengths has ({len(data)}); "
+            "pass the lengths of the whole data set, or a smaller batch_size"
         )
 
 
@@ -291,4 +290,4 @@ def _notes(curve: LengthCurve, unit: str) -> tuple[str, ...]:
         notes.append("There was no other length to check the interpolation with.")
     shortest = min(curve.recorded)
     notes.append(f"Batches below {shortest:,} {unit} count as {shortest:,}.")
-    return tuple(notes)
+    return (*notes, *curve.assumptions)

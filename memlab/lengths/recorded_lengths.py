@@ -20,6 +20,7 @@ EXACT = 0.001  # of a peak: the error at a length that was left out, for no more
 MOST_RECORDED = 8
 SHORTEST = 32  # times shorter than the longest: what is shorter still hardly fills a batch's memory
 LEAST_REACH = 4  # how many times shorter than the longest is recorded in any case
+LEAST = 2  # a dimension of one element takes other paths through kernels and through models
 MULTIPLES = (1, 8, 64, 256)  # of which lengths are that workloads may ask for
 
 
@@ -41,7 +42,7 @@ def recorded_curve(
         UnsupportedError: the step runs other operators at some lengths.
     """
     longest = lengths[-1]
-    low = min(max(lengths[0], -(-longest // SHORTEST)), max(longest // LEAST_REACH, 1))
+    low = min(max(lengths[0], -(-longest // SHORTEST)), longest // LEAST_REACH)
 
     def near(length: int, above: int, below: int) -> int | None:
         """Return a length between two others that the workload can have, close to this one."""
@@ -52,8 +53,8 @@ def recorded_curve(
 
     # the longest first: if that is not possible, nothing else is worth its time
     recorded = {longest: predict(longest)}
-    for wanted in (low, (low + longest) // 2):
-        if (other := near(wanted, 0, longest)) is not None and other not in recorded:
+    for wanted in (max(low, LEAST), (low + longest) // 2):
+        if (other := near(wanted, LEAST - 1, longest)) is not None and other not in recorded:
             recorded[other] = predict(other)
     if _unlike(recorded) is not None:
         # the first run of a process may import a library, and count the tables that this makes
@@ -89,12 +90,18 @@ def _check_operators(recorded: Mapping[int, Prediction]) -> None:
     length, longest = _unlike(recorded), max(recorded)
     if length is None:
         return
-    counts = [len(forecast_of(recorded[one]).program.ran.names) for one in (length, longest)]
+    ran = [forecast_of(recorded[one]).program.ran.names for one in (length, longest)]
+    name = recorded[length].result.workload_name
+    if ran[0] == ran[1]:
+        does = f"{name} does not allocate and free in the order of one with batches of {longest}"
+    else:
+        does = (
+            f"{name} runs other operators with batches of {length} than with batches of {longest} "
+            f"({len(ran[0])} and {len(ran[1])} of them)"
+        )
     raise UnsupportedError(
-        f"{recorded[length].result.workload_name} runs other operators with batches of {length} "
-        f"than with batches of {longest} ({counts[0]} and {counts[1]} of them), so that no "
-        "length follows from others; predict the lengths that matter one by one: "
-        "memlab.predict(workload.resized(length), config)"
+        f"{does}, so that no length follows from others; predict the lengths that matter one by "
+        "one: memlab.predict(workload.resized(length), config)"
     )
 
 

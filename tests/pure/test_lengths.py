@@ -79,8 +79,12 @@ def test_truncation_counts_what_is_lost():
 
 
 @pytest.mark.parametrize(
-    "given", [(3, 1), [3, 1], np.array([3, 1]), torch.tensor([3, 1]), iter([3, np.int32(1)])]
-)
+    "given",
+    [
+        (3, 1), [3, 1], np.array([3, 1]), torch.tensor([3, 1]), iter([3, np.int32(1)]),
+        [torch.tensor(3), np.array(1)],
+    ],
+)  # fmt: skip
 def test_a_workload_gives_its_lengths_in_any_list(given):
     assert linear(lengths=given).lengths == (3, 1)
 
@@ -92,6 +96,8 @@ def test_a_workload_gives_its_lengths_in_any_list(given):
         ([3, 0], "lengths[1]=0 is below 1"),
         ([3, 1.5], "lengths[1]=1.5 is not a whole number"),
         ([True], "lengths[0]=True is not a whole number"),
+        ([torch.tensor(True)], "lengths[0]=True is not a whole number"),
+        ([torch.tensor(2.0)], "lengths[0]=2.0 is not a whole number"),
         (np.array([[1, 2]]), "lengths[0]=[1, 2] is not a whole number"),
         ("12", "lengths='12' is no list of lengths"),
         (7, "lengths=7 is no list of lengths"),

@@ -10,7 +10,9 @@ from torch import nn
 import memlab
 from memlab import SampleSize, StepConfig, Workload, plots
 from memlab.allocator.replay import AllocatorSettings, replay
+from memlab.api import predict_with_forecast
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
+from memlab.lengths.curve import forecast_of, runs_same
 from memlab.lengths.predict import predict_lengths
 from tests.figure_parts import texts_of
 from tests.models import linear
@@ -110,7 +112,7 @@ def test_other_samples_need_no_recording(found, monkeypatch):
     assert "packing" in told._repr_html_()
     with pytest.raises(ConfigError, match="length 600 is longer than 511, the longest that was"):
         found.over([600] * 4)
-    with pytest.raises(ConfigError, match="lengths has 3 samples, fewer than batch_size=4"):
+    with pytest.raises(ConfigError, match=r"batch_size=4 is more than .* lengths has \(3\)"):
         found.over([1, 2, 3])
 
 
@@ -228,7 +230,7 @@ def by_turns(length=8):
         (attention(), None, {}, ConfigError, "lengths=None, and attention has none"),
         (attention(), [], {}, ConfigError, "lengths is empty"),
         (attention(), [600] * 8, {}, WorkloadError, "allowed are 1 to 512; pass max_length=..."),
-        (attention(), [9], {"batch_size": 2}, ConfigError, "lengths has 1 samples, fewer than"),
+        (attention(), [9], {"batch_size": 2}, ConfigError, "lengths has (1); pass"),
         (linear(), [9] * 8, {}, WorkloadError, "give it a sample_size, such as memlab.SampleSize"),
         (attention(), [9] * 8, {"memory_budget": 0.5}, UnsupportedError, "memory_budget=0.5"),
         (
@@ -308,6 +310,56 @@ def test_lengths_that_the_workload_cannot_have_are_replaced_by_others():
     found = predict_lengths(in_eights(), [64, 70, 90, 128], StepConfig(batch_size=2), "cpu")
     assert all(length % 8 == 0 for length in found.curve.recorded)
     assert found.curve.errors
+
+
+def test_the_order_in_which_autocast_frees_its_weights_does_not_matter():
+    one = forecast_of(predict_with_forecast(attention(), CONFIG, "cpu")).program
+    layout = one.layout
+    frees = np.flatnonzero(~layout.is_birth)
+    beside = next(  # freed right after another, in the same phase
+        int(row)
+        for row in frees[1:]
+        if not layout.is_birth[row - 1] and layout.interval[row - 1] == layout.interval[row]
+    )
+    apart = next(int(row) for row in frees if layout.is_birth[row - 1] and row > beside)
+
+    def swapped(first, second):
+        block = layout.block.copy()
+        block[[first, second]] = block[[second, first]]
+        return dataclasses.replace(one, layout=dataclasses.replace(layout, block=block))
+
+    assert runs_same(one, swapped(beside - 1, beside))
+    assert not runs_same(one, swapped(beside, apart))  # something is allocated in between
+
+
+def test_lengths_are_predicted_at_a_precision_that_casts_weights():
+    workload, config = attention(layers=4), dataclasses.replace(CONFIG, precision="bf16-mixed")
+    found = predict_lengths(workload, LENGTHS, config, CARD)
+    model = attention(layers=4, longest=MOST).build_model
+    single = dataclasses.replace(workload.resized(200), build_model=model)
+    true = memlab.predict(single, config, CARD).peak_allocated_bytes
+    assert 200 not in found.curve.recorded
+    assert found.at(200).peak_allocated_bytes == pytest.approx(true, rel=1e-3)
+
+
+def test_samples_of_one_token_are_no_reason_to_refuse_the_others():
+    workload = memlab.workloads.get("gpt-small", num_layers=1)
+    found = predict_lengths(workload, [1, 2, 5, 8], StepConfig(batch_size=2), CARD)
+    assert min(found.curve.recorded) == 2
+    assert found.at(1).peak_allocated_bytes == found.at(2).peak_allocated_bytes
+
+
+def test_what_is_assumed_of_a_step_is_among_the_notes():
+    def branching(length=64):
+        def loss(model, x):
+            return model(x).square().mean() * (2 if (x.sum() > 0).item() else 1)
+
+        size = dataclasses.replace(attention().sample_size, value=length, make_workload=branching)
+        return dataclasses.replace(attention(length), compute_loss=loss, sample_size=size)
+
+    found = predict_lengths(branching(), [64, 300], StepConfig(batch_size=2), "cpu")
+    assert found.worst.uncertainty["peak_allocated_bytes"] > 0.5
+    assert "reads a value; assumed" in " ".join(found.notes)
 
 
 def test_the_chance_of_a_peak_is_that_of_its_length(found):
