@@ -65,6 +65,8 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
     modules = finetune_import("bitsandbytes.nn")
     for path, layer in found:
         model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
+    # peft reads this, and puts the layers that it has for bitsandbytes around those of a base
+    setattr(model, "is_loaded_in_4bit" if base in FOUR_BIT else "is_loaded_in_8bit", True)
 
 
 def _quantize_weights(model: Any, found: list[tuple[str, Any]], base: str, transposed: Any) -> None:

@@ -34,7 +34,7 @@ SETTINGS = [
     {"adapter": "dora", "base": "fp8-weight-only"},
     {"adapter": "dora", "base": "bf16"},
     {"adapter": "dora", "base": "nf4"},
-    {"adapter": "ia3", "base": "fp4"},
+    {"adapter": "ia3", "base": "fp4", "prepare_for_kbit": True},
     {"adapter": "prefix", "base": "bf16"},
     {"adapter": "prompt", "base": "int8"},
     {"adapter": "none", "base": "bf16"},
@@ -79,6 +79,32 @@ def test_weights_in_8_bits_take_a_byte_and_a_scale_for_each_row_on_a_card(base):
             by_hand += parameter.shape[0] * 4
     rounded = 512 * 3 * len(list(model.parameters()))
     assert 0 <= result.peak_by_category["parameters"] - by_hand < rounded
+
+
+@pytest.mark.parametrize("base", ["nf4", "int8", "int8-weight-only"])
+def test_a_quantized_base_has_the_layers_of_one_that_transformers_loads(base):
+    """Layers of bitsandbytes get other layers of peft, which compute in other formats."""
+    transformers, peft = map(importlib.import_module, ("transformers", "peft"))
+    how = {
+        "nf4": lambda: transformers.BitsAndBytesConfig(load_in_4bit=True),
+        "int8": lambda: transformers.BitsAndBytesConfig(load_in_8bit=True),
+        "int8-weight-only": lambda: transformers.TorchAoConfig(
+            importlib.import_module("torchao.quantization").Int8WeightOnlyConfig()
+        ),
+    }[base]()
+    for adapter, own in (("lora", peft.LoraConfig), ("ia3", peft.IA3Config)):
+        made = tiny(base="bf16", adapter="none").build_model()
+        loaded = type(made).from_pretrained(
+            None, config=made.config, state_dict=made.state_dict(), quantization_config=how,
+            device_map="cpu",
+        )  # fmt: skip
+        loaded = peft.get_peft_model(loaded, own(task_type="CAUSAL_LM"))
+        ours = tiny(base=base, adapter=adapter).build_model()
+        assert kinds_of(ours) == kinds_of(loaded)
+
+
+def kinds_of(model):
+    return {path: type(module) for path, module in model.named_modules()}
 
 
 @pytest.mark.parametrize("base", ["bf16", "nf4", "int8-weight-only"])
