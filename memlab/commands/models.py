@@ -91,15 +91,6 @@ class AskedModel:
         assert refused is not None
         raise refused
 
-    def check_exported(self) -> None:
-        """Raise ConfigError for a fine-tuning, which no file is written of."""
-        if self._listed() or self._fixed():
-            raise ConfigError(
-                "memlab export writes no fine-tunings yet; leave out --adapter, --rank, --targets, "
-                "--base and --prepare-for-kbit, or put your own function that builds the "
-                "PeftModel into a file and name it as package.module:function"
-            )
-
     def choices(self) -> dict[str, list[Any]]:
         """Return the options that have several values, as `memlab.recommend` takes them."""
         return {name: values for name, values in self._listed().items() if len(values) > 1}

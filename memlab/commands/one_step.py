@@ -101,7 +101,6 @@ def export_command(
     flavor: str, out: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Write a step as a Python file that needs no memlab."""
-    asked.check_exported()
     config = config_of(settings)
     chosen: Any = flavor
     source = export_script(asked.workload(), config, device, flavor=chosen)

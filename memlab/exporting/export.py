@@ -8,9 +8,10 @@ import torch
 
 from memlab.arguments.checks import checked
 from memlab.arguments.quoting import shown
-from memlab.config import StepConfig
+from memlab.config import Sharding, StepConfig
 from memlab.errors import UnsupportedError
 from memlab.exporting import (
+    finetuned_text,
     whole_file,
     with_accelerate,
     with_deepspeed,
@@ -101,6 +102,7 @@ def export_script(
     _check_engine(config, flavor)
     if flavor in LIBRARIES:
         check(workload, config, where, flavor)
+        _check_base(workload, config, flavor)
     plan = plan_of(workload, config, device)
     if flavor in LIBRARIES:
         loop = LIBRARIES[flavor](workload, config, where, plan)
@@ -122,6 +124,16 @@ def _check_engine(config: StepConfig, flavor: Flavor) -> None:
         raise UnsupportedError(
             f"{said}, which is for DeepSpeed's engine; use sharding='deepspeed-zero1', "
             "'deepspeed-zero2' or 'deepspeed-zero3', or flavor='pytorch'"
+        )
+
+
+def _check_base(workload: Workload, config: StepConfig, flavor: Flavor) -> None:
+    """Refuse a quantized base in several ranks of a library, which may choose a device too late."""
+    if config.sharding is not Sharding.NONE and finetuned_text.has_quantized_base(workload):
+        raise UnsupportedError(
+            f"sharding={str(config.sharding)!r} of {shown(workload.name)}, whose base is loaded "
+            f"quantized, is not expressed by flavor={str(flavor)!r}; use flavor='pytorch', or a "
+            "base of bf16, fp16 or fp32"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from memlab.arguments.quoting import shown
 from memlab.errors import UnsupportedError
+from memlab.exporting import finetuned_text
 from memlab.exporting.definitions import Definitions
 from memlab.exporting.own_source import NoSource
 from memlab.exporting.values import call, is_name, method_name
@@ -28,11 +29,15 @@ def write(workload: Workload, definitions: Definitions, fields: tuple[str, ...])
 
     Raises:
         UnsupportedError: one of them cannot be written; the message names it and the remedy.
+        WorkloadError: a library is missing that builds the model.
     """
     for field in fields:
         function = getattr(workload, field)
         if isinstance(function, FunctionType):
             definitions.reserve(field, function)
+    for field, text in finetuned_text.texts(workload, definitions).items():
+        definitions.add(field, text)
+        fields = tuple(other for other in fields if other != field)
     for field in fields:
         try:
             _write(field, getattr(workload, field), definitions)

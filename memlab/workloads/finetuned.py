@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from memlab.arguments.checks import Rule, anything, checked, choice, count, number, of_type
@@ -17,7 +18,8 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
-from memlab.workloads.quantizing import QUANTIZED, finetune_import, quantize_linear_layers
+from memlab.workloads.quantizing import QUANTIZED, loading_of, quantize_linear_layers
+from memlab.workloads.quantizing import finetune_import as finetune_import
 
 USUAL_TOKENS = 512
 MOST_TOKENS = 2**20
@@ -56,52 +58,76 @@ class Finetuned:
     double_quantization: bool
     prepare_for_kbit: bool
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the linear layers of the base are quantized."""
+        return self.base in QUANTIZED
+
+    @property
+    def built(self) -> ConfiguredModel:
+        """The model of the base, in the number format that its weights have at first."""
+        # a quantized layer multiplies in this format
+        values = {**self.model.values, "dtype": FORMATS.get(self.base, "bfloat16")}
+        return replace(self.model, values=values)
+
     def build(self) -> nn.Module:
         """Return the model, with random weights. It quantizes itself when it is moved."""
-        # a quantized layer multiplies in the number format that its weights had
-        values = {**self.model.values, "dtype": FORMATS.get(self.base, "bfloat16")}
-        model = replace(self.model, values=values).build()
+        model = self.built.build()
         # training needs nothing of what attention keeps for generating
         model.config.use_cache = False  # type: ignore[union-attr]
-        if self.base in QUANTIZED:
+        if self.is_quantized:
             quantize_linear_layers(model, self.base, self.double_quantization, self.label)
         if self.adapter == "none":
             return model
-        if self.adapter == "dora" and self.base in QUANTIZED:
-            model.to("cpu")  # DoRA begins with the norms of the weights as they are when quantized
+        if self.base == "int8" or (self.adapter == "dora" and self.is_quantized):
+            # DoRA begins with the norms of quantized weights. Over integers, unlike over weights in
+            # 16 bits that are quantized later, peft rounds no new weights of an adapter to 16 bits.
+            model.to("cpu")
 
         peft = finetune_import("peft")
         if self.prepare_for_kbit:
             model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         names = _linear_layers(model)  # before peft has wrapped some of them
         try:
-            adapted: nn.Module = peft.get_peft_model(model, self._peft_config(peft))
+            name, values = self.peft_arguments
+            adapted: nn.Module = peft.get_peft_model(model, getattr(peft, name)(**values))
         except ValueError as error:  # of targets that it does not find, for instance
             raise WorkloadError(_why_not_adapted(self, names, error)) from None
         return adapted
 
-    def _peft_config(self, peft: Any) -> Any:
-        """Return what peft calls this adapter."""
-        held = {"task_type": "CAUSAL_LM", "modules_to_save": list(self.modules_to_save) or None}
+    def loading(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the config that has `from_pretrained` quantize the base, and its values, or None.
+
+        Raises:
+            UnsupportedError: it quantizes other layers than memlab.
+        """
+        if not self.is_quantized:
+            return None
+        with torch.device("meta"):
+            model = self.built.build()
+        return loading_of(model, self.base, self.double_quantization, self.label)
+
+    @property
+    def peft_arguments(self) -> tuple[str, dict[str, Any]]:
+        """The name of peft's config for this adapter, and the values that it is given."""
         if self.adapter in PROMPTS:
-            kinds = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}
-            tokens = self.num_virtual_tokens
-            return kinds[self.adapter](task_type="CAUSAL_LM", num_virtual_tokens=tokens)
+            name = {"prefix": "PrefixTuningConfig", "prompt": "PromptTuningConfig"}[self.adapter]
+            return name, {"task_type": "CAUSAL_LM", "num_virtual_tokens": self.num_virtual_tokens}
 
         targets = self.targets
         if targets is not None and not is_a(targets, str):
             targets = list(targets)  # type: ignore[assignment]
+        given = {
+            "task_type": "CAUSAL_LM",
+            "target_modules": targets,
+            "modules_to_save": list(self.modules_to_save) or None,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
         if self.adapter == "ia3":
-            return peft.IA3Config(target_modules=targets, **held)
-        return peft.LoraConfig(
-            r=self.rank,
-            lora_alpha=2 * self.rank,
-            lora_dropout=self.dropout,
-            target_modules=targets,
-            use_dora=self.adapter == "dora",
-            use_rslora=self.adapter == "rslora",
-            **held,
-        )
+            return "IA3Config", given
+        low_rank = {"r": self.rank, "lora_alpha": 2 * self.rank, "lora_dropout": self.dropout}
+        flag = {"dora": "use_dora", "rslora": "use_rslora"}.get(self.adapter)
+        return "LoraConfig", {**low_rank, **({flag: True} if flag else {}), **given}
 
     @property
     def words(self) -> str:
@@ -141,8 +167,8 @@ class Finetuned:
 
     def check(self) -> None:
         """Raise WorkloadError if these choices do not go together."""
-        if self.adapter == "none" and (self.base in QUANTIZED or self.prepare_for_kbit):
-            field = f"base={self.base!r}" if self.base in QUANTIZED else "prepare_for_kbit=True"
+        if self.adapter == "none" and (self.is_quantized or self.prepare_for_kbit):
+            field = f"base={self.base!r}" if self.is_quantized else "prepare_for_kbit=True"
             raise WorkloadError(
                 f"{field} freezes the base, and with adapter='none' nothing would be trained; "
                 "allowed is an adapter, such as 'lora', or a base of bf16, fp16 or fp32"
@@ -257,13 +283,19 @@ def finetune(
     return replace(_sized(configured.size, made=made), lengths=optional_lengths("lengths", lengths))
 
 
+def made_of(workload: Workload) -> Finetuned | None:
+    """Return what `finetune` made the model of this workload with; None for any other."""
+    made = getattr(workload.build_model, "__self__", None)
+    return made if isinstance(made, Finetuned) else None
+
+
 def finetune_options(workload: Workload) -> dict[str, Any] | None:
     """Return the arguments with which `finetune` makes this workload; None for any other.
 
     Left out are those with their usual value, and more lengths than `MOST_WRITTEN`.
     """
-    made = getattr(workload.build_model, "__self__", None)
-    if not isinstance(made, Finetuned) or made.model.values != BASES.get(made.label):
+    made = made_of(workload)
+    if made is None or made.model.values != BASES.get(made.label):
         return None
     own = _sized(made.model.size, made=made)
     if not all(is_same_function(getattr(workload, name), getattr(own, name)) for name in FUNCTIONS):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memlab.errors import WorkloadError
+from memlab.errors import UnsupportedError, WorkloadError
 from memlab.workloads.data import zoo_import
 
 FOUR_BIT = ("nf4", "fp4")
@@ -44,14 +44,7 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
         WorkloadError: no layer can be quantized, or one has weights in another number format.
     """
     transposed = finetune_import("transformers.pytorch_utils").Conv1D
-    heads = {id(head) for head in (model.get_output_embeddings(),) if head is not None}
-    kept = {id(parameter) for head in model.modules() if id(head) in heads
-            for parameter in head.parameters()}  # fmt: skip
-    found = [
-        (path, layer)
-        for path, layer in model.named_modules()
-        if type(layer) in (nn.Linear, transposed) and id(layer.weight) not in kept
-    ]
+    found = _linear_layers_of(model)
     if not found:
         kinds = sorted({type(layer).__name__ for layer in model.modules() if _has_own(layer)})
         raise WorkloadError(
@@ -67,6 +60,68 @@ def quantize_linear_layers(model: Any, base: str, is_double: bool, label: str) -
         model.set_submodule(path, _quantized(modules, layer, base, is_double, transposed))
     # peft reads this, and puts the layers that it has for bitsandbytes around those of a base
     setattr(model, "is_loaded_in_4bit" if base in FOUR_BIT else "is_loaded_in_8bit", True)
+
+
+def loading_of(model: Any, base: str, is_double: bool, label: str) -> tuple[str, dict[str, Any]]:
+    """Return what has transformers quantize a base when it loads one: a config, and its values.
+
+    Args:
+        model: on the meta device, not quantized; some of its layers may be replaced.
+        base: one of `QUANTIZED`.
+        is_double: whether the scales of 4-bit weights are quantized too.
+        label: the model's name, for the message.
+
+    Raises:
+        UnsupportedError: transformers would quantize other layers than `quantize_linear_layers`.
+    """
+    name, values = _loading_arguments(base, is_double)
+    own = {path for path, _ in _linear_layers_of(model)}
+    kinds = {path: type(layer).__name__ for path, layer in model.named_modules()}
+    how = getattr(finetune_import("transformers"), name)(**values)
+    quantizer = finetune_import("transformers.quantizers").AutoHfQuantizer.from_config(how)
+    quantizer.preprocess_model(model=model, device_map={"": "cpu"}, dtype=torch.bfloat16)
+    loaded = {
+        path
+        for path, layer in model.named_modules()
+        if isinstance(getattr(layer, "weight", None), nn.Parameter)
+        and quantizer.param_needs_quantization(model, f"{path}.weight")
+    }
+    for path in sorted(own ^ loaded):
+        does = "leaves as it is" if path in own else "quantizes too"
+        raise UnsupportedError(
+            f"base={base!r} of {label} cannot be exported: a script loads it by from_pretrained, "
+            f"which {does} {path} ({kinds.get(path, 'a layer that it makes')}); use a base of "
+            "bf16, fp16 or fp32"
+        )
+    return name, values
+
+
+def _loading_arguments(base: str, is_double: bool) -> tuple[str, dict[str, Any]]:
+    if base in WEIGHT_ONLY:
+        torchao = zoo_import("torchao.quantization", extra="fp8")
+        how = getattr(torchao, WEIGHT_ONLY[base])(set_inductor_config=False)
+        return "TorchAoConfig", {"quant_type": how}
+    if base not in FOUR_BIT:
+        return "BitsAndBytesConfig", {"load_in_8bit": True}
+    return "BitsAndBytesConfig", {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": base,
+        "bnb_4bit_use_double_quant": is_double,
+        "bnb_4bit_compute_dtype": torch.bfloat16,
+    }
+
+
+def _linear_layers_of(model: Any) -> list[tuple[str, Any]]:
+    """Return the linear layers that are quantized, with their paths: all but the head."""
+    transposed = finetune_import("transformers.pytorch_utils").Conv1D
+    heads = {id(head) for head in (model.get_output_embeddings(),) if head is not None}
+    kept = {id(parameter) for head in model.modules() if id(head) in heads
+            for parameter in head.parameters()}  # fmt: skip
+    return [
+        (path, layer)
+        for path, layer in model.named_modules()
+        if type(layer) in (nn.Linear, transposed) and id(layer.weight) not in kept
+    ]
 
 
 def _quantize_weights(model: Any, found: list[tuple[str, Any]], base: str, transposed: Any) -> None:

@@ -268,10 +268,15 @@ def test_a_fine_tuning_that_cannot_be_is_refused_in_a_sentence(words, said, aske
     assert said in done.stderr
 
 
-def test_no_file_is_written_of_a_fine_tuning():
-    done = run("export", "llama-tiny", "--adapter", "lora")
-    assert done.exit_code == ExitCode.WRONG_USE
-    assert "memlab export writes no fine-tunings yet" in done.stderr
+def test_a_file_is_written_of_a_fine_tuning():
+    asked = ("export", "llama-tiny", "--adapter", "lora", "--rank", "8", "--targets", "k_proj")
+    done = run(*asked, "--device", "cpu", "--batch-size", "2")
+    assert done.exit_code == ExitCode.YES, done.stderr
+    assert "LoraConfig(" in done.stdout
+    assert 'target_modules=["k_proj"]' in done.stdout
+    both = run(*asked[:3], "lora,ia3", "--device", "cpu")
+    assert both.exit_code == ExitCode.WRONG_USE
+    assert "--adapter lora,ia3 has several values" in both.stderr
 
 
 def test_recommend_chooses_among_several_adapters_and_bases():
