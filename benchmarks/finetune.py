@@ -5,6 +5,8 @@
   out of memory is foreseen.
 - methods: the rows that peft's authors measured on an L40S, with all methods of peft
   (`peft_table.py`). The same goals, for reserved bytes; two lengths of samples are found by a row.
+- hub: the rows that litgpt's authors measured on an A10G with its recipes, by litgpt's own code,
+  which must be installed (`litgpt_hub.py`). The same goals; only where it is asked for by name.
 - settings: 20 adapters on a small model, predicted and measured on this CPU, and their gradients
   beside plain PyTorch's (`adapter_settings.py`). Goals: 0.1 % in the median, 3 % at most, 1e-5.
 - differences: what a base in 4 bits, checkpointing, a rank, DoRA or `prepare_for_kbit` changes
@@ -21,14 +23,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import adapter_differences, adapter_settings, litgpt_table, peft_table, report
+from benchmarks import (
+    adapter_differences,
+    adapter_settings,
+    litgpt_hub,
+    litgpt_table,
+    peft_table,
+    report,
+)
 
 SECTIONS: dict[str, ModuleType] = {
     "table": litgpt_table,
     "methods": peft_table,
+    "hub": litgpt_hub,
     "settings": adapter_settings,
     "differences": adapter_differences,
 }
+USUAL = [name for name in SECTIONS if name != "hub"]
+"""Of which every package is an extra of memlab."""
 
 
 def main() -> None:
@@ -36,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/finetune.json"))
     parser.add_argument("--quick", action="store_true", help="a few lines of each section")
-    parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
+    parser.add_argument("--only", choices=SECTIONS, nargs="+", default=USUAL)
     asked = parser.parse_args()
     given = report.Options(quick=asked.quick, out=asked.out)
     before = report.environment()
