@@ -12,6 +12,7 @@ from torch import nn
 
 from memlab import Evaluation, Generation, MemlabError, StepConfig, TrainingRun, Workload, workloads
 from memlab.allocator.replay import AllocatorSettings
+from memlab.arguments.units import format_bytes
 from memlab.devices.cards import Target, card
 from memlab.meters.meter import Meter, record
 from memlab.predicting.predict import notes_of_recording, predict_in_process
@@ -363,9 +364,13 @@ def test_what_predict_says_of_kernels_a_run_says_with_its_stages(tmp_path):
         llama(tmp_path), config, t4, seed=0, memory_limit=None, report=lambda _: None
     ).result.notes
     [told] = [note for note in of_step if note.startswith("Attention runs in")]
-    found = [note for note in on_t4(llama(tmp_path), run, config).notes if told in note]
+    notes = on_t4(llama(tmp_path), run, config).notes
+    [found] = [note for note in notes if note.startswith("Attention runs in")]
     # the batches of the evaluation are as large as the step's; a prompt of 8 tokens holds less
-    assert found == [f"{told} This is in: first step, step, evaluation, step afterwards."]
+    stages, less = found.removeprefix(f"{told} This is in: ").split("; with ")
+    assert stages == "first step, step, evaluation, step afterwards"
+    weights = 4 * 8 * 8 * 4  # heads x tokens x tokens x bytes
+    assert less == f"{format_bytes(weights)} a call and sample: generation."
 
 
 def test_kernels_of_triton_are_said_in_the_notes_of_a_run():
