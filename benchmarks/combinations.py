@@ -79,13 +79,14 @@ the same settings, on the diagonal each alone.
 - an empty field: two values of one field.
 
 Left out are `tf32` and `fp8-mixed`, which only a card computes; `fp16`, as `bf16` but for its
-digits; and `adamw-8bit` and the losses `liger` and `cut`, which are optional packages'. What a model
-rules out, such as dropout with a budget that torch.compile plans, is refused by name when it is built.
+digits; and `adamw-8bit` and the losses `liger` and `cut`, which are optional packages'. What a
+model rules out, such as dropout with a budget that torch.compile plans, is refused by name when it
+is built.
 
-With an attention implementation the blocks of the model are those of a Llama. `flash_attention_2` and
-`flex_attention` are tried in bf16, since flash_attn computes in 16 bits. Of the losses that a package
-computes, trl's and Liger's give the gradients of the plain loss but for rounding; cut cross-entropy
-leaves out small ones (`filter_eps`), so its gradients are other ones.
+With an attention implementation the blocks of the model are those of a Llama. `flash_attention_2`
+and `flex_attention` are tried in bf16, since flash_attn computes in 16 bits. Of the losses that a
+package computes, trl's and Liger's give the gradients of the plain loss but for rounding; cut
+cross-entropy leaves out small ones (`filter_eps`), so its gradients are other ones.
 """
 
 
@@ -286,15 +287,11 @@ def _wrong_update(workload: Workload, config: StepConfig, plan: Plan | None) -> 
 
 
 @cache
-def _changes_of_the_plain_step(
-    workload: Workload, config: StepConfig
-) -> dict[str, torch.Tensor]:
+def _changes_of_the_plain_step(workload: Workload, config: StepConfig) -> dict[str, torch.Tensor]:
     return _changes(workload, config, None)
 
 
-def _changes(
-    workload: Workload, config: StepConfig, plan: Plan | None
-) -> dict[str, torch.Tensor]:
+def _changes(workload: Workload, config: StepConfig, plan: Plan | None) -> dict[str, torch.Tensor]:
     """Return what some updates do to each weight, in fp64."""
     step = build_step(workload, config, "cpu", plan=plan)
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
