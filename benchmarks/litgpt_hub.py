@@ -31,16 +31,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import report
+from benchmarks import litgpt_table, report
 from benchmarks.litgpt_layers import FourBitLinear
+from benchmarks.litgpt_table import GB, OUT_OF_MEMORY
 from memlab import StepConfig, StepResult, Workload
 from memlab.devices import cards
 from memlab.predicting.predict import predict_in_process
 
 ROWS = Path(__file__).parent / "data" / "finetune_a10g.csv"
-CARD, GB, OUT_OF_MEMORY = "a10", 1e9, "OOM"
+CARD = "a10"
 HEAD_CHUNK = 128  # tokens
-GOAL_MEDIAN, GOAL_P95 = 0.05, 0.12
 QUICK = 2
 NAMES = {"falcon-7b": "falcon-7b", "gemma-2b": "Gemma-2b", "gemma-7b": "Gemma-7b",
          "gemma-2-9b": "Gemma-2-9b", "Meta-Llama-3-8B": "Llama-3-8B",
@@ -203,11 +203,6 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Print the lines, and whether the goals are met."""
+    """Print the lines and their summary."""
     report.show("litgpt's recipes on one A10G, by its own code, predicted without a card", lines)
-    found = summary(lines)
-    report.show("absolute errors of allocated bytes", [found])
-    is_met = found["median %"] <= 100 * GOAL_MEDIAN and found["p95 %"] <= 100 * GOAL_P95
-    print(f"median {GOAL_MEDIAN:.0%}, 95th percentile {GOAL_P95:.0%}: {report.verdict(is_met)}")
-    all_foreseen = found["foreseen"] == found["out of memory"]
-    print(f"every row out of memory is foreseen: {report.verdict(all_foreseen)}")
+    litgpt_table.show_summary(summary(lines))
