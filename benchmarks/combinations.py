@@ -86,7 +86,7 @@ is built.
 With an attention implementation the blocks of the model are those of a Llama. `flash_attention_2`
 and `flex_attention` are tried in bf16, since flash_attn computes in 16 bits. Of the losses that a
 package computes, trl's and Liger's give the gradients of the plain loss but for rounding; cut
-cross-entropy leaves out small ones (`filter_eps`), so its gradients are other ones.
+cross-entropy leaves out small ones, so its gradients are other ones.
 """
 
 

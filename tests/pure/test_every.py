@@ -59,9 +59,8 @@ def test_fields_refuse_the_pairs_that_the_page_of_combinations_says_they_refuse(
 def _refusal_of(a: str, b: str) -> str:
     """Return why two techniques are refused before anything is built; "" if they are not."""
     fields = combinations.settings(a, b)
-    is_on_card = bool(fields.keys() & set(combinations.ON_A_CARD))
     try:
-        every.check(StepConfig(**fields), CUDA if is_on_card else CPU)
+        every.check(StepConfig(**fields), CUDA if combinations.is_for_a_card(a, b) else CPU)
     except UnsupportedError as error:
         return str(error)
     return ""
