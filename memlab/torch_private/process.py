@@ -56,7 +56,8 @@ CACHES = (
     "torch.distributed.elastic.events._events_loggers",
     "torch.distributed.distributed_c10d._backend",  # of the newest process group
     "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",  # made of a class alone
-    "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker", "torch.ops.",
+    "torch.fx.", "torch.jit.", "torch.mtia._lazy_seed_tracker",
+    "torch.nn.utils.parametrize._cache", "torch.ops.",
     "torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.NO_SERIALIZED_TYPE_NAME_FOUND",
     "torch.utils._stats.", "torch.utils._sympy.", "torch.utils.hooks.RemovableHandle.next_id",
     "torch.utils.weak.", "torch.xpu._lazy_seed_tracker",

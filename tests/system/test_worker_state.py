@@ -10,8 +10,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
-from memlab import StepConfig, measure, predict, workloads
+from memlab import StepConfig, Workload, measure, predict, workloads
 from memlab.arguments.libraries import is_library
 from memlab.worker import isolation
 from tests.models import blocks, linear
@@ -158,6 +159,39 @@ def test_runs_that_change_nothing_share_a_worker(config):
         found = measure(workload, config if workload.name != "linear" else StepConfig(), "cpu")
         assert found.outcome == "ok", found.message
         assert worker_of(isolation.measuring) == worker, workload.name
+
+
+class Doubled(nn.Module):
+    """A layer whose weight is parametrized for as long as a forward, as peft does it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(128, 128, bias=False)
+
+    def forward(self, x):
+        parametrize.register_parametrization(self.inner, "weight", Twice())
+        with parametrize.cached():
+            made = self.inner(x)
+        parametrize.remove_parametrizations(self.inner, "weight", leave_parametrized=False)
+        return made
+
+
+class Twice(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_a_worker_holds_no_cache_that_pytorch_has_dropped():
+    of = {"build_model": Doubled, "make_batch": lambda n: torch.ones(n, 128)}
+    workload = Workload(name="doubled", compute_loss=lambda model, x: model(x).sum(), **of)
+    measure(linear(), StepConfig(), "cpu", repeats=1)
+    worker = worker_of(isolation.measuring)
+    measured = measure(workload, StepConfig(batch_size=4), "cpu", repeats=1)
+    # the weight that the first step has doubled, 65,536 bytes, was still there in the second
+    assert measured.peak_by_category["buffers"] == 0
+    predicted = predict(workload, StepConfig(batch_size=4), "cpu")
+    assert abs(predicted.peak_allocated_bytes - measured.peak_allocated_bytes) < 100
+    assert worker_of(isolation.measuring) == worker
 
 
 def test_a_library_that_shows_warnings_its_own_way_keeps_the_worker():

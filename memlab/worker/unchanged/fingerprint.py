@@ -51,6 +51,10 @@ UNSEEN = frozenset({"__main__", "__mp_main__", __name__})  # the worker itself, 
 ENVIRONMENT = vars(os.environ).get("_data")  # the module posix holds it too
 TOGETHER = 64  # number of places that are compared at once
 MISSING = object()
+CONTAINERS = (dict, list, set)
+LET_GO = object()
+"""In place of a cache: what is noted is held, and with a filled cache that PyTorch has dropped the
+tensors in it would be, such as the weights of `torch.nn.utils.parametrize.cached`."""
 Before = tuple[set[tuple[int, Any, int]], set[tuple[int, int]]]  # changes in places and in parts
 
 
@@ -73,6 +77,11 @@ class ModulePlace:
     def note(self) -> None:
         """Record the present contents as unchanged."""
         self.keys, self.held = tuple(self.read_keys()), tuple(self.read_values())
+        if self.kind == "module":
+            self.held = tuple(
+                LET_GO if type(value) in CONTAINERS and is_cache(f"{self.name}.{key}") else value
+                for key, value in zip(self.keys, self.held, strict=True)
+            )
 
     def accept(self, refused: list[tuple[Any, Any, Any]]) -> None:
         """Record the present contents as unchanged, except for these differences."""
