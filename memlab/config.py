@@ -349,13 +349,20 @@ class StepConfig:
         return {name: _plain(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
-        """Return the fields that differ from the defaults, after the batch size."""
-        changed = [
-            f"{field.name}={_plain(getattr(self, field.name))}"
+        """Return the batch size and the fields that differ from their defaults."""
+        return ", ".join(f"{name}={value}" for name, value in self._changed().items())
+
+    def __repr__(self) -> str:
+        """Return the code that makes this config, as far as its values have code."""
+        said = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"StepConfig({said})"
+
+    def _changed(self) -> dict[str, Any]:
+        return {
+            field.name: _plain(getattr(self, field.name))
             for field in fields(self)
-            if field.name != "batch_size" and getattr(self, field.name) != field.default
-        ]
-        return ", ".join([f"batch_size={self.batch_size}", *changed])
+            if field.name == "batch_size" or getattr(self, field.name) != field.default
+        }
 
 
 def allowed_value(name: str, value: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from memlab.arguments.checks import check_fields, of_type, size
 from memlab.arguments.collectives import Communication
-from memlab.arguments.html_tables import facts_table
 from memlab.arguments.quoting import shown
+from memlab.arguments.tables import facts_table
 from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
 from memlab.config import FP32_FORMATS, Precision, Sharding, StepConfig
 from memlab.errors import MemlabError

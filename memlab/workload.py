@@ -12,9 +12,9 @@ import torch
 
 from memlab.arguments.checks import count, text
 from memlab.arguments.functions import is_same_function
-from memlab.arguments.html_tables import facts_table
 from memlab.arguments.lengths import optional_lengths
 from memlab.arguments.quoting import is_a, printable, shown
+from memlab.arguments.tables import facts_table
 from memlab.arguments.variants import SampleSize as SampleSize
 from memlab.arguments.variants import Value as Value
 from memlab.arguments.variants import WorkloadChoices as WorkloadChoices

@@ -18,7 +18,7 @@ from memlab._panel.page import Page
 from memlab._panel.runner import GOING_ON
 from memlab._panel.verdicts import setting_words
 from memlab._panel.view import View
-from memlab.arguments.html_tables import columns_table
+from memlab.arguments.tables import columns_table
 from memlab.comparing.base_parts import signed
 from memlab.comparing.quantized_base import BaseComparison, BaseRemedy, compare_base
 

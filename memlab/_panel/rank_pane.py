@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from memlab import plots
-from memlab.arguments.html_tables import columns_table
+from memlab.arguments.tables import columns_table
 from memlab.arguments.units import format_bytes
 from memlab.figures.rank_peaks import ALONE, RankBar, rank_bars
 from memlab.figures.rank_timelines import drawn_ranks

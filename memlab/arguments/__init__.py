@@ -6,7 +6,7 @@
 - `rank_settings.py`, `collectives.py`: how ranks share the work, and what they send one another.
 - `loss_kernels.py`: the packages that may compute a loss.
 - `quoting.py` writes a person's value into a message, a picture or generated Python.
-- `html_tables.py` writes escaped texts into the small tables that a notebook shows.
+- `tables.py` writes escaped texts into the small tables that a notebook shows.
 
 Every public function calls this room first. Start reading at `checks.checked`.
 """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memlab.arguments.html_tables import columns_table, facts_table
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.changes.judging import COSTS, CostChange, CostVerdict
 from memlab.changes.setting_cost import SettingCost
 from memlab.result import format_percent

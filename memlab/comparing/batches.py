@@ -15,6 +15,7 @@ from memlab.arguments.checks import checked, seconds, size
 from memlab.config import StepConfig
 from memlab.predicting.interpolation import interpolated
 from memlab.result import StepResult
+from memlab.store.frames import ResultList
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
@@ -76,7 +77,7 @@ def predict_batches(
         )
 
     made = {config: predicted(config)}
-    results = []
+    results = ResultList()
     for asked in configs:
         if asked in made:
             results.append(made[asked].result)

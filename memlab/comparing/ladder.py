@@ -19,6 +19,7 @@ from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.records.where import is_here
 from memlab.result import Outcome, StepResult
+from memlab.store.frames import ResultList
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
@@ -107,7 +108,7 @@ def ladder(
             config = result.config
 
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
-    return results
+    return ResultList(results)
 
 
 def _checked(rungs: Any, plain: StepConfig) -> list[Rung]:

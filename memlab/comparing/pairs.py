@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from memlab import workloads
 from memlab.api import measure, predict
 from memlab.arguments.checks import checked, count, size
+from memlab.arguments.tables import aligned
 from memlab.arguments.units import GIB, format_bytes, format_seconds, parse_bytes
 from memlab.config import Checkpointing, Optimizer, StepConfig
 from memlab.devices.cards import resolve
@@ -93,18 +94,13 @@ class Pair:
         kind = counted(plain).kind
         rows = [["", "batch", "peak predicted", "peak measured", "step", "a sample"]]
         rows += [_row("baseline", self.baseline), _row("optimized", self.optimized)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
         theirs = self.repository_ratio
         said = f"the repository's is {theirs:.1f}x" if theirs else "the repository states none"
         more = " or more" if self.optimized.is_capped else ""
         return "\n".join([
             f"{plain.workload_name} on {plain.device}, {format_bytes(self.limit_bytes)} {kind}; "
             "peaks are allocated bytes",
-            *table,
+            *aligned(rows),
             f"baseline: {plain.config}",
             f"optimized: {self.optimized.predicted.config}",
             f"ratio of the batches: {self.ratio:.1f}x{more}; {said}",

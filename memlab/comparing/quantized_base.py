@@ -14,8 +14,8 @@ import torch
 
 from memlab.api import predict
 from memlab.arguments.checks import checked, seconds
-from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.quoting import shown
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.comparing.base_parts import QUANTIZED, BasePart, parts_of, place_words, signed
 from memlab.config import StepConfig

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memlab.arguments.tables import aligned
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.operators.cost import BUSY_SHARE
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
@@ -155,18 +156,6 @@ def summary_table(scores: Sequence[Score]) -> list[str]:
             f"{found.held} of {len(found.errors)}",
         ])  # fmt: skip
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines of text; all columns but the first to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def words(scores: Sequence[Score], pairs: Sequence[SettingPair], *, is_card: bool) -> list[str]:

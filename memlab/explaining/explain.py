@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memlab.arguments.checks import checked
-from memlab.arguments.html_tables import columns_table
+from memlab.arguments.tables import columns_table
 from memlab.arguments.units import format_bytes
 from memlab.explaining.holdings import WORKSPACE, Group, group, name_of_buffers
 from memlab.explaining.remedies import LEAST_SHARE, REPLICATED, Remedy, remedies

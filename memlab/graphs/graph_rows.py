@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from memlab.arguments.html_tables import columns_table
+from memlab.arguments.tables import columns_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
 from memlab.result import Outcome

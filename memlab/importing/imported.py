@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.quoting import shown
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.config import StepConfig
 from memlab.workload import Workload
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlab.arguments.checks import checked, count, size
-from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.lengths import sample_lengths
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_percent, parse_bytes
 from memlab.errors import ConfigError, UnsupportedError
 from memlab.lengths.batchings import Batching, batchings

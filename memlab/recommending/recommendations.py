@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
-from memlab.arguments.html_tables import columns_table, facts_table
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
 from memlab.recommending.combinations import in_words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from memlab.arguments.html_tables import columns_table, facts_table
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.snapshots.fragmentation import Fragmentation

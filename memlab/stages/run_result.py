@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memlab.arguments.checks import check_fields
-from memlab.arguments.html_tables import columns_table, facts_table
 from memlab.arguments.quoting import listed, shown
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes
 from memlab.config import StepConfig
 from memlab.errors import ConfigError

@@ -1,21 +1,206 @@
-"""Results as tables: `to_frame` of some, `results` of what the store holds."""
+"""Results as tables: `table` for people, `to_frame` for pandas, `results` of the whole store."""
 
+import dataclasses
+import math
 import os
+import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlab.arguments.checks import anything, checked
 from memlab.arguments.quoting import is_a, shown
+from memlab.arguments.tables import aligned, columns_table
+from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
+from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Source, StepResult
 from memlab.store.database import reading, store_path
 from memlab.store.identity import workload_key
 from memlab.store.rows import StoredRun, select
+from memlab.trace import Category
 from memlab.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# how a column is shown, by the end of its name
+UNITS: dict[str, Callable[[Any], str]] = {
+    "_bytes": format_bytes,
+    "_seconds": format_seconds,
+    "_fraction": format_percent,
+    "_error": signed_percent,
+}
+COSTS = ("outcome", "peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "fit", "message")
+WHAT = ("workload_name", "source", "device")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultTable:
+    """A table for people: its cells are text, with units. `to_frame` has the numbers.
+
+    Attributes:
+        caption: what all rows have in common.
+        heads: of the columns.
+        rows: the cells, as text.
+        notes: sentences that a reader of the rows must know, each once.
+    """
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the table as lines of text."""
+        lines = aligned([self.heads, *self.rows])
+        return "\n".join([*filter(None, [self.caption]), *lines, *self.notes])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from html import escape  # 5 ms that `import memlab` need not wait for
+
+        said = "".join(f"<p>{escape(text)}</p>" for text in self.notes)
+        folded = f"<details><summary>Notes</summary>{said}</details>" if said else ""
+        head = f"<p>{escape(self.caption)}</p>" if self.caption else ""
+        return f"{head}{columns_table(self.heads, self.rows)}{folded}"
+
+
+class ResultList(list[StepResult]):
+    """A list of results that shows itself as a table."""
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        return str(table(self)) if self else "[]"
+
+    def _repr_html_(self) -> str:
+        return table(self)._repr_html_()
+
+
+@checked(rows=anything, columns=anything)
+def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
+    """Return a table for people: what differs between the rows, and what they cost, in units.
+
+    Args:
+        rows: results, also by name: `{"plain": result, ...}`. Or a DataFrame, or rows as dicts,
+            whose numbers are shown by the end of the name of their column: `_bytes`, `_seconds`,
+            `_fraction`, or `_error` (a share with its sign).
+        columns: of `to_frame`, or of the rows, to show; None for what differs and what it costs.
+
+    Raises:
+        ConfigError: something in `rows` is neither a result nor a dict, or there is no such column.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("vit-digits")
+    >>> small, large = (memlab.StepConfig(batch_size=size) for size in (8, 64))
+    >>> found = [memlab.predict(workload, config, "t4") for config in (small, large)]
+    >>> shown = table(found, ["peak_parameters_bytes", "peak_inputs_bytes"])
+    >>> shown.heads[1:], shown.rows[1]
+    (('parameters at the peak', 'inputs at the peak'), ('64', '10.3 MiB', '256 KiB'))
+    """
+    import pandas as pd
+
+    if is_a(rows, pd.DataFrame):
+        return _of_frame(rows, "", columns)
+
+    names = [str(name) for name in rows] if is_a(rows, Mapping) else None
+    try:
+        given = list(rows.values() if is_a(rows, Mapping) else rows)
+    except TypeError:
+        raise ConfigError(
+            f"rows={shown(rows)} is no list; pass results, dicts or a DataFrame"
+        ) from None
+
+    of_results = all(is_a(row, StepResult) for row in given)
+    if not of_results and not all(is_a(row, Mapping) for row in given):
+        wrong = next(row for row in given if not is_a(row, Mapping))
+        raise ConfigError(f"rows hold {shown(wrong)}; pass StepResults only, or dicts only")
+    if not of_results:
+        return _of_frame(pd.DataFrame(given, index=names), "", columns)
+
+    frame = to_frame(given)
+    frame.index = frame.index if names is None else pd.Index(names)
+    return _of_results(given, frame, columns)
+
+
+def _of_results(
+    given: list[StepResult], frame: "pd.DataFrame", columns: Iterable[str] | None
+) -> ResultTable:
+    """Return the table of results: caption, settings that differ, costs with their uncertainty."""
+    if not given:
+        return ResultTable("no results", (), ())
+
+    frame["precision"] = frame["number_format"]
+    settings = [field.name for field in dataclasses.fields(StepConfig)]
+    differing = [name for name in (*WHAT, *settings) if frame[name].map(str).nunique() > 1]
+    one, changed = given[0], given[0].config
+    equal = [str(getattr(one, name)) for name in WHAT if name not in differing]
+    same = [part for part in str(changed).split(", ") if part.partition("=")[0] not in differing]
+
+    frame = frame.assign(
+        **{
+            name: [
+                _cell(name, value) + one._spread(name)
+                for one, value in zip(given, frame[name], strict=True)
+            ]
+            for name in ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds")
+        }
+    )
+    if columns is None:
+        columns = [name for name in COSTS if frame[name].map(bool).any()]
+        if set(frame["outcome"]) == {"ok"}:
+            columns = [name for name in columns if name not in ("outcome", "message")]
+    found = _of_frame(frame, ", ".join([*equal, *same]), dict.fromkeys([*differing, *columns]))
+
+    # a sentence that differs only in its numbers stands once
+    estimates = [one.message for one in given if one.message.startswith("interpolated")]
+    said = [*estimates, *(note for one in given for note in one.notes)]
+    notes = {re.sub(r"[\d.,]+", "", text): text for text in said}
+    return dataclasses.replace(found, notes=tuple(notes.values()))
+
+
+def _of_frame(frame: "pd.DataFrame", caption: str, columns: Iterable[str] | None) -> ResultTable:
+    columns = list(frame.columns if columns is None else columns)
+    if unknown := [name for name in columns if name not in frame.columns]:
+        raise ConfigError(
+            f"columns hold {shown(unknown[0])}; allowed are {', '.join(map(str, frame.columns))}"
+        )
+
+    has_names = frame.index.dtype == object or frame.index.dtype == "string"
+    heads = [""] * has_names + [_head(str(name)) for name in columns]
+    cells = [[_cell(str(name), value) for value in frame[name]] for name in columns]
+    named = [[str(name) for name in frame.index]] if has_names else []
+    return ResultTable(caption, tuple(heads), tuple(zip(*named, *cells, strict=True)))
+
+
+def _head(name: str) -> str:
+    """Return the head of a column.
+
+    >>> _head("peak_activations_bytes"), _head("step_seconds"), _head("batch_size")
+    ('activations at the peak', 'step time', 'batch size')
+    """
+    plain = name
+    for end in UNITS:
+        plain = plain.removesuffix(end)
+    category = re.fullmatch(r"peak_(\w+)_bytes", name)
+    if category and category[1] in set(Category):
+        return f"{category[1].replace('_', ' ')} at the peak"
+    return f"{plain.replace('_', ' ')}{' time' * name.endswith('step_seconds')}"
+
+
+def _cell(name: str, value: Any) -> str:
+    """Return a value as a person reads it, by the end of the name of its column."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    for end, shown_as in UNITS.items():
+        if name.endswith(end):
+            return shown_as(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @checked()
@@ -108,7 +293,7 @@ def stored_results(
     device: str | None = None,
     source: Source | None = None,
     path: str | os.PathLike[str] | None = None,
-) -> list[StepResult]:
+) -> ResultList:
     """Return what the store holds as full results with their timelines, the newest last.
 
     Args:
@@ -127,7 +312,7 @@ def stored_results(
     """
     given = {"workload": workload, "device": device, "source": source}
     runs = stored_runs(given, path, is_whole=True)
-    return [run.result for run in runs]
+    return ResultList(run.result for run in runs)
 
 
 def stored_runs(

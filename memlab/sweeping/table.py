@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from memlab.config import StepConfig
 from memlab.result import Outcome, StepResult
-from memlab.store.frames import to_frame
+from memlab.store.frames import COSTS, table, to_frame
 from memlab.sweeping.settings import Setting
 
 if TYPE_CHECKING:
     import pandas as pd
-
-COSTS = ("outcome", "peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "message")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,9 +116,8 @@ class SweepTable:
         """Return a table for notebooks: what varies, and what it costs."""
         frame = self.frame()
         shown = [name for name in (*self.varied, *COSTS) if name in frame.columns]
-        table: str = frame[shown].dropna(axis="columns", how="all").to_html(max_rows=60)
-        notes = "".join(f"<p>{note}</p>" for note in self.notes)
-        return f"{table}{notes}"
+        told = table(frame[shown].dropna(axis="columns", how="all"))
+        return replace(told, notes=self.notes)._repr_html_()
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memlab.arguments.html_tables import facts_table
+from memlab.arguments.tables import facts_table
 from memlab.result import Outcome
 
 

@@ -1,7 +1,7 @@
-"""Small HTML tables: how results, reports and workloads show themselves in a notebook.
+"""Small tables, as HTML for a notebook and as text: how results and reports show themselves.
 
-Every text is escaped. A table has no colours of its own, so it reads as well on a dark page as on a
-light one.
+Every text in HTML is escaped. A table has no colours of its own, so it reads as well on a dark page
+as on a light one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,3 +39,15 @@ def columns_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines of text; all columns but the first to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import memlab
 from memlab import Outcome, StepConfig, StepResult, VerifyReport, Workload, workloads
-from memlab.arguments.html_tables import columns_table, facts_table
+from memlab.arguments.tables import columns_table, facts_table
 from memlab.result import Source
+from memlab.store.frames import ResultList
 from memlab.trace import Category
 from tests.panel_parts import make_result
 
@@ -209,3 +211,67 @@ def test_texts_and_pickles_are_those_of_before():
     result = make_result(config=StepConfig(batch_size=2))
     assert repr(result) == str(result)
     assert StepResult.from_dict(result.to_dict())._repr_html_() == result._repr_html_()
+
+
+def found(**fields):
+    fields = {"workload_name": "mine", "device": "t4", "peak_allocated_bytes": 3 * 2**20} | fields
+    config = StepConfig(**fields.pop("config", {}))
+    how = {"outcome": Outcome.OK, "message": "", "source": Source.PREDICTED, "config": config}
+    return StepResult(**how, **fields)
+
+
+def test_a_table_shows_what_differs_with_units_and_uncertainty():
+    rows = [
+        found(config={"batch_size": 4}, uncertainty={"peak_allocated_bytes": 0.02}),
+        found(config={"batch_size": 16, "memory_budget": 0.5}, step_seconds=0.25),
+    ]
+    table = memlab.table(rows)
+    assert table.caption == "mine, predicted, t4"
+    assert table.heads == ("batch size", "memory budget", "peak allocated", "step time")
+    assert table.rows == (("4", "1", "3.00 MiB +-2 %", ""), ("16", "0.5", "3.00 MiB", "250 ms"))
+
+
+def test_a_note_that_differs_in_its_numbers_stands_once_below_the_table():
+    rows = [found(notes=(f"{share} % was timed beside other programs",)) for share in (93, 100)]
+    assert memlab.table(rows).notes == ("100 % was timed beside other programs",)
+    assert memlab.table(rows)._repr_html_().count("beside other programs") == 1
+
+
+def test_an_outcome_that_is_not_ok_brings_its_sentence():
+    failed = dataclasses.replace(
+        found(), outcome=Outcome.OUT_OF_MEMORY, message="it needs more", peak_allocated_bytes=None
+    )
+    table = memlab.table({"plain": found(), "other": failed})
+    assert table.heads == ("", "outcome", "peak allocated", "message")
+    assert table.rows[1] == ("other", "out_of_memory", "", "it needs more")
+
+
+def test_columns_of_a_frame_are_shown_by_the_end_of_their_name():
+    rows = [
+        {"n": 2.5, "peak_activations_bytes": 2**20, "time_error": -0.02, "same": True, "x": None}
+    ]
+    table = memlab.table(rows)
+    assert table.heads == ("n", "activations at the peak", "time", "same", "x")
+    assert table.rows == (("2.5", "1.00 MiB", "-2.00 %", "yes", ""),)
+
+
+def test_a_list_of_results_shows_itself_as_a_table():
+    assert str(ResultList([found()])).splitlines()[-1] == "3.00 MiB"
+    assert str(ResultList()) == "[]"
+
+
+@pytest.mark.parametrize("rows", [3, [3], "text", [found(), {}], [{}, found()], [None]])
+def test_what_is_no_row_is_named(rows):
+    with pytest.raises(memlab.MemlabError, match="pass"):
+        memlab.table(rows)
+
+
+def test_a_column_that_is_not_there_is_named():
+    with pytest.raises(memlab.MemlabError, match="columns hold 'nope'; allowed are workload_name"):
+        memlab.table([found()], ["nope"])
+
+
+def test_the_repr_of_a_config_is_code_with_what_differs_from_the_default():
+    config = StepConfig(batch_size=4, precision="bf16-mixed", max_grad_norm=1.0)
+    assert repr(config) == "StepConfig(batch_size=4, precision='bf16-mixed', max_grad_norm=1.0)"
+    assert eval(repr(config)) == config
