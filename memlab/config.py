@@ -5,6 +5,7 @@ checked here. `build_step` checks whether the device and this version of torch s
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -340,6 +341,17 @@ class StepConfig:
     def micro_batch_size(self) -> int:
         """Samples in the largest micro-batch."""
         return -(-self.rank_batch_size // self.accumulation_steps)
+
+    def divided_further(self) -> "StepConfig | None":
+        """Return the config with twice as many micro-batches; None if each has one sample.
+
+        Ranks take micro-batches of equal size: three samples become three micro-batches.
+        """
+        size, steps = self.micro_batch_size, min(2 * self.accumulation_steps, self.batch_size)
+        if self.sharding is not Sharding.NONE:
+            factors = (n for n in range(2, math.isqrt(size) + 1) if size % n == 0)
+            steps = self.accumulation_steps * next(factors, size)
+        return None if size == 1 else replace(self, accumulation_steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.

@@ -4,7 +4,9 @@ A pure function of the runs and the kept predictions. It predicts nothing itself
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from memlab._panel.line import Line
 from memlab._panel.runs import Run
@@ -14,6 +16,7 @@ from memlab.arguments.units import format_bytes
 from memlab.config import BudgetEngine, Checkpointing, Precision, StepConfig
 from memlab.errors import ConfigError
 from memlab.result import Outcome, StepResult
+from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.recompute.model_cache import OFF
 from memlab.trace import CATEGORIES, Category
@@ -144,22 +147,35 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
 
 def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
     """Offer the next setting to try, where nothing on the table fits."""
-    config = here.config
-    batch, steps = config.batch_size, config.accumulation_steps
+    kind = "cpu" if here.device.startswith("cpu") else "cuda"
+    for fields in _next_settings(here.config):
+        try:
+            asked = replace(here.config, **fields)
+        except ConfigError:
+            continue
+
+        if not every.is_refused(asked, kind):
+            field, value = next(iter(fields.items()))
+            words = f"try {setting_words(field, value)}"
+            return Line(f"{_none_fits(here, runs)}{words}", remedy=(words, fields), kind=WARN)
+
+    each = "for each rank " if here.config.world_size > 1 else ""
+    return Line(f"a single sample {each}does not fit, however much is recomputed", kind=WARN)
+
+
+def _next_settings(config: StepConfig) -> Iterator[dict[str, Any]]:
+    """Yield what may be tried next, what changes least first: budget, micro-batches, batch."""
     lower = next((b for b in NEXT_BUDGETS if b < config.memory_budget), None)
-    fields: dict[str, object] = {"batch_size": batch // 2, "accumulation_steps": batch // 2}
     is_eager = not config.compile and config.checkpointing is Checkpointing.NONE
 
     if is_eager and lower is not None and config.budget_engine is BudgetEngine.EAGER:
-        fields = {"memory_budget": lower}  # it leaves the gradient as it is, bit by bit
-    elif steps < batch:
-        fields = {"accumulation_steps": min(2 * steps, batch)}
-    elif batch == 1:
-        return Line("a single sample does not fit, however much is recomputed", kind=WARN)
-
-    field, value = next(iter(fields.items()))
-    words = setting_words(field, value)
-    return Line(f"{_none_fits(here, runs)}try {words}", remedy=(f"try {words}", fields), kind=WARN)
+        yield {"memory_budget": lower}  # it leaves the gradient as it is, bit by bit
+    if further := config.divided_further():
+        yield {"accumulation_steps": further.accumulation_steps}
+    if half := config.rank_batch_size // 2:
+        steps = min(config.accumulation_steps, half)
+        batch = half * config.data_parallel_size
+        yield {"batch_size": batch, "accumulation_steps": steps}
 
 
 def _none_fits(here: StepResult, runs: Sequence[Run]) -> str:

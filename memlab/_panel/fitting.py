@@ -5,6 +5,7 @@ searched anew each time, and so is what an earlier search has set: else a larger
 bring back what a smaller one took away. Everything else that a person has changed stays.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from memlab._panel.runner import GOING_ON
 from memlab._panel.view import View
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
+from memlab.errors import ConfigError
 from memlab.limits.judgement import Judgement
 from memlab.recommending.recommend import recommend
 from memlab.recommending.recommendations import Recommendations
@@ -161,7 +163,9 @@ class Fitting:
         """Return a config with what is to be searched at its default."""
         default = StepConfig()
         free = {f for f, value in self._moved.items() if getattr(config, f) == value}
-        return replace(config, **{f: getattr(default, f) for f in {*free, *SEARCHED_ANEW}})
+        with contextlib.suppress(ConfigError):  # a person's own setting may need one of these
+            config = replace(config, **{f: getattr(default, f) for f in free})
+        return replace(config, **{f: getattr(default, f) for f in SEARCHED_ANEW})
 
     def _is_past(self, job: FitJob) -> bool:
         """Whether what is on screen asks for another search."""

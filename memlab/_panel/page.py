@@ -337,7 +337,12 @@ class Page:
             fit = verdicts.Verdict(verdicts.OPEN, "the limit is not a size")
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
-        self._view.show_advice(self._not_recorded() or now.advice(self._log.own, limit))
+        try:
+            advice = self._not_recorded() or now.advice(self._log.own, limit)
+        except Exception as error:  # the answer stands without it
+            advice = Line("")
+            self.show_error(error)
+        self._view.show_advice(advice)
 
     def _failure(self, now: Outlook) -> tuple[str, str] | None:
         """Return a title and a sentence if the model cannot be trained; None if it can."""
@@ -360,27 +365,36 @@ class Page:
 
     def _draw_pictures(self, _: object) -> None:
         with self.guarded():
-            question, limit = self._asked.question, self._asked.limit
-            estimate = self.forecasts.look(question, limit) if question else None
-            if question != self._looked and self._looked is not None:
-                self._before = self._looked
-            is_asked = question is not None and self._requests.on_screen(question, estimate)
-            with self.lock:
-                self._estimate, self._looked = estimate, question
-                self._show_outlook()
-                where = (self._asked.name, self._view.device_name)
-                if question:
-                    where = (question.workload_name, question.device)
-                now = self.outlook()
-                known = self.forecasts.known_of(question) if question else []
-                scene = now.scene(self._log, where, self._asked.limit, known)
+            try:
+                self._draw_what_is_asked()
+            except Exception:
+                self._view.show_stale(texts.NOT_DRAWN)
+                raise
 
-            # before the pictures, since somebody may wait for it
-            self._keeper.settle()
-            self._requests.later()
-            self._view.pictures.draw(scene)
-            self._drawn()
-            self._garbage.note(self._view.pictures.num_drawn)
-            if question and estimate and not is_asked and self.job is None:
-                self._requests.ahead(question, estimate, self._before)
-            self._elsewhere.refresh()
+    def _draw_what_is_asked(self) -> None:
+        question, limit = self._asked.question, self._asked.limit
+        estimate = self.forecasts.look(question, limit) if question else None
+        if question != self._looked and self._looked is not None:
+            self._before = self._looked
+        is_asked = question is not None and self._requests.on_screen(question, estimate)
+        with self.lock:
+            self._estimate, self._looked = estimate, question
+            self._show_outlook()
+            where = (self._asked.name, self._view.device_name)
+            if question:
+                where = (question.workload_name, question.device)
+            now = self.outlook()
+            known = self.forecasts.known_of(question) if question else []
+            scene = now.scene(self._log, where, self._asked.limit, known)
+
+        # before the pictures, since somebody may wait for it
+        self._keeper.settle()
+        self._requests.later()
+        self._view.pictures.draw(scene)
+        for error in self._view.pictures.failed:
+            self.show_error(error)
+        self._drawn()
+        self._garbage.note(self._view.pictures.num_drawn)
+        if question and estimate and not is_asked and self.job is None:
+            self._requests.ahead(question, estimate, self._before)
+        self._elsewhere.refresh()

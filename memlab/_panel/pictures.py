@@ -5,9 +5,10 @@ person who moves a slider waits for it; the heat map comes last, since the impor
 0.7 s. What holds the peak is drawn only while a person has opened it.
 """
 
+import contextlib
 import functools
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from memlab._panel.readout import (
     readout,
 )
 from memlab._panel.runs import Run, count_runs
+from memlab._panel.texts import NOT_DRAWN, error_text
 from memlab.explaining.explain import explain
 from memlab.figures.category_names import category_names
 from memlab.figures.look import axes_box
@@ -137,6 +139,7 @@ class Pictures:
         details: what holds the peak, as a map and in words; drawn while it is displayed.
         ranks: what each rank holds; drawn while it is displayed.
         num_drawn: pictures so far.
+        failed: why pictures or their readouts were not made, since `draw` was called.
     """
 
     def __init__(self) -> None:
@@ -149,12 +152,17 @@ class Pictures:
         self.ranks = RankPane()
         self._drawn: dict[str, Any] = {}
         self.num_drawn = 0
+        self.failed: list[Exception] = []
         self._name = f"memlab-{id(self)}"
         # the timeline, the bar and the next limit ask for the same result
         self._lowering = functools.lru_cache(2)(lowering)
 
     def draw(self, scene: Scene) -> None:
-        """Draw the pictures that have changed, the memory timeline first."""
+        """Draw the pictures that have changed, the memory timeline first.
+
+        One that cannot be drawn says so in its place, and takes no other with it.
+        """
+        self.failed = []
         if scene.filled is not None:
             self._draw_memory(scene, scene.filled)
         elif scene.why:
@@ -162,10 +170,13 @@ class Pictures:
             self._wait_for_peak(WAITING["peak"])
 
         if scene.at_peak is not None or scene.why:
-            self.ranks.draw(scene.at_peak)
+            with self._noted():
+                self.ranks.draw(scene.at_peak)
         if scene.runs:
-            self._draw_runs(scene)
-            self._draw_heat_map(scene)
+            with self._noted("step_times", "memory_against_time"):
+                self._draw_runs(scene)
+            with self._noted("heat_map"):
+                self._draw_heat_map(scene)
         else:
             for name in OF_RUNS:
                 self._wait(name, WAITING[name])
@@ -222,7 +233,12 @@ class Pictures:
             lambda size: plots.peak_map(at_peak, limit_bytes=limit, size=size),
             f"what holds the peak, by category and module: {at_peak}",
         )
-        said = explain(at_peak.against_limit(limit))._repr_html_()
+        self._explanation.value = ""
+        with self._noted():
+            self._explain(at_peak.against_limit(limit))
+
+    def _explain(self, at_peak: StepResult) -> None:
+        said = explain(at_peak)._repr_html_()
         # it scrolls, so it can be focused, and its keys are kept from JupyterLab's own shortcuts
         self._explanation.value = (
             '<div class="memlab-scrolled" tabindex="0" role="region" '
@@ -287,10 +303,23 @@ class Pictures:
         """Draw a picture if its key is new; `over` returns HTML that lies over it."""
         if self._drawn.get(name) == key:
             return
-        figure = draw(SIZES[name])
-        self.boxes[name].value = _framed(name, plots.to_svg(figure, label=label) + over(figure))
         self._drawn[name] = key
-        self.num_drawn += 1
+        with self._noted(name):
+            figure, above = draw(SIZES[name]), ""
+            with self._noted():
+                above = over(figure)
+            self.boxes[name].value = _framed(name, plots.to_svg(figure, label=label) + above)
+            self.num_drawn += 1
+
+    @contextlib.contextmanager
+    def _noted(self, *names: str) -> Iterator[None]:
+        """Note an exception, and say in the boxes of these pictures that they are not drawn."""
+        try:
+            yield
+        except Exception as error:
+            self.failed.append(error)
+            for name in names:
+                self.boxes[name].value = _waiting(name, f"{NOT_DRAWN}: {error_text(error)}")
 
     def _wait_for_peak(self, text: str) -> None:
         self._wait("peak", text)

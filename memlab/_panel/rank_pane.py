@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from memlab import plots
+from memlab._panel.texts import NOT_DRAWN, error_text
 from memlab.arguments.tables import columns_table
 from memlab.arguments.units import format_bytes
 from memlab.figures.rank_peaks import ALONE, RankBar, rank_bars
@@ -60,9 +61,14 @@ class RankPane:
         if result is None:
             self._picture.value, self._sent.value = _framed(f"<p>{ALONE}</p>"), ""
             return
-        figure, label = _picture_of(result, self.choice.value, ranks)
-        self._picture.value = _framed(plots.to_svg(figure, label=label))
         self._sent.value = sent_html(result)
+        try:
+            figure, label = _picture_of(result, self.choice.value, ranks)
+            self._picture.value = _framed(plots.to_svg(figure, label=label))
+        except Exception as error:
+            said = html.escape(f"{NOT_DRAWN}: {error_text(error)}")
+            self._picture.value = _framed(f"<p>{said}</p>")
+            raise
 
     def _offer(self, options: list[str]) -> None:
         """Offer other ranks; one that is chosen and there is no more gives way to the peaks."""

@@ -58,6 +58,7 @@ MORE = tuple(technique for technique in EVERY if technique not in (*OF_OPTIMIZER
 
 
 NOT_SPLIT = "the batch is not split"
+NOT_DRAWN = "this picture cannot be drawn"
 
 
 def budget_line(settings: Settings, facts: WorkloadFacts | None, asked: Setup) -> Line:

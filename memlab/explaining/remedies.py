@@ -8,6 +8,7 @@ the rest, mostly to 5 %; of a few MiB they may be half. Whether a model breaks a
 here: `measure` says it.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from memlab.config import (
     Sharding,
     StepConfig,
 )
+from memlab.errors import ConfigError
 from memlab.explaining import logits
 from memlab.explaining.holdings import Group, blocks_pattern, patterns
 from memlab.result import StepResult
@@ -144,17 +146,19 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda remedy: -(remedy.freed_bytes or 0)))
 
 
-def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Remedy:
-    return Remedy(change=change, config=replace(step.config, **change), **facts)
+def _remedy(step: _TracedStep, change: Mapping[str, Any], **facts: Any) -> Iterator[Remedy]:
+    """Yield the remedy of this change; nothing where no config is like this."""
+    with contextlib.suppress(ConfigError):
+        config = replace(step.config, **change)
+        yield Remedy(change=change, config=config, **facts)
 
 
 def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
     config = step.config
-    steps = min(2 * config.accumulation_steps, config.batch_size)
-    if steps == config.accumulation_steps or config.optimizer_in_backward:
+    further = config.divided_further()
+    if further is None or config.optimizer_in_backward:
         return
-    change: dict[str, Any] = {"accumulation_steps": steps}
-    divided = replace(config, **change).micro_batch_size
+    divided = further.micro_batch_size
     smaller = divided / config.micro_batch_size
     scaled = [Category.ACTIVATIONS, Category.TEMPORARIES]
     if not step.result.device.startswith("cpu"):
@@ -167,9 +171,9 @@ def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
         gradients = live[:, CATEGORIES.index(Category.GRADIENTS)]
         newborn = np.maximum(np.diff(gradients, prepend=gradients[0]), 0)
         gradients[in_batch] = gradients.max() + newborn[in_batch]
-    yield _remedy(
+    yield from _remedy(
         step,
-        change,
+        {"accumulation_steps": further.accumulation_steps},
         effect=f"micro-batches of {divided} instead of {config.micro_batch_size}, so less is saved "
         "for each backward",
         price="more and smaller kernels; equal gradients within rounding, unless BatchNorm or "
@@ -187,7 +191,7 @@ def _checkpointing(step: _TracedStep) -> Iterator[Remedy]:
     activations = step.at_peak(Category.ACTIVATIONS)
     share = (sum(inside) - max(inside, default=0)) / activations if activations else 0.0
     traced = bool(inside) or not compilation.is_compiled(step.config)
-    yield _remedy(
+    yield from _remedy(
         step,
         {"checkpointing": Checkpointing.BLOCKS},
         effect=f"of the blocks {blocks} only the input of each is kept, and one at a time is run "
@@ -216,7 +220,7 @@ def _chunks(step: _TracedStep) -> Iterator[Remedy]:
     if step.config.loss_reads_head or not total:
         return
     live = logits.without_logits(step.timeline, step.live, step.holdings, CHUNKS)
-    yield _remedy(
+    yield from _remedy(
         step,
         {"loss_chunks": CHUNKS},
         effect="the logits, their log-softmax and their gradient are never whole",
@@ -236,7 +240,7 @@ def _mixed(step: _TracedStep) -> Iterator[Remedy]:
     kind = Precision.BF16_MIXED if _has_bf16(step.result) else Precision.FP16_MIXED
     if kind is Precision.FP16_MIXED and step.result.device.startswith("cpu"):
         return
-    yield _remedy(
+    yield from _remedy(
         step,
         {"precision": kind},
         effect="matrix products save 16-bit activations; the weights stay fp32, and a cast copy of "
@@ -258,7 +262,7 @@ def _bf16(step: _TracedStep) -> Iterator[Remedy]:
         halved += [Category.ACTIVATIONS, Category.TEMPORARIES]
     # under autocast copies of the weights go too; the workspace of an RNN does not halve
     can_say = step.is_fp32 and not step.has_operator(*RECURRENT)
-    yield _remedy(
+    yield from _remedy(
         step,
         {"precision": Precision.BF16},
         effect="weights, gradients and optimizer state take 2 bytes a number instead of 4"
@@ -273,7 +277,7 @@ def _bf16(step: _TracedStep) -> Iterator[Remedy]:
 def _optimizer(step: _TracedStep) -> Iterator[Remedy]:
     if step.config.optimizer not in TWO_STATES:
         return
-    yield _remedy(
+    yield from _remedy(
         step,
         {"optimizer": Optimizer.ADAFACTOR},
         effect="a row and a column of each matrix instead of two states as large as it",
@@ -281,7 +285,7 @@ def _optimizer(step: _TracedStep) -> Iterator[Remedy]:
         categories=(Category.OPTIMIZER_STATE,),
         freed_bytes=step.freed({Category.OPTIMIZER_STATE: 0.0}),
     )
-    yield _remedy(
+    yield from _remedy(
         step,
         {"optimizer": Optimizer.SGD_MOMENTUM},
         effect="one state a weight instead of two",
@@ -294,7 +298,7 @@ def _optimizer(step: _TracedStep) -> Iterator[Remedy]:
 def _in_backward(step: _TracedStep) -> Iterator[Remedy]:
     if step.config.optimizer_in_backward:
         return
-    yield _remedy(
+    yield from _remedy(
         step,
         {"optimizer_in_backward": True},
         effect="each gradient is used and freed as soon as backward has it",
@@ -311,7 +315,7 @@ def _parts(step: _TracedStep) -> Iterator[Remedy]:
         (Sharding.ZERO2, "weights are gathered in each forward, and are whole until backward ends"),
         (Sharding.ZERO3, "weights are gathered in each forward and again in each backward"),
     ):
-        yield _remedy(
+        yield from _remedy(
             step,
             {"sharding": sharding},
             effect=f"each of {config.data_parallel_size} ranks holds its part of weights, "
@@ -328,7 +332,7 @@ def _budget(step: _TracedStep) -> Iterator[Remedy]:
     is_plain = config == config.without_recompute() and not compilation.is_compiled(config)
     if not is_plain or not step.holdings or step.has_operator(*RECURRENT):
         return
-    yield _remedy(
+    yield from _remedy(
         step,
         {"memory_budget": BUDGET},
         effect="at most half of the activations are held, what is cheapest to recompute goes first",

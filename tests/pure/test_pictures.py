@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from memlab import StepConfig
+from memlab import StepConfig, plots
 from memlab._panel import comparisons
 from memlab._panel.pictures import Pictures, Scene
 from memlab._panel.runs import RunLog
+from memlab.errors import ConfigError
 from memlab.result import Source
 from memlab.trace import Category
 from tests.figure_parts import MIB, held, make_held, make_result
@@ -118,6 +119,42 @@ def test_dots_of_neighbours_wait_until_the_slider_rests(pictures):
     assert box.value == first
     pictures.draw(scene(runs=runs, prediction=predicted(batch=32)))
     assert box.value != first
+
+
+# what cannot be drawn
+
+
+def broken(*_, **__):
+    raise ConfigError("batch_size=12 does not divide")
+
+
+@pytest.mark.parametrize("name", ["timeline", "peak_bar", "step_times", "memory_against_time"])
+def test_a_picture_that_cannot_be_drawn_says_so_and_takes_no_other_with_it(
+    pictures, monkeypatch, name
+):
+    now = scene(prediction=predicted(), runs=logged(config(8), config(16, 2)))
+    pictures.draw(now)  # with the pictures of another setting, which must not stay
+    monkeypatch.setattr(plots, name, broken)
+    pictures.draw(
+        scene(prediction=predicted(batch=32), runs=logged(config(8), config(16, 2), config(4)))
+    )
+    box = pictures.boxes.get(name, pictures.boxes["peak"]).value
+    assert "this picture cannot be drawn: ConfigError: batch_size=12 does not divide" in box
+    assert "memlab-waiting" in box
+    assert "<svg" not in box
+    assert sum("cannot be drawn" in box.value for box in pictures.boxes.values()) == 1
+    assert [str(error) for error in pictures.failed] == ["batch_size=12 does not divide"]
+
+
+def test_a_readout_that_fails_leaves_the_picture(pictures):
+    pictures._lowering, now = broken, scene(prediction=predicted())
+    pictures.draw(now)
+    for name in ("timeline", "peak"):
+        assert "<svg" in pictures.boxes[name].value
+        assert "memlab-spots" not in pictures.boxes[name].value
+    assert len(pictures.failed) == 2
+    pictures.draw(now)  # nothing is drawn, so nothing fails
+    assert pictures.failed == []
 
 
 # what a person opens or chooses

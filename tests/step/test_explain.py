@@ -5,15 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import memlab
 from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
+from memlab._panel.advice import advice_line
+from memlab._panel.readout import lowering
+from memlab.arguments.rank_settings import WITH_TENSOR_PARALLEL
+from memlab.config import Precision, Sharding
 from memlab.devices.cards import Target
 from memlab.explaining.holdings import blocks_pattern, group, repeated_children
 from memlab.predicting.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
+from memlab.techniques import every
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
 from tests.models import blocks, linear
@@ -74,6 +79,53 @@ def result_of(held, **changes):
 
 def remedies(result):
     return {remedy.name: remedy for remedy in explain(result).remedies}
+
+
+@st.composite
+def valid_configs(draw):
+    """Draw any settings that are valid: odd batches, ranks, tensor parallel, hybrid, compiled."""
+    pick = {
+        "accumulation_steps": st.integers(1, 6), "precision": st.sampled_from(Precision),
+        "memory_budget": st.sampled_from([0.0, 0.5, 1.0]),
+        "budget_engine": st.sampled_from(["eager", "compile"]), "compile": st.booleans(),
+        "checkpointing": st.sampled_from(["none", "blocks"]), "loss_chunks": st.integers(1, 2),
+        "optimizer": st.sampled_from(["sgd", "adamw"]), "optimizer_in_backward": st.booleans(),
+        "offload_activations": st.booleans(), "sharding": st.sampled_from(Sharding),
+    }  # fmt: skip
+    fields = draw(st.fixed_dictionaries({}, optional=pick))
+    ranks = {"none": 1, "hybrid": 4}.get(fields.get("sharding", "none"), 0)
+    fields["world_size"] = ranks or draw(st.sampled_from([1, 2, 4]))
+    if ranks == 4:
+        fields["shard_group_size"] = draw(st.sampled_from([1, 2, 4]))
+    if fields.get("sharding") in WITH_TENSOR_PARALLEL:
+        fields["tensor_parallel_size"] = draw(st.sampled_from([1, fields["world_size"]]))
+    unit = fields["world_size"] * fields.get("accumulation_steps", 1)
+    return StepConfig(**fields, batch_size=unit * draw(st.sampled_from([1, 2, 3, 7, 9, 35])))
+
+
+@given(valid_configs())
+@example(StepConfig(batch_size=12, accumulation_steps=2, sharding="zero3", world_size=2))
+def test_what_is_offered_of_any_valid_settings_is_valid_and_not_refused(config):
+    device = "cpu" if config.world_size == 1 else "2x-rtx-4090"
+    result = transformer(config=config, device=device)
+    for remedy in explain(result).remedies:
+        assert remedy.config == replace(config, **remedy.change)
+    assert all(lowering(result).values())
+    line = advice_line(result, [], result.peak_allocated_bytes - 1)
+    if line.remedy is not None and "held before" not in line.text:
+        asked = replace(config, **line.remedy[1])
+        assert asked != config
+        assert not every.is_refused(asked, "cpu" if device == "cpu" else "cuda")
+
+
+def test_ranks_divide_their_part_into_equal_micro_batches():
+    of_ranks = {"sharding": "zero3", "world_size": 2}
+    for batch, steps, further in ((12, 2, 6), (12, 1, 2), (6, 1, 3), (50, 1, 5), (16, 8, None)):
+        found = StepConfig(batch_size=batch, accumulation_steps=steps, **of_ranks).divided_further()
+        assert (found and found.accumulation_steps) == further
+    alone = StepConfig(batch_size=12, accumulation_steps=8).divided_further()
+    assert alone.accumulation_steps == 12
+    assert StepConfig(batch_size=1).divided_further() is None
 
 
 def test_equal_places_of_repeated_blocks_are_one_row():

@@ -169,6 +169,15 @@ def test_it_keeps_what_was_chosen_and_searches_the_rest_anew(panel, search):
     assert search.asked[-1][2]["config"].precision == "fp16-mixed"
 
 
+def test_what_a_person_added_to_what_a_search_has_set_stays(panel, search):
+    search.changes = [{"checkpointing": "blocks", "checkpoint_policy": "keep-matmuls"}]
+    press(panel)
+    panel.set(checkpoint_policy="keep-attention")  # without checkpointing it is not allowed
+    press(panel)
+    kept = {"checkpointing": "blocks", "checkpoint_policy": "keep-attention"}
+    assert search.asked[-1][2]["config"] == StepConfig(batch_size=8, **kept)
+
+
 def test_it_runs_beside_the_kernel_and_only_predicts(panel, search):
     search.go.clear()
     fit(panel).button.click()  # returns at once
