@@ -17,8 +17,11 @@ from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Ended, Run
+from memlab.sending.same_step import circumstances_here
+from memlab.sending.sources import Stamp, stamp
 from memlab.store.keeping import kept
 from memlab.store.rows import RunArguments
+from memlab.verifying.accumulation import AccumulationEffect
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
 from memlab.worker.isolation import OnProgress, runner
@@ -316,6 +319,38 @@ def inspect_workload(workload: Workload, *, timeout_seconds: float = 120) -> Wor
         raise WorkloadError(f"workload {workload.name!r} cannot be built: {ended}") from None
 
     return facts
+
+
+_effects: dict[str, tuple[AccumulationEffect, dict[str, Stamp | None]]] = {}
+
+
+def accumulation_effect(
+    workload: Workload,
+    *,
+    timeout_seconds: float = 60,
+    on_progress: OnProgress | None = None,
+    cancel: threading.Event | None = None,
+) -> AccumulationEffect:
+    """Return whether micro-batches give the gradient of the whole batch, from a few samples.
+
+    A session asks once for a workload, as long as its code and the files it comes from stay.
+
+    Raises:
+        Ended: it was cancelled.
+    """
+    key, stamps = circumstances_here([workload])
+    if key in _effects and all(stamp(file) == was for file, was in _effects[key][1].items()):
+        return _effects[key][0]
+    run = runner(True, timeout_seconds, on_progress, cancel)
+    try:
+        found: AccumulationEffect = run("accumulation", {"workload": workload})
+    except Ended as ended:
+        if ended.outcome is Outcome.CANCELLED:
+            raise
+        return AccumulationEffect(same="unknown", why=f"a few samples could not be run: {ended}")
+    if key is not None:
+        _effects[key] = found, {**isolation.measuring.stamps, **stamps}
+    return found
 
 
 def _runners(

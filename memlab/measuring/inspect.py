@@ -52,7 +52,7 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     """Return the facts. The model is built without memory if that is possible."""
     report(Progress(text=f"inspecting {workload.name}", fraction=0.0))
     set_seed(0)
-    model = _build_cheaply(workload).train()
+    model = build_cheaply(workload).train()
     parameters = list(model.parameters())
     two = tensors_of(workload.make_batch(2))
 
@@ -73,7 +73,8 @@ def inspect_in_process(workload: Workload, *, report: Report) -> WorkloadFacts:
     )
 
 
-def _build_cheaply(workload: Workload) -> torch.nn.Module:
+def build_cheaply(workload: Workload) -> torch.nn.Module:
+    """Return the model, built without memory if that is possible."""
     try:
         with torch.device("meta"):
             model = workload.build_model()

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memlab.arguments.units import format_bytes, format_seconds
+from memlab.config import StepConfig
 from memlab.devices.card_table import TABLE
 from memlab.limits.judgement import Judgement
 from memlab.recommending.alternatives import Alternative, counted
@@ -12,6 +13,7 @@ from memlab.recommending.goal import MOST_STEPS, Goal
 from memlab.recommending.reasons import reasons_of, reasons_of_choice
 from memlab.recommending.recommendations import AtLimit, Recommendation
 from memlab.recommending.search import PATIENCE, Found
+from memlab.recommending.space import Space
 from memlab.trace import Category
 from memlab.workload import Workload
 
@@ -51,11 +53,18 @@ def recommendation(
         reasons=(
             *reasons_of_choice(workload, combinations.names, as_it_is),
             *reasons_of(alternative, one.found, limit_bytes, headroom),
+            *_of_division(one.goal.space, result.config),
         ),
         predicted=result,
         workload=workload,
         chosen=values_of(workload, combinations.names),
     )
+
+
+def _of_division(space: Space, config: StepConfig) -> Iterator[str]:
+    """Yield what is to be known of a batch that is divided."""
+    if space.divided and config.accumulation_steps * config.data_parallel_size > 1:
+        yield space.divided
 
 
 def least_of(searched: Sequence[Searched]) -> tuple[Searched, Alternative] | None:

@@ -7,11 +7,12 @@ machine, a few are measured: the best of each number format, and the fastest aft
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from memlab.api import inspect_workload
+from memlab.api import accumulation_effect, inspect_workload
 from memlab.arguments.checks import anything, checked, count, number, seconds, size
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import available_memory_bytes, resolve_device
@@ -139,11 +140,16 @@ def recommend(
 
     def goal_of(one: Workload) -> Goal:
         """Return what is searched of one workload."""
-        facts = inspect_workload(one, timeout_seconds=timeout_seconds)
+        inspect_workload(one, timeout_seconds=timeout_seconds)  # it raises if that cannot be built
         return Goal(
             workload=one,
             space=space_of(
-                base, allow, facts, exact=exact, any_strategy=any_strategy, has_times=has_times
+                base,
+                allow,
+                partial(accumulation_effect, one, **told),
+                exact=exact,
+                any_strategy=any_strategy,
+                has_times=has_times,
             ),
             device=device,
             target=target,
@@ -157,8 +163,8 @@ def recommend(
             steps=steps,
         )
 
-    goals, combinations = _possible(combinations, goal_of)
     try:
+        goals, combinations = _possible(combinations, goal_of)
         searched = [
             Searched(goal=goal, found=with_every_rank(goal, found))
             for goal, found in zip(goals, search_together(goals), strict=True)

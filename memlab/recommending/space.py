@@ -1,15 +1,15 @@
 """The settings that `recommend` tries, as the techniques state them in `Technique.searches`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from memlab.arguments.quoting import shown
 from memlab.config import BudgetEngine, Checkpointing, Sharding, StepConfig
 from memlab.errors import ConfigError
-from memlab.measuring.inspect import WorkloadFacts
 from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps, Technique
+from memlab.verifying.accumulation import AccumulationEffect
 
 STRATEGY = {"sharding", "shard_group_size"}
 NO_TIMES = (
@@ -42,6 +42,8 @@ class Space:
         freeing: those of `savers` that leave less of parameters or optimizer state on the device.
         has_times: whether predictions have a time.
         notes: what is left alone, in sentences.
+        divided: a sentence on the gradient of micro-batches; empty if it is that of the whole
+            batch.
     """
 
     base: StepConfig
@@ -52,6 +54,7 @@ class Space:
     freeing: tuple[tuple[Settings, ...], ...] = ()
     has_times: bool = True
     notes: tuple[str, ...] = ()
+    divided: str = ""
 
     def with_one_more(
         self, chosen: tuple[Settings, ...], *, savers: bool
@@ -98,7 +101,7 @@ def can_be_planned(config: StepConfig) -> bool:
 def space_of(
     base: StepConfig,
     allow: Collection[str] | None,
-    facts: WorkloadFacts,
+    effect: Callable[[], AccumulationEffect],
     *,
     exact: bool,
     any_strategy: bool = False,
@@ -113,7 +116,7 @@ def space_of(
         base: the settings that a person has chosen.
         allow: fields that may be changed; None for all that leave the training as it is but for
             rounding.
-        facts: of the workload.
+        effect: tells what micro-batches do to the gradient; it is called if that matters.
         exact: whether only settings are tried that change no bit of the gradient, and micro-batches
             that change nothing but rounding.
         any_strategy: whether the ranks of the base may also train by another strategy.
@@ -154,7 +157,16 @@ def space_of(
     faster = [(one, found) for one, found in groups if one.may_be_faster and found]
     if not has_times:
         faster = [(one, found) for one, found in faster if "sharding" in one.fields]
-    steps, notes = _accumulation_steps(base, ACCUMULATION in free, allow, facts, exact=exact)
+    steps: tuple[int, ...] = (base.accumulation_steps,)
+    divided, notes = "", tuple[str, ...]()
+    is_split = base.accumulation_steps * base.data_parallel_size > 1
+    if base.batch_size > 1 and (ACCUMULATION in free or is_split):
+        found = effect()
+        divided = str(found)
+        if ACCUMULATION in free:
+            steps, notes = _accumulation_steps(base, allow, found, exact=exact)
+        if divided and is_split:
+            notes = (*notes, f"{divided[0].upper()}{divided[1:]}.")
     space = Space(
         base=base,
         faster=tuple(found for _, found in faster),
@@ -164,6 +176,7 @@ def space_of(
         freeing=tuple(found for one, found in groups if one.frees_states and found),
         has_times=has_times,
         notes=notes if has_times else (*notes, NO_TIMES),
+        divided=divided,
     )
     return space if base.sharding is Sharding.NONE else _of_ranks(space)
 
@@ -196,34 +209,17 @@ def _of_ranks(space: Space) -> Space:
 
 
 def _accumulation_steps(
-    base: StepConfig,
-    is_free: bool,
-    allow: Collection[str] | None,
-    facts: WorkloadFacts,
-    *,
-    exact: bool,
+    base: StepConfig, allow: Collection[str] | None, found: AccumulationEffect, *, exact: bool
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the numbers of micro-batches to try, and why there are no others."""
-    own = (base.accumulation_steps,)
-    if not is_free:
-        return own, ()
-
-    mixes, draws = facts.sample_mixing_modules, facts.random_modules
-    is_asked_for = allow is not None and not exact
-    if mixes and not is_asked_for:
-        return own, (
-            f"The batch is not divided, because {mixes[0]} normalises over the samples of a "
-            "micro-batch, so that another model would be trained; allow=['accumulation_steps', "
-            "...] divides it all the same.",
-        )
-    if draws and exact:
-        return own, (
-            f"The batch is not divided, because {draws[0]} draws other random numbers for each "
-            "micro-batch; exact=False divides it.",
-        )
-    notes = () if not draws else (
-        f"{draws[0]} draws random numbers, so micro-batches draw others than the whole batch does.",
-    )  # fmt: skip
+    own, is_asked_for = (base.accumulation_steps,), allow is not None and not exact
+    said = str(found)
+    if found.same == "no" and not is_asked_for and (exact or not found.draws):
+        how = "exact=False" if exact else "allow=['accumulation_steps', ...]"
+        how += " with allow=['accumulation_steps', ...]" * (exact and not found.draws)
+        return own, (f"The batch is not divided, because {said}; {how} divides it.",)
+    if found.same == "unknown" and exact:
+        return own, (f"The batch is not divided, because {said}; exact=False divides it.",)
     samples = base.rank_batch_size
-    divisors = (n for n in range(1, samples + 1) if samples % n == 0)
-    return tuple(divisors), notes
+    divisors = tuple(n for n in range(1, samples + 1) if samples % n == 0)
+    return divisors, (f"{said[0].upper()}{said[1:]}.",) if said else ()

@@ -4,5 +4,6 @@
 - `report.py` is what it returns.
 - `updates.py` runs updates and records what each did; `differences.py` compares two of them.
 - `full_batch.py` checks that the micro-batches give the gradient of the undivided batch.
+- `accumulation.py` decides that once for a workload, from a few samples.
 - `kept_state.py` restores what functions keep from one run to the next.
 """

@@ -33,6 +33,7 @@ from memlab.sending.environment import Environment
 from memlab.sending.own_values import OwnValues
 from memlab.sending.same_step import recall, remember
 from memlab.sending.sources import Sources, Stamp, read_no_bytecode
+from memlab.verifying.accumulation import accumulation_in_process
 from memlab.verifying.verify import verify_in_process
 from memlab.worker.guard import limit_memory
 from memlab.worker.job import LOST_STATUS, PREDICTING, WITH_RANKS, Job, beginning
@@ -117,6 +118,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "verify_ranks": _verify_ranks,
     "loading": loading_in_process,
     "inspect": inspect_in_process,
+    "accumulation": accumulation_in_process,
 }
 
 

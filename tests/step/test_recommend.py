@@ -25,6 +25,7 @@ from memlab.techniques.every import EVERY
 from memlab.techniques.technique import Keeps
 from memlab.worker import isolation
 from tests.models import IN, blocks, linear
+from tests.verify_parts import alike
 
 CARD = "t4"
 BATCH = 4096  # 4 MiB for each activation of `wide`, whose weights take 2 MiB
@@ -139,8 +140,7 @@ def test_a_batch_that_is_normalised_is_not_divided():
 
 
 def test_exact_leaves_number_formats_alone():
-    facts = memlab.api.inspect_workload(blocks())
-    space = space_of(StepConfig(), None, facts, exact=True)
+    space = space_of(StepConfig(), None, alike, exact=True)
     fields = {name for group in (*space.faster, *space.savers) for one in group for name in one}
     kept = {name for t in EVERY if t.keeps is Keeps.BITS for name in t.fields}
     assert fields <= kept
@@ -339,8 +339,7 @@ def test_too_low_a_limit_names_the_settings_but_no_batch_that_was_not_tried():
 
 
 def test_a_choice_of_settings_is_yielded_once():
-    facts = memlab.api.inspect_workload(linear())
-    space = space_of(StepConfig(), None, facts, exact=False)
+    space = space_of(StepConfig(), None, alike, exact=False)
     seen, level = set(), [()]
     for _ in range(2):
         level = list(
@@ -405,10 +404,9 @@ def test_single_samples_are_tried():
 
 def test_only_what_is_told_by_pairs_counts_as_told_for_single_samples():
     workload = linear()
-    facts = memlab.api.inspect_workload(workload)
     for config in (StepConfig(batch_size=1), StepConfig(batch_size=8)):
         predicted = predict_with_forecast(workload, config, "cpu")
-        space = space_of(config, ["accumulation_steps"], facts, exact=False)
+        space = space_of(config, ["accumulation_steps"], alike, exact=False)
         for one in alternatives_of(predicted, (), space, None, "cpu"):
             is_single = config.batch_size == 8 and one.result.config.accumulation_steps == 8
             assert one.is_single == is_single
@@ -421,8 +419,7 @@ def test_an_estimate_of_single_samples_holds(name, device):
     workload = memlab.workloads.get(name)
     predicted = predict_with_forecast(workload, StepConfig(batch_size=8), device)
     config = StepConfig(batch_size=8, accumulation_steps=8)
-    facts = memlab.api.inspect_workload(workload)
-    space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], facts, exact=False)
+    space = space_of(StepConfig(batch_size=8), ["accumulation_steps"], alike, exact=False)
     estimates = {
         one.result.config: one.result
         for one in alternatives_of(predicted, (), space, None, "cpu" if device == "cpu" else "cuda")

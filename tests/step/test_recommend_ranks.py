@@ -13,7 +13,7 @@ from memlab.recommending.ranks import with_ranks
 from memlab.recommending.space import space_of
 from memlab.techniques.sharding.sharding import most_ranks
 from tests.models import blocks, linear
-from tests.panel_parts import make_facts
+from tests.verify_parts import alike
 
 STRATEGIES = {"ddp", "zero1", "zero2", "zero3"}
 BATCH = 2048
@@ -101,7 +101,7 @@ def test_ranks_are_those_of_the_config_the_argument_or_the_cluster():
 def test_what_is_searched_of_ranks():
     def space(base=TWO, **options):
         options = {"exact": False, "any_strategy": True, **options}
-        return space_of(base, options.pop("allow", None), make_facts(), **options)
+        return space_of(base, options.pop("allow", None), alike, **options)
 
     def settings(found):
         return [one for group in (*found.faster, *found.savers) for one in group]
@@ -231,7 +231,7 @@ def test_what_has_no_time_comes_after_what_has_one():
 
 def test_two_techniques_together_are_searched_in_ranks_only():
     def settings(base):
-        space = space_of(base, None, make_facts(), exact=False)
+        space = space_of(base, None, alike, exact=False)
         return [one for group in space.savers for one in group]
 
     assert OFFLOADED in settings(TWO)

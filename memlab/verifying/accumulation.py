@@ -1,0 +1,195 @@
+"""Whether micro-batches together give the gradient of the whole batch: decided once for a workload.
+
+A few samples are trained in micro-batches and at once, as `full_batch.py` compares them for
+`verify`: several batches, since in one of them all samples may have as many labels. A sample count
+that the micro-batches do not divide shows a sum that was taken for a mean. Random numbers of
+modules are off meanwhile, so that what the loss does is seen beside them.
+
+What is too large to run is unknown.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from memlab.arguments.units import MIB, format_bytes
+from memlab.config import Optimizer, Precision, StepConfig
+from memlab.devices.generators import preserved_random_state
+from memlab.measuring.inspect import build_cheaply
+from memlab.running import Progress, Report, explain
+from memlab.step import set_seed
+from memlab.techniques import precision
+from memlab.techniques.accumulation import random_modules, sample_mixing_modules
+from memlab.techniques.batch_tensors import map_tensors
+from memlab.torch_private.fakes import FakeTensorMode
+from memlab.torch_private.modules import Dropout
+from memlab.verifying.full_batch import judge_full_batch
+from memlab.verifying.kept_state import KeptState
+from memlab.verifying.updates import run_updates
+from memlab.workload import Workload
+
+CASES = ((6, 2), (6, 3), (5, 2), (4, 4), (32, 4), (64, 2))
+"""Samples and micro-batches; the last ones only of what is small."""
+
+SURE = 4  # cases that every workload has to pass
+SEEDS = 2  # batches of each case
+MOST_BYTES = 128 * MIB  # of parameters; a run holds about six times as much
+MOST_OPERATIONS = 4e10  # of one case: about a second of a processor
+PASSES = 6  # forward and backward, in micro-batches and at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccumulationEffect:
+    """What micro-batches do to the gradient of a workload.
+
+    Attributes:
+        same: "yes", "no" or "unknown": whether they give the gradient of the whole batch.
+        why: a sentence without its full stop, which names the module or what was seen.
+        draws: of a "no", whether random numbers are the reason, or hide whether there is another.
+        is_too_large: whether it is unknown because the model was not run.
+    """
+
+    same: str
+    why: str
+    draws: bool = False
+    is_too_large: bool = False
+
+    def __str__(self) -> str:
+        """Return what to know before the batch is divided; empty if nothing changes."""
+        if self.same == "yes":
+            return ""
+        if self.same == "no":
+            return f"micro-batches give another gradient: {self.why}"
+        return (
+            f"it is not known whether micro-batches give the same gradient: {self.why}; "
+            "memlab.verify of a config with accumulation_steps=2 tells"
+        )
+
+
+def accumulation_in_process(workload: Workload, *, report: Report) -> AccumulationEffect:
+    """Return what micro-batches do, from runs of a few samples where these are cheap."""
+    report(Progress(text="whether micro-batches give the same gradient", fraction=0.0))
+    with preserved_random_state(torch.device("cpu")):
+        set_seed(0)
+        model = build_cheaply(workload).train()
+        if mixing := sample_mixing_modules(model):
+            return AccumulationEffect(
+                same="no", why=f"{mixing[0]} normalises over the samples of a micro-batch"
+            )
+        random, nbytes = random_modules(model), precision.bytes_of(model, Precision.AS_BUILT)
+        del model
+        if nbytes > MOST_BYTES:
+            return _too_large(f"its parameters take {format_bytes(nbytes)}")
+        found = _observed(_without_draws(workload))
+    if found.same == "yes" and random:
+        why = f"{random[0]} draws random numbers, so micro-batches draw others than the whole batch"
+        return AccumulationEffect(same="no", why=why, draws=True)
+    return found
+
+
+def _too_large(why: str) -> AccumulationEffect:
+    return AccumulationEffect(
+        same="unknown", why=f"the model was not run to see, since {why}", is_too_large=True
+    )
+
+
+def _observed(workload: Workload) -> AccumulationEffect:
+    """Return what a few samples show."""
+    operations = _operations(workload)
+    kept, workload = KeptState(workload.compute_loss), _built_once(workload)
+    unknown, is_seen = "", False
+    for number, (samples, steps) in enumerate(CASES):
+        cost = PASSES * samples * operations
+        if cost > MOST_OPERATIONS and number < SURE:
+            return _too_large(f"a sample takes {operations:.0e} operations")
+        if cost > MOST_OPERATIONS:
+            break
+        config = StepConfig(batch_size=samples, accumulation_steps=steps, optimizer=Optimizer.SGD)
+        for seed in range(SEEDS):
+            kept.put_back()
+            same, why, has_gradient, draws = _one(workload, config, seed, kept)
+            if same == "no":
+                what = f"of {samples} samples in {steps} micro-batches, {why}"
+                return AccumulationEffect(same="no", why=what, draws=draws)
+            if same == "unknown" and number < SURE:
+                unknown = unknown or why
+            is_seen |= same == "yes" and has_gradient
+    if unknown:
+        return AccumulationEffect(same="unknown", why=unknown)
+    if not is_seen:
+        return AccumulationEffect(
+            same="unknown", why="the gradient of a few samples is zero, which shows nothing"
+        )
+    return AccumulationEffect(same="yes", why="micro-batches of a few samples give the same")
+
+
+def _one(
+    workload: Workload, config: StepConfig, seed: int, kept: KeptState
+) -> tuple[str, str, bool, bool]:
+    """Return "yes", "no" or "unknown", why, whether there is a gradient, and whether it draws."""
+    device = torch.device("cpu")
+    try:
+        divided = run_updates(workload, config, device, seed, num_updates=1)
+        gradients = divided.updates[0].gradients.values()
+        kept.put_back()
+        same, why = judge_full_batch(workload, config, device, seed, divided)
+    except (Exception, SystemExit) as error:  # of a person's own functions
+        outcome, message = explain(error, "a few samples")
+        return (
+            "unknown",
+            f"{config.batch_size} samples could not be run ({outcome}): {message}",
+            False,
+            False,
+        )
+    if not all(bool(g.isfinite().all()) for g in gradients):
+        return "unknown", "the gradient of a few samples is not finite", False, divided.draws
+    return same, why, any(bool(g.any()) for g in gradients), divided.draws
+
+
+def _operations(workload: Workload) -> float:
+    """Return the operations of products in the forward of a sample; 0 if they cannot be counted."""
+    with FlopCounterMode(display=False) as counter:
+        try:
+            batch = workload.make_batch(2)
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                fake = map_tensors(mode.from_tensor, batch)
+                workload.compute_loss(workload.build_model(), fake)
+        except Exception:  # fake tensors raise many kinds of errors
+            pass
+    return float(counter.get_total_flops()) / 2
+
+
+def _built_once(workload: Workload) -> Workload:
+    """Return the workload with a model that is copied, which is faster than to build it again."""
+    set_seed(0)
+    try:
+        built = workload.build_model()
+        copy.deepcopy(built)
+    except Exception:  # some models cannot be copied
+        return workload
+    return dataclasses.replace(workload, build_model=lambda: copy.deepcopy(built))
+
+
+def _without_draws(workload: Workload) -> Workload:
+    """Return the workload with a model whose modules draw no random numbers."""
+    build: Callable[[], torch.nn.Module] = workload.build_model
+
+    def built() -> torch.nn.Module:
+        model = build()
+        modules = dict(model.named_modules())
+        for path in random_modules(model.train()):
+            module: Any = modules[path]
+            if isinstance(module, Dropout):
+                module.p = 0.0
+            elif hasattr(module, "dropout"):
+                module.dropout = 0.0
+            else:
+                module.eval()
+        return model
+
+    return dataclasses.replace(workload, build_model=built)

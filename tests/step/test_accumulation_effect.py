@@ -1,0 +1,71 @@
+"""What is said of micro-batches, against `verify` and what is known of each loss."""
+
+import pytest
+
+import memlab
+from benchmarks import accumulation
+from memlab import StepConfig, recommend
+from memlab.api import accumulation_effect
+from tests.verify_parts import check
+
+ALLOWED = ["accumulation_steps"]
+
+
+@pytest.mark.parametrize("name", accumulation.LOSSES)
+def test_micro_batches_are_judged_as_verify_judges_them(name):
+    one = accumulation.case(name)
+    assert check(one.workload, batch_size=12, accumulation_steps=3).same_as_full_batch == one.same
+    found = accumulation_effect(one.workload)
+    assert found.same == one.same
+    assert bool(str(found)) == (one.same != "yes")
+
+
+@pytest.mark.parametrize("name", ["contrastive, CLIP", "labels, ignored", "BatchNorm"])
+def test_what_changes_the_gradient_is_offered_only_if_it_is_asked_for(name):
+    workload = accumulation.case(name).workload
+    options = {"batch_size": 32, "device": "cpu", "allow": ALLOWED, "confirm": 0}
+    exact, asked = (recommend(workload, "1GiB", exact=e, **options) for e in (True, False))
+    tried = [one.config.accumulation_steps for one in (*exact.tried, *exact.estimated, *exact)]
+    assert set(tried) == {1}
+    assert any("give another gradient" in note for note in exact.notes)
+    assert any("give another gradient" in note for note in asked.notes)
+    unasked = recommend(
+        workload, "1GiB", 32, "cpu", config=StepConfig(optimizer="sgd"), top=20, confirm=0
+    )
+    assert {one.config.accumulation_steps for one in unasked} == {1}
+
+
+def test_what_is_offered_exactly_has_the_gradient_of_the_whole_batch():
+    found = accumulation.row("labels, num_loss_terms")
+    assert found["offered"] != "not"
+    assert (found["verify"], found["contradicts"], found["over-cautious"]) == ("yes", 0, 0)
+
+
+def test_a_divided_recommendation_says_that_its_gradient_differs():
+    workload = accumulation.case("Dice, whole batch").workload
+    peak = memlab.predict(workload, StepConfig(batch_size=32), "cpu").peak_allocated_bytes
+    ranked = recommend(workload, int(0.9 * peak), 32, "cpu", allow=ALLOWED, confirm=0)
+    assert ranked[0].config.accumulation_steps > 1
+    assert any("give another gradient" in reason for reason in ranked[0].reasons)
+
+
+def test_ranks_divide_a_batch_too():
+    workload = accumulation.case("contrastive, CLIP").workload
+    ranked = recommend(
+        workload, "1GiB", 32, "cpu", world_size=2, allow=["sharding"], exact=True, confirm=0
+    )
+    assert any("give another gradient" in note for note in ranked.notes)
+    assert all(any("another gradient" in why for why in one.reasons) for one in ranked)
+
+
+def test_a_gradient_of_zero_shows_nothing():
+    _, model, batch, loss, _ = accumulation.LOSSES["cross-entropy"]
+    workload = memlab.Workload(
+        name="zero",
+        build_model=model,
+        make_batch=batch,
+        compute_loss=lambda model, batch: 0.0 * loss(model, batch),
+    )
+    assert accumulation_effect(workload).same == "unknown"
+    ranked = recommend(workload, "1GiB", 32, "cpu", allow=ALLOWED, exact=True, confirm=0)
+    assert any("accumulation_steps=2" in note for note in ranked.notes)
