@@ -19,12 +19,13 @@ def reported(
     """
     paths = {module: path or name_of_class(module) for path, module in model.named_modules()}
 
+    # a part that a person has compiled would be cut at each hook
     def enter(module: torch.nn.Module, _: Any) -> None:
-        if module in paths:
+        if not torch.compiler.is_compiling() and module in paths:
             begin(paths[module])
 
     def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
-        if module in paths:
+        if not torch.compiler.is_compiling() and module in paths:
             end()
 
     # global hooks leave the modules of the model themselves unchanged

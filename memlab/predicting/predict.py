@@ -25,7 +25,7 @@ from memlab.plan import Plan
 from memlab.predicting import launches
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
 from memlab.predicting.forecast import Forecast, forecast_of
-from memlab.predicting.memory_widths import width_of
+from memlab.predicting.memory_widths import Compiled, compiled_part, width_of
 from memlab.predicting.rank_spread import peak_of, with_ranks
 from memlab.predicting.taken import Taken, taken
 from memlab.recording.assembly import sizes_of
@@ -52,6 +52,7 @@ ON_HOST = (
     "The processor of the host updates the offloaded parameters, and its time is not known, so the "
     "step has none."
 )
+OF_COMPILED = "The time of compiled code is not known, so the step has none."
 CUDA_13_FROM = (7, 5)  # the compute capability where builds other than for CUDA 12.6 begin:
 # "PyTorch CUDA Support Matrix" in PyTorch's RELEASE.md, 2.11 to 2.14
 
@@ -151,12 +152,13 @@ def _predicted(
         forecast = replace(
             _forecast(step.program, kernels, held), products_seconds=kernels.products_seconds
         )
+        compiled = compiled_part(step.program, config, forecast.own, kernels.seconds)
         return Attempt(
             kernels=kernels,
             forecast=forecast,
-            facts=_facts(forecast, config, kernels, held),
+            facts=_facts(forecast, config, kernels, held, compiled),
             noise=NOISY_TIME * kernels.noisy_share,
-            is_whole=kernels.unknown_share <= MOST_UNKNOWN,
+            is_whole=max(kernels.unknown_share, compiled.share) <= MOST_UNKNOWN,
         )
 
     made = check_against_runs(measured, attempt)
@@ -172,6 +174,9 @@ def _predicted(
         forecast = replace(forecast, seconds=None)
     elif config.sharding is not Sharding.NONE and not is_connected:
         facts = facts | _without_communication(facts, target)
+        forecast = replace(forecast, seconds=None)
+    elif recording.compiled and not made.is_whole:
+        facts = facts | _with_bound(facts, OF_COMPILED)
         forecast = replace(forecast, seconds=None)
     elif not made.is_whole:
         facts = facts | _without_time(facts, made.kernels.unknown_share)
@@ -279,7 +284,11 @@ def _forecast(program: Program, kernels: Kernels, held: Taken | None) -> Forecas
 
 
 def _facts(
-    forecast: Forecast, config: StepConfig, kernels: Kernels, held: Taken | None
+    forecast: Forecast,
+    config: StepConfig,
+    kernels: Kernels,
+    held: Taken | None,
+    compiled: Compiled,
 ) -> dict[str, Any]:
     sizes = config.micro_batch_sizes
     if held is None:
@@ -303,8 +312,9 @@ def _facts(
         "first_step_peak_bytes": step_memory(trace, 0).peak_bytes,
         "step_seconds": seconds,
         "samples_per_second": config.batch_size / seconds if seconds else None,
-        "uncertainty": _uncertainty(allocated, kernels, recording, held),
+        "uncertainty": _uncertainty(allocated, kernels, recording, held, compiled),
         "notes": (
+            *compiled.notes,
             *kernels.notes,
             *recording.assumptions,
             *_width_notes(held),
@@ -347,22 +357,29 @@ def _with_bound(facts: dict[str, Any], note: str) -> dict[str, Any]:
 
 
 def _uncertainty(
-    allocated: int, kernels: Kernels, recording: Recording, held: Taken | None
+    allocated: int,
+    kernels: Kernels,
+    recording: Recording,
+    held: Taken | None,
+    compiled: Compiled,
 ) -> dict[str, float]:
     """Return the relative half-widths of the predicted numbers."""
-    unsure = kernels.unsure_bytes / allocated
+    unsure = kernels.unsure_bytes / allocated + compiled.half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread
     if held is None:
         missing = min(kernels.unknown_share, MOST_UNKNOWN)
         seconds = CPU_TIME + missing / (1.0 - missing) + NOISY_TIME * kernels.noisy_share
-        return {"peak_allocated_bytes": CPU_MEMORY + unsure, "step_seconds": seconds}
+        return {
+            "peak_allocated_bytes": CPU_MEMORY + unsure,
+            "step_seconds": seconds + compiled.share,
+        }
     widths = {
         number: width_of(number, convolutions=held.has_workspaces).half_width + unsure
         for number in OF_CARDS
     }
-    return widths | {"step_seconds": kernels.seconds_half_width}
+    return widths | {"step_seconds": kernels.seconds_half_width + compiled.share}
 
 
 def _width_notes(held: Taken | None) -> tuple[str, ...]:

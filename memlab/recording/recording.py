@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from memlab.trace import Interval, Phase
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
+OBJECTS = ("operators", "blocks", "events", "marks", "calls", "compiled", "attention")
 OUTSIDE = Interval(step=-1, phase=Phase.BUILD)
 
 
@@ -79,6 +80,15 @@ class ModuleCall:
     end: int
 
 
+@dataclass(slots=True)
+class CompiledCall:
+    """One call of what a person has compiled: the operators from `first` up to `end`."""
+
+    name: str
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A storage: the operator that allocated it, the index of the output, and its bytes.
@@ -129,6 +139,7 @@ class Recording:
         marks: events on the card's streams, in the order in which the host set them.
         modules: index by path.
         calls: of modules, in the order in which they began.
+        compiled: calls of what `torch.compile` has made inside the model, run as it was written.
         root: the name of the model itself among the modules.
         repeated: paths of the model's repeated blocks.
         recomputed: for the path of each recomputed module, whether it keeps outputs.
@@ -154,6 +165,7 @@ class Recording:
     marks: list[StreamMark] = field(default_factory=list)
     modules: dict[str, int] = field(default_factory=dict)
     calls: list[ModuleCall] = field(default_factory=list)
+    compiled: list[CompiledCall] = field(default_factory=list)
     root: str = ""
     repeated: tuple[str, ...] = ()
     recomputed: dict[str, bool] = field(default_factory=dict)
@@ -185,4 +197,5 @@ class Recording:
         Those are thousands of objects. A kernel that kept them for every prediction of a panel
         would stop for a third of a second whenever Python looks for garbage among them.
         """
-        return replace(self, operators=[], blocks=[], events=[], marks=[], calls=[], attention=[])
+        nothing: dict[str, Any] = {name: [] for name in OBJECTS}
+        return replace(self, **nothing)

@@ -51,7 +51,7 @@ from memlab.recording.faking import (
 from memlab.recording.live_blocks import LiveBlocks
 from memlab.recording.of_bitsandbytes import kernel_of
 from memlab.recording.packed import lengths_known
-from memlab.recording.recording import ModuleCall, Operator, Recording
+from memlab.recording.recording import CompiledCall, ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
 from memlab.recording.scripted import is_scripted, noticed_script_functions
 from memlab.recording.sparse import MAKES as MAKES_SPARSE
@@ -66,6 +66,7 @@ from memlab.techniques.recompute.recompute import recomputed
 from memlab.techniques.recompute.repeated_blocks import find_blocks
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import current_node, next_sequence_number, sequence_number_of
+from memlab.torch_private.compiler import DYNAMO, compiled_calls_noted
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.operators import is_composed, schema_of
@@ -103,6 +104,9 @@ class Tracker(TorchDispatchMode):
         self.streams.restart(self.recording.marks.append, operators.__len__)
         self.collectives.restart()
         self._calls: list[ModuleCall] = []
+        self._compiled: list[CompiledCall] = []  # those that run now
+        self.restoring = contextlib.ExitStack()  # what is replaced during this attempt
+        self._notes_compiled = False
         self._forward_of_sequence: dict[int, int] = {}
         self._notes_arguments = False
         self.outputs = FakeOutputs(
@@ -115,6 +119,10 @@ class Tracker(TorchDispatchMode):
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
         """Begin an interval: what is allocated from now on belongs to it."""
         triton_launches.look()
+        if DYNAMO in sys.modules and not self._notes_compiled:
+            self._notes_compiled = True
+            noted = compiled_calls_noted(self._begin_compiled, self._end_compiled)
+            self.restoring.enter_context(noted)
         interval = Interval(step=step, phase=phase, micro_batch=micro_batch)
         if not self.recording.intervals or self.recording.intervals[-1].step != step:
             self.numbers.end_step()
@@ -122,6 +130,14 @@ class Tracker(TorchDispatchMode):
             self.draws.begin_step()
         self.recording.intervals.append(interval)
         self._notes_arguments = phase in (Phase.FORWARD, Phase.BACKWARD)
+
+    def _begin_compiled(self, name: str) -> None:
+        here = len(self.recording.operators)
+        self._compiled.append(CompiledCall(name, here, here))
+        self.recording.compiled.append(self._compiled[-1])
+
+    def _end_compiled(self) -> None:
+        self._compiled.pop().end = len(self.recording.operators)
 
     def know(self, model: torch.nn.Module) -> None:
         """Remember which blocks are the model's parameters, its repeated and recomputed modules."""
@@ -368,7 +384,7 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
         scripted = noticed_script_functions(tracker.know_of_script)
         launches = triton_launches.noted(tracker.note_launch)
         fakes = unnoticed(), copied_as_fakes(), replaced, written, missing, known, scripted
-        with contextlib.ExitStack() as stack:
+        with tracker.restoring, contextlib.ExitStack() as stack:
             for context in (*fakes, noted_by(tracker.note_attention), launches, mode, tracker):
                 stack.enter_context(context)
             run(mode)

@@ -33,11 +33,8 @@ from importlib.util import find_spec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import torch
-
 from memlab.errors import UnsupportedError
 from memlab.recording import triton_of_trl
-from memlab.torch_private.compiler import DYNAMO
 
 CUDA = re.compile(r"cuda:?(\d+)?")  # f"cuda:{0}" holds "cuda:"
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
@@ -53,13 +50,11 @@ class _LeftOut:
         name: of the device that stands in for CUDA.
         restoring: gives everything back.
         seen: the files that were looked at.
-        is_uncompiled: whether `torch.compile` has been told to compile nothing.
     """
 
     name: str
     restoring: contextlib.ExitStack
     seen: set[str] = field(default_factory=set)
-    is_uncompiled: bool = False
 
 
 _now: _LeftOut | None = None
@@ -106,10 +101,6 @@ def look() -> None:
     if of_trl is not None:
         _now.restoring.enter_context(triton_of_trl.given_kernels(of_trl, launched))
         _tell(of_trl, _now)
-    if DYNAMO in sys.modules and not _now.is_uncompiled:
-        # what a package compiles runs as it is written: over fake tensors nothing can be compiled
-        _now.restoring.enter_context(torch.compiler.set_stance("force_eager"))
-        _now.is_uncompiled = True
     if "triton" not in sys.modules:
         return
     for name in [name for name in sys.modules if name not in _now.seen]:

@@ -19,7 +19,7 @@ from memlab.arguments.units import format_bytes
 from memlab.costs.recorded_step import Failure, RecordedStep, from_recording
 from memlab.costs.targets import Kernels
 from memlab.devices.cards import Target
-from memlab.predicting.memory_widths import width_of
+from memlab.predicting.memory_widths import compiled_part, width_of
 from memlab.predicting.predict import (
     ASSUMED,
     ASSUMED_BRANCH,
@@ -99,7 +99,7 @@ def _stages(
     names, program = names_of(recorded.run), recorded.program
     if target.kind == "cpu":
         stages = stage_costs(recorded.trace(recorded.sizes(kernels.effects)), names, None)
-        return stages, CPU_MEMORY + _unsure(recorded, kernels, stages), None
+        return stages, CPU_MEMORY + _unsure(asked, recorded, kernels, stages), None
 
     settings = AllocatorSettings(expandable_segments=asked.config.expandable_segments)
     owns = possible_sizes(program, kernels, target.card)
@@ -116,13 +116,17 @@ def _stages(
     width = width_of("peak_reserved_bytes", convolutions=len(owns) > 1).half_width
     # the first hypothesis, without any workspace, is what the run needs
     replayed = ReplayedRun(next(iter(traces.values())), names, settings)
-    return stages, width + _unsure(recorded, kernels, stages), replayed
+    return stages, width + _unsure(asked, recorded, kernels, stages), replayed
 
 
-def _unsure(recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]) -> float:
+def _unsure(
+    asked: AskedRun, recorded: RunRecording, kernels: Kernels, stages: tuple[StageCost, ...]
+) -> float:
     """Return what is not known of kernels and of values, as a part of the peak."""
     recording = recorded.program.recording
     unsure = kernels.unsure_bytes / max(stage.peak_allocated_bytes for stage in stages)
+    own = recorded.sizes(kernels.effects)
+    unsure += compiled_part(recorded.program, asked.config, own, None).half_width
     if recording.assumptions:
         spread = ASSUMED_SPREAD if recording.spread else ASSUMED
         unsure += ASSUMED_BRANCH if recording.branched else spread

@@ -5,8 +5,13 @@ They take seconds to import, so each is imported when a function here first need
 
 import contextlib
 import importlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
+
+import torch
 
 # the module that compiling, and the first call of an optimizer, would import
 DYNAMO = "torch._dynamo"
@@ -71,3 +76,53 @@ def compile_error() -> type[Exception]:
 def forget_compiled() -> None:
     """Drop all compiled code of this process."""
     importlib.import_module(DYNAMO).reset()
+
+
+@contextlib.contextmanager
+def compiled_calls_noted(begin: Callable[[str], None], end: Callable[[], None]) -> Iterator[None]:
+    """Run what `torch.compile` has made as it was written, and tell of each call.
+
+    What the backend "eager" has made is not told of: it runs the same operators.
+
+    Args:
+        begin: called before a call, with the name of the function or of the module's class.
+        end: called after it, also if it raises.
+    """
+    module: Any = importlib.import_module(f"{DYNAMO}.eval_frame")
+    callback_of, set_callback = module._callback_from_stance, module._maybe_set_eval_frame
+    calls: list[tuple[FrameType, bool]] = []  # whether the function is running
+
+    def compiling(callback: Any) -> Any:
+        frame = sys._getframe(1)
+        made = module.innermost_backend(callback) if callback else None
+        is_eager = made is None or getattr(made, "compiler_name", "") == "eager"
+        if not is_eager and "fn" in frame.f_locals:
+            calls.append((frame, False))
+            begin(_name_of(frame.f_locals["fn"]))
+        return callback_of(callback)
+
+    def set_for(callback: Any) -> Any:
+        if calls and calls[-1][0] is sys._getframe(1):  # before the function, then after it
+            frame, is_running = calls.pop()
+            if is_running:
+                end()
+            else:
+                calls.append((frame, True))
+        return set_callback(callback)
+
+    module._callback_from_stance, module._maybe_set_eval_frame = compiling, set_for
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        module._callback_from_stance, module._maybe_set_eval_frame = callback_of, set_callback
+
+
+def _name_of(function: Any) -> str:
+    """Return the name of what was compiled; of a module that of its class."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, torch.nn.Module) and not inspect.isclass(function):
+        return type(owner).__name__
+    return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]

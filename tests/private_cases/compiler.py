@@ -69,3 +69,27 @@ def _() -> None:
 
 there("torch._C", "torch._C._autograd", "torch._C._functorch", to="ask for its switches")
 there("torch._inductor", to="leave the compiler's processes out of those that a job leaves behind")
+
+
+@case(
+    "._callback_from_stance",
+    "._maybe_set_eval_frame",
+    to="see that a person's compiled function is called",
+)
+def _() -> None:
+    module, seen = at("torch._dynamo.eval_frame"), []
+    own = module._callback_from_stance, module._maybe_set_eval_frame
+
+    def noted(callback: object) -> object:
+        seen.append(callback)
+        return own[0](callback)
+
+    module._callback_from_stance = noted
+    module._maybe_set_eval_frame = lambda callback: seen.append("set") or own[1](callback)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.compile(lambda x: x + 1, backend="aot_eager")(1) == 2
+    finally:
+        module._callback_from_stance, module._maybe_set_eval_frame = own
+    assert seen[1:] == ["set", "set"]
+    assert module.innermost_backend(seen[0]).compiler_name == "aot_eager"
