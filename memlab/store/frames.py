@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memlab.arguments.checks import anything, checked
 from memlab.arguments.quoting import is_a, shown
 from memlab.arguments.tables import aligned, columns_table
@@ -177,12 +179,10 @@ def _of_frame(frame: "pd.DataFrame", caption: str, columns: Iterable[str] | None
 def _head(name: str) -> str:
     """Return the head of a column.
 
-    >>> _head("peak_activations_bytes"), _head("step_seconds"), _head("batch_size")
-    ('activations at the peak', 'step time', 'batch size')
+    >>> _head("peak_activations_bytes"), _head("step_seconds"), _head("peak_error")
+    ('activations at the peak', 'step time', 'peak error')
     """
-    plain = name
-    for end in UNITS:
-        plain = plain.removesuffix(end)
+    plain = re.sub("_(bytes|seconds|fraction)$", "", name)
     category = re.fullmatch(r"peak_(\w+)_bytes", name)
     if category and category[1] in set(Category):
         return f"{category[1].replace('_', ' ')} at the peak"
@@ -195,7 +195,7 @@ def _cell(name: str, value: Any) -> str:
         return ""
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool):
         return "yes" if value else "no"
     for end, shown_as in UNITS.items():
         if name.endswith(end):

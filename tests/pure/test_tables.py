@@ -251,7 +251,7 @@ def test_columns_of_a_frame_are_shown_by_the_end_of_their_name():
         {"n": 2.5, "peak_activations_bytes": 2**20, "time_error": -0.02, "same": True, "x": None}
     ]
     table = memlab.table(rows)
-    assert table.heads == ("n", "activations at the peak", "time", "same", "x")
+    assert table.heads == ("n", "activations at the peak", "time error", "same", "x")
     assert table.rows == (("2.5", "1.00 MiB", "-2.00 %", "yes", ""),)
 
 

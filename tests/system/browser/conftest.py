@@ -173,7 +173,7 @@ def _write_notebooks(folder: pathlib.Path) -> None:
 def _is_for_the_panel(cell: nbformat.NotebookNode) -> bool:
     """Whether a cell of the quickstart is text, or code that its panel needs."""
     return cell.cell_type == "markdown" or any(
-        text in cell.source for text in ("quick: bool", "workload = ", "memlab.panel(")
+        text in cell.source for text in ("quick: bool", "memlab.panel(", "panel.run(")
     )
 
 
