@@ -47,6 +47,7 @@ SOURCES: dict[str, Source] = {
     "zuko": Source(module="of_zuko", wanted=4, most_drawn=10),
     "vector_quantize_pytorch": Source(module="of_vector_quantize", wanted=3, most_drawn=10),
     "torch": Source(module="of_torch", wanted=10, most_drawn=24),
+    "losses": Source(module="of_losses", wanted=12, most_drawn=60),
 }
 
 
