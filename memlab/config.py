@@ -7,21 +7,24 @@ checked here. `build_step` checks whether the device and this version of torch s
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from memlab.arguments.attention import Attention as Attention
 from memlab.arguments.checks import Rule, count, rule_for
 from memlab.arguments.loss_kernels import LossKernel as LossKernel
+from memlab.arguments.quoting import shown
 from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
 from memlab.arguments.rank_settings import MOST_RANKS, OF_DEEPSPEED, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
 from memlab.arguments.setting_values import (
+    MakeOptimizer,
     Policy,
     fraction,
     modules,
     norm,
+    optimizer_among,
     optional_count,
     policy_among,
 )
@@ -120,6 +123,8 @@ class Optimizer(StrEnum):
     ADAMW = "adamw"
     ADAFACTOR = "adafactor"
     ADAMW_8BIT = "adamw-8bit"
+    MUON = "muon"
+    LION = "lion"
 
 
 class OptimizerImplementation(StrEnum):
@@ -161,7 +166,8 @@ class StepConfig:
         compile_mode: see `CompileMode`; with compile, or the compile engine.
         channels_last: store the weights of convolutions, and thereby their outputs, channels last.
         init_on_meta: build the model without memory, then create its weights on the device.
-        optimizer: see `Optimizer`.
+        optimizer: see `Optimizer`; or a function of the list of trainable parameters that returns
+            a `torch.optim.Optimizer`, such as a class, or its import path ("torch.optim.NAdam").
         optimizer_implementation: see `OptimizerImplementation`.
         optimizer_in_backward: update each parameter as soon as backward has its gradient, and free
             that gradient.
@@ -217,7 +223,7 @@ class StepConfig:
     compile_mode: CompileMode = CompileMode.DEFAULT
     channels_last: bool = False
     init_on_meta: bool = False
-    optimizer: Optimizer = Optimizer.ADAMW
+    optimizer: Optimizer | MakeOptimizer = Optimizer.ADAMW
     optimizer_implementation: OptimizerImplementation = OptimizerImplementation.DEFAULT
     optimizer_in_backward: bool = False
     max_grad_norm: float | None = None
@@ -291,6 +297,11 @@ class StepConfig:
         """Whether the loss reads the weight of the last linear layer, outside of that layer."""
         return self.loss_chunks > 1 or self.loss_kernel is not LossKernel.AS_BUILT
 
+    @property
+    def has_own_optimizer(self) -> bool:
+        """Whether a function makes the optimizer, or what an import path names."""
+        return not isinstance(self.optimizer, Optimizer)
+
     def without_recompute(self) -> "StepConfig":
         """Return the same config with recompute off, so that every activation is kept."""
         default = StepConfig()
@@ -356,9 +367,9 @@ class StepConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types; `StepConfig(**d)` gives the config back.
 
-        Of a policy function only the name is kept.
+        Of a function only the name is kept.
         """
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def __str__(self) -> str:
         """Return the batch size and the fields that differ from their defaults."""
@@ -400,6 +411,9 @@ def _default(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        given = [*map(shown, value.args), *(f"{k}={shown(v)}" for k, v in value.keywords.items())]
+        return f"partial({', '.join([_plain(value.func), *given])})"
     if callable(value):
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{getattr(value, '__module__', '')}.{name}"
@@ -411,6 +425,7 @@ _PARSERS: dict[str, Rule] = {
     "memory_budget": fraction("it is the share of the activations to keep; 1.0 keeps them all"),
     "checkpoint_modules": modules,
     "checkpoint_policy": policy_among(PRESET_POLICIES),
+    "optimizer": optimizer_among(Optimizer),
     "offload_fraction": fraction("it is the share of the activations that leave the device"),
     "max_grad_norm": norm,
     "shard_group_size": optional_count,

@@ -27,6 +27,8 @@ OUT_OF_MEMORY_TEXTS = (
 NO_KERNEL_TEXTS = ("not implemented for", "could not create a primitive descriptor")
 # what to do about torch's own errors in a training step, by a pattern of the error's text
 REMEDIES = {
+    "closure": "an optimizer whose update runs the model again, such as SAM or L-BFGS, is not "
+    "supported: use the one it is built on",
     r"leaf Variable that requires grad": "the model changes a parameter in place; compute a new "
     "tensor (F.relu(weight), weight + 1), or change it under torch.no_grad()",
     r"modified by an inplace operation": "a tensor that backward needs is changed in place; use "

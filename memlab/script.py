@@ -62,7 +62,7 @@ def script(
 def parts(asked: Setup) -> tuple[list[str], list[str]]:
     """Return the imports of a script, and its functions, of which `train` is the last."""
     config, device, workload = asked.config, asked.device, asked.workload
-    every.check(config, device)
+    every.check(config, device, workload=workload)
     checkpointing.check_plan(config, asked.plan)
     own_kind = workload is not None and batches.is_own_kind(workload)
     whole = together([*([batches.source()] if own_kind else []), every.source(asked)])
@@ -72,11 +72,14 @@ def parts(asked: Setup) -> tuple[list[str], list[str]]:
 
 
 def train_arguments(config: StepConfig, workload: Workload | None) -> list[str]:
-    """Return the functions of a workload that `train` takes after the device."""
+    """Return the functions that `train` takes after the device: of a workload or of a config."""
+    made = workload is not None and workload.make_optimizer is not None
+    own = ["make_optimizer"] * (made or config.has_own_optimizer)
     if workload is None:
-        return []
+        return own
     has_terms = _is_weighted(config, workload) and workload.num_loss_terms is not None
-    return ["split_batch"] * batches.is_own_kind(workload) + ["num_loss_terms"] * has_terms
+    split = ["split_batch"] * batches.is_own_kind(workload)
+    return split + ["num_loss_terms"] * has_terms + own
 
 
 def _docstring(config: StepConfig) -> str:

@@ -253,7 +253,7 @@ def build_step(
     device = as_device(device)
     has_card = device.type == "cuda" and torch.cuda.is_available()
     card = cards.of_device(device) if has_card else None
-    every.check(config, device, card)
+    every.check(config, device, card, workload)
     checkpointing.check_plan(config, plan)
 
     segments.apply(config, device)
@@ -310,7 +310,7 @@ def build_step(
     sharded = sharding.apply(model, config, device, divided)
     built.fill(device, where)
     group = None if sharded is None else sharded.group
-    optimizer, scheduler = optimizers.make(model, config, weights, group)
+    optimizer, scheduler = optimizers.make(model, config, weights, group, workload.make_optimizer)
     if config.is_deepspeed:
         sharded = sharding.with_engine(model, optimizer, config, device)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model

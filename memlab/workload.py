@@ -23,7 +23,7 @@ from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.torch_private import pytree
 
 OF_BATCHES = ("make_batch", "count_samples", "split_batch")
-FUNCTIONS = ("build_model", "compute_loss", "num_loss_terms", *OF_BATCHES)
+FUNCTIONS = ("build_model", "compute_loss", "num_loss_terms", "make_optimizer", *OF_BATCHES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,9 @@ class Workload:
         count_samples: batch -> int, the number of samples, if it is not the size of dim 0.
         split_batch: (batch, sizes) -> list of batches with these numbers of samples, in order. It
             makes the micro-batches if tensors cannot be split along dim 0.
+        make_optimizer: model -> the optimizer of its trainable parameters, or a dict of several by
+            name, where `StepConfig(optimizer=...)`, a function of the parameters, is not enough:
+            groups with settings of their own, chosen by name or by kind of module.
         sample_size: how large a sample is, if the workload can be made in other sizes; a panel then
             has a slider for it.
         choices: what else it can be made with, such as another adapter; a panel has a control for
@@ -83,6 +86,7 @@ class Workload:
     num_loss_terms: Callable[[Any], int] | None = None
     count_samples: Callable[[Any], int] | None = None
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
+    make_optimizer: Callable[[torch.nn.Module], Any] | None = None
     sample_size: SampleSize | None = None
     choices: WorkloadChoices | None = None
     lengths: tuple[int, ...] | None = None
@@ -108,6 +112,7 @@ class Workload:
             "num_loss_terms": "a batch to an int",
             "count_samples": "a batch to an int",
             "split_batch": "a batch and a list of sizes to a list of batches",
+            "make_optimizer": "the model to a torch.optim.Optimizer",
         }
         for field, what in takes.items():
             value = getattr(self, field)
@@ -322,6 +327,8 @@ class Workload:
         if self.split_batch is not None:
             micro_batches = f"split_batch: {_described(self.split_batch)}"
 
+        made = self.make_optimizer
+        own = {} if made is None else {"optimizer": f"make_optimizer: {_described(made)}"}
         size = self.sample_size
         sizes = {} if size is None else {"sample size": f"{size} ({size.unit})"}
         if self.choices is not None:
@@ -333,6 +340,7 @@ class Workload:
             "loss": f"{_described(self.compute_loss)}, {terms}",
             "samples": samples,
             "micro-batches": micro_batches,
+            **own,
             **sizes,
         })  # fmt: skip
 

@@ -270,7 +270,12 @@ def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
 
 
 def _choose(choice: Any, value: object) -> None:
-    choice.value = str(value) if isinstance(value, str) else value
+    value = str(value) if isinstance(value, str) else value
+    if value is not None and value not in [
+        offered for _, offered in getattr(choice, "options", [])
+    ]:
+        choice.options = [*choice.options, ("own", value)]  # a person's own function
+    choice.value = value
     if value is None:  # which a widget understands as "nothing is chosen"
         choice.index = [offered for _, offered in choice.options].index(None)
 

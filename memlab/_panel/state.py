@@ -60,7 +60,8 @@ def from_config(config: StepConfig) -> dict[str, Any]:
     """
     for field in FIELDS:
         value, choices = getattr(config, field), offered(field)
-        if choices and value not in choices:
+        is_own = field == "optimizer" and config.has_own_optimizer
+        if choices and value not in choices and not is_own:
             names = ", ".join(repr(str(name)) for name in choices)
             raise ConfigError(
                 f"{field}={str(value)!r} has no control in the panel; allowed is one of {names}"

@@ -1,7 +1,9 @@
 """Rules for the values of settings whose type alone does not say which are allowed."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Any
 
 from memlab.arguments.checks import Rule, count, text
@@ -9,6 +11,7 @@ from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError
 
 Policy = str | Callable[..., Any]
+MakeOptimizer = str | Callable[..., Any]
 
 
 def fraction(means: str) -> Rule:
@@ -82,6 +85,35 @@ def policy_among(presets: Sequence[str]) -> Rule:
 
         found: Policy = value
         return found
+
+    return rule
+
+
+def optimizer_among(known: type[StrEnum]) -> Rule:
+    """Return the rule for an optimizer: one of these names, an import path, or a function.
+
+    A text with a dot is looked up when the step is built: a stored config may name a function of a
+    notebook that is gone.
+    """
+
+    def rule(name: str, value: Any) -> Any:
+        if is_a(value, str):
+            plain = text(name, value)
+            if plain in set(known):
+                return known(plain)
+            if "." in plain.strip("."):
+                return plain
+        is_function = callable(value)
+        if is_function:
+            with contextlib.suppress(Exception):  # a person's own class may raise anything
+                hash(value)  # a config is kept in dicts
+                return value
+        said = ", ".join(repr(str(each)) for each in known)
+        raise ConfigError(
+            f"{name}={shown(value)} is {'not hashable' if is_function else 'unknown'}; allowed is "
+            f"one of {said}, or a function of the list of parameters that returns an optimizer, "
+            "such as functools.partial(torch.optim.NAdam, lr=1e-3)"
+        )
 
     return rule
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from enum import StrEnum
 from re import DOTALL, MULTILINE, search
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -19,7 +19,7 @@ Command = Callable[..., Any]
 FIELDS = {field.name: field for field in fields(StepConfig)}
 NUMBERS: dict[Any, str] = {int: "INTEGER", float: "NUMBER"}
 SEPARATOR = ","
-POLICY = "checkpoint_policy"  # its functions are named by import path
+FUNCTIONS = ("checkpoint_policy", "optimizer")  # may be functions, named by import path
 
 
 def setting_options(command: Command) -> Command:
@@ -69,7 +69,7 @@ def _value(field: Field[Any], text: Any) -> Any:
     """Return the value of a field; a text that is no number is left to `StepConfig` to refuse."""
     if _is_optional(field) and text.lower() == "none":
         return None
-    if field.name == POLICY and IMPORT_PATH.fullmatch(text):
+    if field.name in FUNCTIONS and IMPORT_PATH.fullmatch(text):
         return imported(text)
     try:
         if field.type in (int, int | None):
@@ -84,8 +84,9 @@ def _is_optional(field: Field[Any]) -> bool:
 
 
 def _choices(field: Field[Any]) -> list[str]:
-    kind: Any = field.type
-    return list(map(str, kind)) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
+    kinds: Any = get_args(field.type) or (field.type,)
+    enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum)]
+    return [str(member) for kind in enums for member in kind]
 
 
 def _names(field: Field[Any]) -> tuple[str, str]:
@@ -115,5 +116,6 @@ def _documented(field: Field[Any]) -> str:
     if not text.startswith("see "):
         return text.replace("`", "")
     _, *more = text.split(";", 1)
-    first = (field.type.__doc__ or "").partition("\n")[0].rstrip(".")
+    kind: Any = (*get_args(field.type), field.type)[0]
+    first = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
     return ";".join([first, *more]).replace("`", "")

@@ -20,6 +20,7 @@ PARAMETERS = {
     "compute_loss": ("model", "batch"),
     "num_loss_terms": ("batch",),
     "split_batch": ("batch", "sizes"),
+    "make_optimizer": ("parameters",),  # or the model
 }
 """The functions that a script calls, and what it gives to each."""
 

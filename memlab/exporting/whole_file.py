@@ -3,13 +3,14 @@
 import ast
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memlab.arguments.quoting import in_docstring, quoted
 from memlab.config import StepConfig
 from memlab.exporting import own_workload
 from memlab.exporting.definitions import Definitions
+from memlab.techniques.optimizers.own import looked_up
 from memlab.techniques.source import merged
 from memlab.workload import Workload
 
@@ -76,6 +77,8 @@ def written(workload: Workload, config: StepConfig, device: str, loop: Loop) -> 
     own = [*loop.functions, SET_SEED]
     taken = _taken(imports, [*settings, *own], loop.calls)
     definitions = Definitions(taken)
+    if config.has_own_optimizer and workload.make_optimizer is None:
+        workload = replace(workload, make_optimizer=looked_up(config.optimizer))
     own_workload.write(workload, definitions, loop.calls)
 
     future = [FUTURE] if definitions.postponed else []

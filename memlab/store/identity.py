@@ -53,6 +53,7 @@ def workload_key(workload: Workload) -> str | None:
         return identity((
             workload.name, workload.build_model, workload.make_batch, workload.compute_loss,
             workload.num_loss_terms,
+            *([workload.make_optimizer] if workload.make_optimizer else []),
         ))  # fmt: skip
     except Exception:  # a person's class may raise anything; sending the workload will report it
         return None
@@ -70,12 +71,11 @@ def setting_key(workload_key: str | None, config: StepConfig, **asked: Any) -> s
         return None
 
     plain = config.to_dict()
-    policy = config.checkpoint_policy
-    if callable(policy):  # `to_dict` holds its name only
-        try:
-            plain["checkpoint_policy"] = identity(policy)
-        except Exception:  # as above
-            return None
+    functions = {name: f for name in plain if callable(f := getattr(config, name))}
+    try:  # `to_dict` holds their names only
+        plain |= {name: identity(function) for name, function in functions.items()}
+    except Exception:  # as above
+        return None
 
     return _sha256(json.dumps([workload_key, plain, asked], sort_keys=True).encode())
 

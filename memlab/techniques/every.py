@@ -24,6 +24,7 @@ from memlab.techniques.recompute import checkpointing, model_cache
 from memlab.techniques.sharding import sharding
 from memlab.techniques.source import ScriptLines, together
 from memlab.techniques.technique import Control, Keeps, Refusal, Setup, Technique, refuse
+from memlab.workload import Workload
 
 EVERY: tuple[Technique, ...] = (
     accumulation.BATCH,
@@ -66,9 +67,14 @@ def is_refused(config: StepConfig, kind: str) -> bool:
     return any(refusals(Setup(config=config, device=torch.device(kind))))
 
 
-def check(config: StepConfig, device: torch.device, card: Card | None = None) -> None:
+def check(
+    config: StepConfig,
+    device: torch.device,
+    card: Card | None = None,
+    workload: Workload | None = None,
+) -> None:
     """Raise UnsupportedError if settings cannot be combined, or not used on this device."""
-    refuse(refusals(Setup(config=config, device=device, card=card)))
+    refuse(refusals(Setup(config=config, device=device, card=card, workload=workload)))
 
 
 def source(asked: Setup) -> ScriptLines:

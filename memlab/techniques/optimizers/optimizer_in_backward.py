@@ -27,8 +27,7 @@ def update_in_backward(optimizer, make_one):
 
     def hook(parameter):
         own = held().of_each[parameter]
-        own.param_groups[0]["lr"] = held().param_groups[0]["lr"]
-        own.step()
+        {rate}own.step()
         torch.autograd.graph.increment_version(parameter)  # a fused kernel tells nobody
         parameter.grad = None
 
@@ -65,7 +64,8 @@ class InBackward(torch.optim.Optimizer):
     Args:
         parameters: the trainable parameters, each once.
         make_one: makes the optimizer of one parameter.
-        learning_rate: of all parameters, until a schedule sets another.
+        learning_rate: of all parameters, until a schedule sets another; None is what each
+            optimizer has by itself.
 
     Attributes:
         of_each: the optimizers of the single parameters, in the order of the parameters.
@@ -77,7 +77,7 @@ class InBackward(torch.optim.Optimizer):
         self,
         parameters: list[torch.nn.Parameter],
         make_one: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        learning_rate: float,
+        learning_rate: float | None = None,
     ) -> None:
         super().__init__(parameters, {"lr": learning_rate})
         self.on_phase: Callable[[Phase], None] = lambda phase: None
@@ -87,6 +87,7 @@ class InBackward(torch.optim.Optimizer):
         myself = weakref.ref(self)  # the garbage collector cannot see a cycle through a hook
 
         for parameter, own in zip(parameters, self.of_each, strict=True):
+            self.state.update(own.state)
             own.state = self.state
             hook = partial(_update, myself, weakref.ref(own))
             parameter.register_post_accumulate_grad_hook(hook)
@@ -111,7 +112,9 @@ class InBackward(torch.optim.Optimizer):
         self._updated.add(id(parameter))
         self.on_gradient(parameter)
         self.on_phase(Phase.OPTIMIZER)
-        own.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        if (rate := self.param_groups[0]["lr"]) is not None:
+            for group in own.param_groups:
+                group["lr"] = rate
         own.step()
         # a fused kernel does not raise the version, and a backward that still needs the old
         # weight must fail
@@ -130,19 +133,20 @@ def _update(
         whole.update(one, parameter)
 
 
-def source(made: str, learning_rate: float) -> ScriptLines:
+def source(made: str, learning_rate: float | None) -> ScriptLines:
     """Return the hooks of a script.
 
     Args:
         made: the expression that makes an optimizer of the parameters `own`.
-        learning_rate: of all parameters, until a schedule sets another.
+        learning_rate: of all parameters, until a schedule sets another; None is their own.
     """
+    rate = 'own.param_groups[0]["lr"] = held().param_groups[0]["lr"]\n        '
     return ScriptLines(
         imports=("import weakref",),
-        functions=(HOOKS,),
+        functions=(HOOKS.replace("{rate}", "" if learning_rate is None else rate),),
         optimizer=(
             "# it holds the learning rate for all; its own step finds no gradients",
-            f"optimizer = torch.optim.SGD(parameters, lr={learning_rate})",
+            f"optimizer = torch.optim.SGD(parameters, lr={learning_rate or 0.0})",
             f"update_in_backward(optimizer, lambda own: {made})",
         ),
     )

@@ -1,5 +1,8 @@
 """Optimizers by name, with PyTorch's own defaults, and the choice of their implementation.
 
+A person's own function may make the optimizer instead. What other techniques need of an optimizer,
+such as that it updates each parameter by itself, is then tried with small tensors (`_check_own`).
+
 8-bit states are those of bitsandbytes: blocks of 256 values share a scale, and parameters of fewer
 than 4096 values keep fp32 states. Left out: GaLore and other low-rank projections. PyTorch and
 torchao have none, and galore-torch had its last release in 2024.
@@ -16,12 +19,20 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from memlab.config import Optimizer, OptimizerImplementation, Precision, Sharding, StepConfig
 from memlab.techniques.offload.offloading import offload_state, update_one_by_one
 from memlab.techniques.offload.weight_offloading import OffloadedWeights
-from memlab.techniques.optimizers import master_weights, optimizer_in_backward, stochastic_rounding
+from memlab.techniques.optimizers import (
+    lion,
+    master_weights,
+    optimizer_in_backward,
+    own,
+    several,
+    stochastic_rounding,
+)
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
-from memlab.techniques.sharding.ranks import is_tensor_parallel, local
+from memlab.techniques.sharding.ranks import FULLY_SHARDED, is_tensor_parallel, local
 from memlab.techniques.sharding.replicated import with_sharded_state
 from memlab.techniques.source import UPDATE, ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, refuse
+from memlab.torch_private import pytree
 from memlab.torch_private.operators import has_kernel_for, is_registered
 from memlab.torch_private.sent_parts import parts_sent_by
 from memlab.torch_private.tensors import indices_of, values_of
@@ -40,11 +51,18 @@ NOT_FUSED: tuple[dict[str, Any], ...] = (
     {"optimizer_implementation": OptimizerImplementation.FOREACH},
     {"optimizer_implementation": OptimizerImplementation.SINGLE_TENSOR},
 )
+ONLY: dict[Any, str] = {
+    Optimizer.ADAMW_8BIT: "bitsandbytes has one implementation, which is fused",
+    Optimizer.MUON: "torch.optim.Muon has one implementation, of one parameter after another",
+    Optimizer.LION: "it has one implementation, of one parameter after another",
+}
 EIGHT_BIT_KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
 def refusals(asked: Setup) -> Iterator[Refusal]:
     """Refuse an 8-bit optimizer whose package is not installed or has no kernel for a CPU."""
+    yield from _of_own(asked)
+    yield from _of_muon(asked.config)
     if asked.config.optimizer is not Optimizer.ADAMW_8BIT:
         return
 
@@ -71,13 +89,83 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         )
 
 
+def _of_own(asked: Setup) -> Iterator[Refusal]:
+    """Refuse what cannot be asked of an optimizer that a person's own function makes."""
+    config, workload = asked.config, asked.workload
+    of_workload = workload is not None and workload.make_optimizer is not None
+    if of_workload and config.optimizer != StepConfig().optimizer:
+        yield Refusal(
+            why=f"optimizer={said_of(config)} with a workload that has make_optimizer, which makes "
+            "another one",
+            remedies=({"optimizer": StepConfig().optimizer},),
+            otherwise="leave make_optimizer out of the workload",
+        )
+    if not (config.has_own_optimizer or of_workload):
+        return
+
+    what = "make_optimizer" if of_workload else f"optimizer={said_of(config)}"
+    unlike = [name for name, needed in _needs(config).items() if needed]
+    if config.sharding is Sharding.ZERO1 or config.is_deepspeed or is_tensor_parallel(config):
+        yield Refusal(
+            why=f"sharding={str(config.sharding)!r} with {what} is not implemented: who divides "
+            "state or layers makes optimizers of its own groups, kinds and learning rates",
+            remedies=({"sharding": Sharding.DDP},),
+        )
+    elif of_workload and unlike:
+        yield Refusal(
+            why=f"make_optimizer with {unlike[0]}: the optimizer must be made for other "
+            "parameters than those of the model to try whether it allows that",
+            remedies=({name: getattr(StepConfig(), name) for name in unlike},),
+            otherwise="pass StepConfig(optimizer=...), a function of the parameters",
+        )
+    if config.optimizer_implementation is not OptimizerImplementation.DEFAULT:
+        yield Refusal(
+            why=f"optimizer_implementation={str(config.optimizer_implementation)!r} with {what}, "
+            "which says itself which implementation runs",
+            remedies=({"optimizer_implementation": OptimizerImplementation.DEFAULT},),
+            otherwise="let it pass foreach=True or fused=True to its optimizer",
+        )
+
+
+def _needs(config: StepConfig) -> dict[str, bool]:
+    """Return the fields that need an optimizer to update in another way than all at once."""
+    exact = (Precision.BF16_MASTER, Precision.BF16_STOCHASTIC)
+    return {
+        "optimizer_in_backward": config.optimizer_in_backward,
+        "offload_optimizer": _offloads_state(config),
+        "offload_parameters": config.offload_parameters and not config.offloads_shards,
+        "precision": config.precision in exact and not config.is_deepspeed,
+        "sharding": config.sharding in FULLY_SHARDED,
+    }
+
+
+def _of_muon(config: StepConfig) -> Iterator[Refusal]:
+    """Refuse Muon where torch has none, and where it does not see whole matrices by themselves."""
+    if config.optimizer is not Optimizer.MUON:
+        return
+    adamw: dict[str, Any] = {"optimizer": Optimizer.ADAMW}
+    if not hasattr(torch.optim, "Muon"):
+        yield Refusal(
+            why=f"optimizer='muon' needs torch.optim.Muon, which torch {torch.__version__} does "
+            "not have",
+            remedies=(adamw,),
+            otherwise="install torch 2.9 or newer",
+        )
+    if config.sharding not in (Sharding.NONE, Sharding.DDP):
+        yield Refusal(
+            why=f"optimizer='muon' with sharding={str(config.sharding)!r} is not implemented: it "
+            "goes by whole matrices, of which a rank may hold a part, and leaves others to AdamW",
+            remedies=(adamw, {"sharding": Sharding.DDP}),
+        )
+
+
 def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
     """Refuse an implementation that does not exist for this optimizer or number format."""
     config, chosen = asked.config, asked.config.optimizer_implementation
     said = f"optimizer_implementation={str(chosen)!r} with optimizer={str(config.optimizer)!r}"
-    if config.optimizer is Optimizer.ADAMW_8BIT and IMPLEMENTATIONS[chosen]:
+    if config.optimizer in ONLY and IMPLEMENTATIONS[chosen]:
         yield Refusal(
-            why=f"{said}: bitsandbytes has one implementation, which is fused",
+            why=f"{said}: {ONLY[config.optimizer]}",
             remedies=({"optimizer_implementation": OptimizerImplementation.DEFAULT},),
         )
 
@@ -106,6 +194,7 @@ def make(
     config: StepConfig,
     weights: OffloadedWeights | None = None,
     group: Any = None,
+    make_optimizer: Callable[[torch.nn.Module], Any] | None = None,
 ) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
     """Return the optimizer over the trainable parameters, and its schedule if it has one.
 
@@ -114,17 +203,26 @@ def make(
         config: says which optimizer.
         weights: the offloaded weights of the model, if there are any.
         group: of the ranks that share the state with zero1; None for all ranks.
+        make_optimizer: of the workload.
 
     Raises:
-        UnsupportedError: the optimizer does not update weights of this number format correctly.
+        UnsupportedError: the optimizer does not update weights of this number format correctly, or
+            not as the config needs it.
+        ConfigError: a person's own function made no optimizer of the model's parameters.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if make_optimizer is not None:
+        made = own.made("make_optimizer", make_optimizer, model)
+        return own.checked("make_optimizer", made, model, parameters), None
+
+    if config.has_own_optimizer:
+        return _own(model, config, parameters, weights), None
     half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
     if half is not None and config.precision is Precision.AS_BUILT:
         name = str(half.dtype).removeprefix("torch.")
         refuse(_of_fused_sgd(config, half.device, f"weights of {name}"))
 
-    make_one = _offloaded(_maker(config), config, weights)
+    make_one = _offloaded(_maker(model, config), config, weights)
     if config.optimizer_in_backward:
         optimizer: torch.optim.Optimizer = InBackward(parameters, make_one, learning_rate(config))
     elif config.sharding is Sharding.ZERO1:
@@ -140,14 +238,79 @@ def make(
     return optimizer, CosineAnnealingLR(optimizer, T_max=SCHEDULE_STEPS)
 
 
+def _own(
+    model: torch.nn.Module,
+    config: StepConfig,
+    parameters: list[torch.nn.Parameter],
+    weights: OffloadedWeights | None,
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a person's own function, which is tried for what it is used for."""
+    said = f"optimizer={said_of(config)}"
+    function = own.looked_up(config.optimizer)
+    kind: Callable[..., torch.optim.Optimizer] = partial(own.made, said, function)
+    given = _given(config)
+
+    def changed(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = given(kind(parameters))
+        return found
+
+    # before anything wraps it, so that what is wrong is said of the function itself
+    own.checked(said, kind(parameters), model, parameters)
+    tries: dict[str, Callable[..., Any]] = {
+        "optimizer_in_backward": own.one_each,
+        "offload_optimizer": own.one_by_one,
+        "offload_parameters": own.one_by_one,
+        "precision": partial(own.one_by_one, given=master_weights.given_master_weights),
+        "sharding": own.flat,
+    }
+    for name in (name for name, needed in _needs(config).items() if needed):
+        value = getattr(config, name)
+        value = str(value) if isinstance(value, str) else value
+        own.check_same(said, f"{name}={value!r}", kind, tries[name], parameters)
+
+    make_one = _offloaded(changed, config, weights)
+    return (
+        InBackward(parameters, make_one) if config.optimizer_in_backward else make_one(parameters)
+    )
+
+
+def _given(config: StepConfig) -> Callable[[Any], Any]:
+    """Return what changes an optimizer for weights of 16 bits, or leaves it as it is."""
+    given = {
+        Precision.BF16_MASTER: master_weights.given_master_weights,
+        Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
+    }.get(config.precision)
+    if given is None or config.is_deepspeed:  # DeepSpeed keeps fp32 copies by itself
+        return lambda optimizer: optimizer
+    return given
+
+
+def said_of(config: StepConfig) -> str:
+    """Return the optimizer of a config as a message names it."""
+    return repr(config.to_dict()["optimizer"])
+
+
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that make the optimizer and its schedule."""
-    config = asked.config
+    config, workload = asked.config, asked.workload
+    if workload is not None and workload.make_optimizer is not None:
+        lines = ("optimizer = make_optimizer(model)", *OWN_MODE)
+        return ScriptLines(optimizer=lines)
+
     name, options = _name_and_options(config)
+    rates = ", ".join(f"{k}={v!r}" for k, v in options.items())
     is_eight_bit = config.optimizer is Optimizer.ADAMW_8BIT
     module = "bitsandbytes.optim" if is_eight_bit else "torch.optim"
-    made = f"{module}.{name}({{}}, {', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    made = f"{module}.{name}({{}}, {rates})"
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
+    if config.has_own_optimizer:
+        made = "make_optimizer({})"
+    elif config.optimizer is Optimizer.MUON:
+        made = "make_muon({})"
+        parts += [whole(several), ScriptLines(optimizer=(f"make_muon = {name}(model, {rates})",))]
+    elif config.optimizer is Optimizer.LION:
+        made = f"{name}({{}}, {rates})"
+        parts.append(whole(lion))
 
     if config.precision is Precision.BF16_MASTER and not config.is_deepspeed:
         made = f"given_master_weights({made})"
@@ -160,12 +323,15 @@ def source(asked: Setup) -> ScriptLines:
     if config.offload_parameters and not config.offloads_shards:
         made = f"update_one_by_one({made}, weights.on_the_device)"
     if config.optimizer_in_backward:
-        parts.append(optimizer_in_backward.source(made.format("own"), learning_rate(config)))
+        rate = None if config.has_own_optimizer else learning_rate(config)
+        parts.append(optimizer_in_backward.source(made.format("own"), rate))
     elif config.sharding is Sharding.ZERO1:
         parts.append(ScriptLines(optimizer=_of_shares(made, config)))
     else:
         parts.append(ScriptLines(optimizer=(f"optimizer = {made.format('parameters')}",)))
 
+    if config.has_own_optimizer and not config.optimizer_in_backward:
+        parts.append(ScriptLines(optimizer=OWN_MODE))
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         schedule = (
             "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
@@ -201,13 +367,8 @@ def states_of(
     A sparse state, such as a momentum of sparse gradients, yields its two inner tensors, and a
     state that is divided over ranks the part of this rank.
     """
-    weights = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
-    each = optimizer.of_each if isinstance(optimizer, InBackward) else [optimizer]
-    updated = [held for one in each for group in one.param_groups for held in group["params"]]
-
-    for (path, weight), held in zip(weights, updated, strict=True):
-        assert held is weight
-        for value in state_of(optimizer).get(held, {}).values():
+    for path, held in model.named_parameters():
+        for value in pytree.tree_leaves(state_of(optimizer).get(held, {})):
             if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
                 yield path, indices_of(value)
                 yield path, values_of(value)
@@ -221,25 +382,26 @@ def state_of(optimizer: Any) -> Mapping[torch.Tensor, dict[str, Any]]:
     return found
 
 
-def _maker(config: StepConfig) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
+def _maker(
+    model: torch.nn.Module, config: StepConfig
+) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
     """Return a function that makes an optimizer of some parameters."""
     name, options = _name_and_options(config)
-    module: Any = torch.optim
+    module: Any = lion if config.optimizer is Optimizer.LION else torch.optim
     if config.optimizer is Optimizer.ADAMW_8BIT:
         import bitsandbytes  # an optional package, which takes a second to import
 
         module = bitsandbytes.optim
 
-    kind: Callable[..., torch.optim.Optimizer] = partial(getattr(module, name), **options)
+    kind: Callable[..., torch.optim.Optimizer]
+    if config.optimizer is Optimizer.MUON:
+        kind = several.muon_and_adamw(model, **options)
+    else:
+        kind = partial(getattr(module, name), **options)
     if config.optimizer is Optimizer.ADAMW_8BIT and config.optimizer_in_backward:
         kind = _sharing_maps(kind)
 
-    given = {
-        Precision.BF16_MASTER: master_weights.given_master_weights,
-        Precision.BF16_STOCHASTIC: stochastic_rounding.given_stochastic_rounding,
-    }.get(config.precision)
-    if given is None or config.is_deepspeed:  # DeepSpeed keeps fp32 copies by itself
-        return kind
+    given = _given(config)
     return lambda parameters: given(kind(parameters))
 
 
@@ -284,14 +446,18 @@ def _sharing_maps(make_one: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     """Return the class of the optimizer, by name, and its arguments."""
-    names = {
+    names: dict[Any, str] = {
         Optimizer.SGD: "SGD",
         Optimizer.SGD_MOMENTUM: "SGD",
         Optimizer.ADAM: "Adam",
         Optimizer.ADAMW: "AdamW",
         Optimizer.ADAFACTOR: "Adafactor",
         Optimizer.ADAMW_8BIT: "AdamW8bit",
+        Optimizer.MUON: "muon_and_adamw",
+        Optimizer.LION: "Lion",
     }
+    if config.has_own_optimizer:
+        return "", {}
     options: dict[str, Any] = {"lr": learning_rate(config)}
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         options["momentum"] = MOMENTUM
@@ -306,21 +472,26 @@ def _name_and_options(config: StepConfig) -> tuple[str, dict[str, Any]]:
     return names[config.optimizer], options
 
 
-TITLES = {
+TITLES: dict[Any, str] = {
     Optimizer.SGD: "SGD",
     Optimizer.SGD_MOMENTUM: "SGD with momentum",
     Optimizer.ADAM: "Adam",
     Optimizer.ADAMW: "AdamW",
     Optimizer.ADAFACTOR: "Adafactor",
     Optimizer.ADAMW_8BIT: "AdamW, 8-bit state",
+    Optimizer.MUON: "Muon",
+    Optimizer.LION: "Lion",
 }
-STATES = {
+STATES: dict[Any, str] = {
     Optimizer.SGD: "keeps no state",
     Optimizer.SGD_MOMENTUM: "keeps one number for each weight; cosine schedule",
     Optimizer.ADAM: "keeps two numbers for each weight",
     Optimizer.ADAMW: "keeps two numbers for each weight",
     Optimizer.ADAFACTOR: "keeps one row and one column of numbers for each matrix",
     Optimizer.ADAMW_8BIT: "keeps two numbers of one byte for each weight (bitsandbytes)",
+    Optimizer.MUON: "keeps one number for each weight of a matrix, and two for all others and for "
+    "embeddings, which go to AdamW",
+    Optimizer.LION: "keeps one number for each weight",
 }
 TEMPORARIES = {
     OptimizerImplementation.DEFAULT: "",
@@ -331,6 +502,27 @@ TEMPORARIES = {
     "as large as one parameter",
 }
 
+OWN_MODE = (
+    "# some optimizers have two modes, as modules do",
+    'if hasattr(optimizer, "train"):',
+    "    optimizer.train()",
+)
+
+
+def says(asked: Setup) -> str:
+    """Return what state the optimizer keeps."""
+    if asked.workload is not None and asked.workload.make_optimizer is not None:
+        return "the workload's own, by its make_optimizer"
+    return STATES.get(asked.config.optimizer, f"made by {said_of(asked.config)}")
+
+
+def notes(asked: Setup) -> list[str]:
+    """Return a note on what Muon leaves to AdamW."""
+    if asked.config.optimizer is not Optimizer.MUON:
+        return []
+    return ["Muon updates the matrices; AdamW updates embeddings and all that is no matrix."]
+
+
 OPTIMIZER = Technique(
     fields=("optimizer",),
     keeps=Keeps.REFERENCE,
@@ -340,8 +532,16 @@ OPTIMIZER = Technique(
     },
     refusals=refusals,
     source=source,
-    controls=(Control(field="optimizer", label="Optimizer", in_words=lambda name: TITLES[name]),),
-    says=lambda asked: STATES[asked.config.optimizer],
+    controls=(
+        Control(
+            field="optimizer",
+            label="Optimizer",
+            in_words=lambda name: TITLES.get(name, "own"),
+            named=lambda name: str(name) if name in TITLES else "own optimizer",
+        ),
+    ),
+    says=says,
+    notes=notes,
     searches=(
         {"optimizer": "adamw-8bit"},
         {"optimizer": "adafactor"},
