@@ -271,9 +271,8 @@ def _precisions(formats: tuple[str, ...], chosen: str) -> list[tuple[str, str]]:
 
 def _choose(choice: Any, value: object) -> None:
     value = str(value) if isinstance(value, str) else value
-    if value is not None and value not in [
-        offered for _, offered in getattr(choice, "options", [])
-    ]:
+    offered = [each for _, each in getattr(choice, "options", ())]
+    if offered and value not in offered:
         choice.options = [*choice.options, ("own", value)]  # a person's own function
     choice.value = value
     if value is None:  # which a widget understands as "nothing is chosen"

@@ -294,8 +294,8 @@ def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that make the optimizer and its schedule."""
     config, workload = asked.config, asked.workload
     if workload is not None and workload.make_optimizer is not None:
-        lines = ("optimizer = make_optimizer(model)", *OWN_MODE)
-        return ScriptLines(optimizer=lines)
+        made_by = ScriptLines(optimizer=("optimizer = as_one(make_optimizer(model))",))
+        return together([whole(several), made_by])
 
     name, options = _name_and_options(config)
     rates = ", ".join(f"{k}={v!r}" for k, v in options.items())
@@ -304,7 +304,8 @@ def source(asked: Setup) -> ScriptLines:
     made = f"{module}.{name}({{}}, {rates})"
     parts = [ScriptLines(imports=("import bitsandbytes",) if is_eight_bit else ())]
     if config.has_own_optimizer:
-        made = "make_optimizer({})"
+        made = "as_one(make_optimizer({}))"
+        parts.append(whole(several))
     elif config.optimizer is Optimizer.MUON:
         made = "make_muon({})"
         parts += [whole(several), ScriptLines(optimizer=(f"make_muon = {name}(model, {rates})",))]
@@ -330,8 +331,6 @@ def source(asked: Setup) -> ScriptLines:
     else:
         parts.append(ScriptLines(optimizer=(f"optimizer = {made.format('parameters')}",)))
 
-    if config.has_own_optimizer and not config.optimizer_in_backward:
-        parts.append(ScriptLines(optimizer=OWN_MODE))
     if config.optimizer is Optimizer.SGD_MOMENTUM:
         schedule = (
             "scheduler = torch.optim.lr_scheduler.CosineAnnealingLR("
@@ -501,12 +500,6 @@ TEMPORARIES = {
     OptimizerImplementation.SINGLE_TENSOR: "updates one parameter after another, with temporaries "
     "as large as one parameter",
 }
-
-OWN_MODE = (
-    "# some optimizers have two modes, as modules do",
-    'if hasattr(optimizer, "train"):',
-    "    optimizer.train()",
-)
 
 
 def says(asked: Setup) -> str:

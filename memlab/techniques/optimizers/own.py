@@ -20,7 +20,7 @@ from memlab.devices.generators import preserved_random_state
 from memlab.errors import ConfigError, MemlabError, UnsupportedError
 from memlab.running import is_out_of_memory
 from memlab.techniques.offload.offloading import update_one_by_one
-from memlab.techniques.optimizers.several import Several
+from memlab.techniques.optimizers.several import Several, as_one
 from memlab.torch_private.dispatch import without_modes
 
 Tensors = list[torch.nn.Parameter]
@@ -65,17 +65,15 @@ def made(said: str, function: Any, given: Any) -> torch.optim.Optimizer:
             f"{f' ({line})' if line else ''}; {allowed}: mend what it raised"
         ) from error
 
-    each = dict(found) if isinstance(found, Mapping) else {"": found}
+    is_several = isinstance(found, Mapping) and len(found) > 0
+    each = dict(found) if is_several else {"": found}
     for one in each.values():
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(
                 f"{said} returned {type(one).__name__}; {allowed}, or a dict of several by name: "
                 "let it return torch.optim.AdamW(...)"
             )
-    optimizer = Several(each) if isinstance(found, Mapping) and each else found
-    if callable(train := getattr(optimizer, "train", None)):
-        train()  # schedule-free optimizers refuse to update in their other mode
-    return optimizer
+    return as_one(found)
 
 
 def checked(

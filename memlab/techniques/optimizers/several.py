@@ -6,7 +6,7 @@ hidden layer, such as biases and embeddings, to AdamW.
 This file imports nothing from memlab, because an exported script contains a copy of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ class Several(torch.optim.Optimizer):
         of_each: the optimizers by name, in the order in which they update.
     """
 
-    def __init__(self, of_each: dict[str, torch.optim.Optimizer]) -> None:
+    def __init__(self, of_each: Mapping[str, torch.optim.Optimizer]) -> None:
         every = list(of_each.values())
         super().__init__([p for one in every for g in one.param_groups for p in g["params"]], {})
         self.param_groups = [group for one in every for group in one.param_groups]
@@ -44,6 +44,14 @@ class Several(torch.optim.Optimizer):
         """Put those that have two modes into that of training."""
         for one in self.of_each.values():
             getattr(one, "train", lambda: None)()
+
+
+def as_one(found: Any) -> torch.optim.Optimizer:
+    """Return one optimizer for a dict of several, ready to train."""
+    optimizer: torch.optim.Optimizer = Several(found) if isinstance(found, Mapping) else found
+    # schedule-free optimizers have two modes, as modules do
+    getattr(optimizer, "train", lambda: None)()
+    return optimizer
 
 
 def muon_and_adamw(
