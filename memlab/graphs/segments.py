@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from memlab.arguments.checks import checked, count
 from memlab.errors import UnsupportedError
 from memlab.graphs.tracing import target_of, traced, values_at
+from memlab.techniques.recompute.late_fills import with_its_end
 from memlab.torch_private.modules import NormWithStatistics
 from memlab.workload import Workload
 
@@ -52,7 +53,7 @@ class CheckpointedNodes(nn.Module):
     def forward(self, *values: torch.Tensor) -> Any:
         """Return the values that the rest of the graph reads."""
         run = partial(type(self._code[0]).forward, self._model[0])
-        return checkpoint(run, *values, use_reentrant=False)
+        return checkpoint(partial(with_its_end, run), *values, use_reentrant=False)
 
 
 @checked(segments=count(2))

@@ -33,6 +33,7 @@ IN_SCRIPTS = {
         "techniques/offload/weight_offloading.py",
         "techniques/offload/weight_reads.py",
         "techniques/recompute/keepable.py",
+        "techniques/recompute/late_fills.py",
         "techniques/recompute/presets.py",
         "techniques/sharding/divided_layers.py",
         "techniques/sharding/local_parts.py",

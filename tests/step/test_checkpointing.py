@@ -18,7 +18,7 @@ from memlab.errors import ConfigError, UnsupportedError
 from memlab.plan import Plan, Region
 from memlab.step import build_step
 from memlab.techniques.recompute import policies, recompute
-from tests.checkpointing_parts import make_workload, plain_config
+from tests.checkpointing_parts import LATE, WritesUnseen, make_workload, plain_config
 from tests.same_state import assert_same, keep_everything, state_after
 
 aten = torch.ops.aten
@@ -81,7 +81,7 @@ BLOCKS = {
     "feature-dropout": lambda: [
         nn.Linear(8, 8), nn.Unflatten(1, (4, 2)), nn.Dropout1d(0.4), nn.Flatten(), nn.Tanh()
     ],
-    "rrelu": lambda: [nn.Linear(8, 8), nn.RReLU()],
+    **LATE,
     "spectral-norm": lambda: [spectral_norm(nn.Linear(8, 8)), nn.Tanh()],
     "parametrized": lambda: [parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Tanh()],
     "depth-torch": lambda: [StochasticDepth(lambda: torch.rand(()).item())],
@@ -108,6 +108,12 @@ def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
             state_after(workload, config)
     else:
         assert_same(state_after(workload, config), expected)
+
+
+def test_a_saved_tensor_may_be_written_without_raising_its_version():
+    workload = make_workload(lambda: [nn.Linear(8, 8), WritesUnseen()])
+    found = state_after(workload, plain_config(checkpointing="blocks"))
+    assert_same(found, state_after(workload, plain_config()))
 
 
 def test_without_the_noted_state_the_gradients_are_wrong(monkeypatch):

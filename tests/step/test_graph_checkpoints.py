@@ -1,5 +1,7 @@
 """Checkpoints in a graph of torch.fx: the same updates, the bytes that are predicted, refusals."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import fx, nn
@@ -9,11 +11,19 @@ from memlab.errors import UnsupportedError
 from memlab.graphs.segments import checkpoint_graph, with_checkpoints
 from memlab.graphs.tracing import traced
 from memlab.step import build_step, set_seed
+from tests.checkpointing_parts import LateNoise
 from tests.models import blocks
 
 RNG_BYTES = 5056  # the state of a CPU's generator, which each checkpoint keeps
 NUM_UPDATES = 3
 DEEP = blocks(dropout=0.2, depth=6, width=64)
+LATE = dataclasses.replace(
+    DEEP,
+    name="late-noise",
+    build_model=lambda: nn.Sequential(*[nn.Linear(64, 64), LateNoise()] * 3, nn.Linear(64, 1)),
+    make_batch=lambda n: (torch.randn(n, 64), torch.randn(n, 1)),
+    compute_loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+)
 TEXT = workloads.get("plain-transformer", num_layers=4)
 
 
@@ -34,7 +44,7 @@ def updated(workload, config):
     return seen
 
 
-@pytest.mark.parametrize("workload", [DEEP, TEXT], ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", [DEEP, TEXT, LATE], ids=lambda workload: workload.name)
 def test_three_updates_are_those_of_the_model_itself(workload):
     config = StepConfig(batch_size=4)
     plain, graph = updated(workload, config), updated(checkpoint_graph(workload, 3), config)
@@ -67,7 +77,7 @@ def nodes_of(model, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", [DEEP, TEXT], ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", [DEEP, TEXT, LATE], ids=lambda workload: workload.name)
 def test_it_saves_what_is_predicted_and_verify_agrees(workload):
     config = StepConfig(batch_size=512 if workload is DEEP else 8)
     graph = checkpoint_graph(workload, 3)

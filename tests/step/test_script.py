@@ -17,6 +17,7 @@ from memlab.techniques.building import deferred
 from memlab.techniques.compiling.compilation import forget
 from memlab.techniques.loss import heads, lazy_logits
 from memlab.techniques.source import whole
+from tests.checkpointing_parts import LATE, make_workload
 from tests.models import blocks
 from tests.script_parts import CPU, assert_same, by_script, by_step
 
@@ -64,6 +65,18 @@ def test_a_script_draws_dropout_twice_alike_and_updates_statistics_once():
     workload = blocks(norm=True, dropout=0.3)
     copies = sum(b.nbytes for b in workload.build_model().buffers())  # which memlab holds
     assert_same(workload, config, slack=copies)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_script_fills_what_was_saved_before_it_was_filled(name):
+    # PyTorch keeps no output that is changed in place
+    policy = "aten.tanh" if "middle" in name else "recompute-all"
+    config = StepConfig(batch_size=12, checkpointing="blocks", checkpoint_policy=policy)
+    losses, model = by_script(make_workload(LATE[name]), config)
+    plain_losses, plain = by_script(make_workload(LATE[name]), StepConfig(batch_size=12))
+    assert losses == plain_losses
+    weights, others = model.state_dict(), plain.state_dict()
+    assert [key for key in others if not torch.equal(weights[key], others[key])] == []
 
 
 def test_a_script_carries_out_a_plan():

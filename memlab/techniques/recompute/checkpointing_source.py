@@ -13,6 +13,7 @@ from memlab.techniques.compiling.compilation import is_compiled
 from memlab.techniques.recompute import (
     blocks,
     keepable,
+    late_fills,
     named_modules,
     nesting,
     policies,
@@ -24,7 +25,7 @@ from memlab.techniques.technique import Setup
 
 IMPORTS = (
     "import contextlib",
-    "from torch import nn",
+    "import functools",
     "from torch.utils.checkpoint import checkpoint",
 )
 OF_POLICIES = (
@@ -49,9 +50,7 @@ def again(block, context):
 
 def checkpointed(block, contexts=None):
     """Drop the activations of a block in forward and compute them again in backward."""
-    forward = block.forward
-    # RReLU saves its noise before its kernel fills it: stopping there would leave it empty
-    early_stop = not any(isinstance(part, nn.RReLU) for part in block.modules())
+    forward = functools.partial(with_its_end, block.forward)
 
     def context_fn():
         none = (contextlib.nullcontext(), contextlib.nullcontext())
@@ -59,8 +58,7 @@ def checkpointed(block, contexts=None):
         return first, again(block, second)
 
     def run(*args, **kwargs):
-        options = {"context_fn": context_fn, "early_stop": early_stop}
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
 
     block.forward = run
 '''.strip()
@@ -115,7 +113,7 @@ def source(asked: Setup) -> ScriptLines:
     files, chosen = _chosen(config.checkpoint_modules)
     if is_compiled(config):
         lines = ScriptLines(
-            imports=(*IMPORTS[1:], "import functools"),
+            imports=IMPORTS[1:],
             functions=(COMPILED,),
             model=(WHY, f"for block in {chosen}:", "    checkpointed(block)"),
         )
@@ -130,7 +128,7 @@ def source(asked: Setup) -> ScriptLines:
             f"    checkpointed(block{', keeping' if keeping.functions else ''})",
         ),
     )
-    return together([files, keeping, lines])
+    return together([whole(late_fills), files, keeping, lines])
 
 
 def _chosen(which: str) -> tuple[ScriptLines, str]:
@@ -174,10 +172,9 @@ def _of_plan(plan: Plan) -> ScriptLines:
             line = "\n        ".join([f"    {quoted(region.path)}: {{", *(f"{k}," for k in kept)])
             line += "\n    },"
         regions.append(line if kept else f"    {quoted(region.path)}: None,")
-    return ScriptLines(
+    lines = ScriptLines(
         imports=(
             *IMPORTS,
-            "import functools",
             "from collections import Counter",
             *OF_POLICIES,
         ),
@@ -189,3 +186,4 @@ def _of_plan(plan: Plan) -> ScriptLines:
             "    checkpointed(model.get_submodule(path), contexts)",
         ),
     )
+    return together([whole(late_fills), lines])

@@ -5,7 +5,8 @@ The module's forward is wrapped; its source, paths, state dict and hooks stay as
 - In forward, hooks of autograd (`saved_tensors_hooks`) drop every tensor that it saves for
   backward.
 - When backward asks for the first of these tensors, the module runs again and fills them all in.
-  This recompute stops after the last tensor that is needed.
+  This recompute stops after the last tensor that is needed, if that has its values then
+  (`memlab.techniques.recompute.late_fills`).
 - Its inputs are saved by autograd, so a checkpointed module around it drops them in turn.
 
 `memlab.techniques.recompute.state` records everything that a recompute must start from.
@@ -32,6 +33,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from memlab.errors import UnsupportedError
 from memlab.techniques.recompute.changes import Changes
 from memlab.techniques.recompute.keeping import Keep, Key, Reuse
+from memlab.techniques.recompute.late_fills import save_one_more, with_its_end
 from memlab.techniques.recompute.model_cache import OFF
 from memlab.techniques.recompute.policies import Keeps
 from memlab.techniques.recompute.state import State
@@ -123,8 +125,6 @@ class _RecomputedRegion:
         self.path, self.keeps, self.after_forward = path, keeps, after_forward
         self.forward: Callable[..., Any] = module.forward
         self.changes = Changes(path, module)
-        # RReLU saves its noise before its kernel fills it, so stopping there would leave it empty
-        self.stops_early = not any(isinstance(part, nn.RReLU) for part in module.modules())
 
     def refuse(self, what: str) -> None:
         """Raise UnsupportedError because a recompute did something else than its forward."""
@@ -183,7 +183,9 @@ class _ForwardCall:
             keep or contextlib.nullcontext(),
         ):
             try:
-                out = region.forward(*args, **kwargs)
+                out = with_its_end(region.forward, *args, **kwargs)
+                if region.changes.seen.writes_unseen:  # perhaps to what was saved
+                    save_one_more()
             except RuntimeError as error:
                 if REFUSED_HOOKS in str(error):
                     region.refuse_transform(
@@ -244,7 +246,7 @@ class _ForwardCall:
                 self.state.restored() as run,
                 reuse,
             ):
-                run(region.forward, *args, **kwargs)
+                run(with_its_end, region.forward, *args, **kwargs)
         finally:
             self.kept.clear()  # an early stop may leave some outputs unused
 
@@ -296,7 +298,7 @@ class _Filling:
                 )
             dropped.tensor, dropped.version = tensor, _version(tensor)
 
-        if self.call.region.stops_early and self.count == len(every):
+        if self.count == len(every):
             raise _HasAll
 
         return tensor
