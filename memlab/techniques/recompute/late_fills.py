@@ -52,7 +52,8 @@ def _tensors_in(out: Any) -> Iterator[torch.Tensor]:
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+            fields = dataclasses.fields(leaf)
+            yield from _tensors_in([getattr(leaf, field.name) for field in fields])
 
 
 def _fills_late(node: Any) -> bool:
