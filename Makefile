@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 SET_UP := $(VENV)/created
 REQUIRED := pyproject.toml constraints.txt $(SET_UP)
-TESTED := zoo,optimizers,finetune,fp8,deepspeed,sweep,test,browser
+TESTED := optimizers,fp8,deepspeed,sweep,test,browser
 DEVELOPED := $(TESTED),dev
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.version
@@ -105,7 +105,7 @@ $(SET_UP):
 	@touch $@
 
 $(VENV)/lab: $(REQUIRED)
-	$(call stage,installing memlab with JupyterLab and the libraries of its models,$(INSTALL) -e '.[zoo]')
+	$(call stage,installing memlab with JupyterLab and what its notebooks need,$(INSTALL) -e '.[course]')
 	@touch $@
 
 $(VENV)/test: $(REQUIRED)

@@ -33,6 +33,7 @@ from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import is_tensor_parallel
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
+from memlab.workloads import check_installed
 
 PLANNING_SECONDS = 120.0
 TRIED_SAMPLES = 7  # no usual size of a dimension, such as the three colours of an image
@@ -95,6 +96,7 @@ def export_script(
     >>> "memlab." in text
     False
     """
+    check_installed(workload)
     policies.keeps(config.checkpoint_policy)  # raises for an operator that does not exist
     kind = target_for(device, config).kind
     where = torch.device(kind)

@@ -30,6 +30,7 @@ from memlab.worker.job import PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
 from memlab.worker.spare import Spare
 from memlab.worker.wire import POLL_SECONDS, Check
+from memlab.workloads import check_installed
 
 START_SECONDS = 600.0  # importing torch takes 3 s of a free processor, and minutes of a busy one
 TOO_LONG = "raise timeout_seconds, or make the step smaller"
@@ -161,10 +162,11 @@ def run(
 
     Raises:
         Ended: the run ended without a value; the message says why.
-        WorkloadError: the arguments cannot be sent.
+        WorkloadError: the arguments cannot be sent, or the workload needs a missing package.
     """
     cancel = cancel or threading.Event()
     tell = teller(on_progress)
+    check_installed(arguments.get("workload"))
     arguments = in_one_form(arguments)
     files = own_files()
     values, path, environment = own_values(files), list(sys.path), for_worker(os.environ)
@@ -301,6 +303,7 @@ def run_here(
     cancel: threading.Event | None = None,
 ) -> Any:
     """Run a function of the worker in this process; it can be stopped only between two steps."""
+    check_installed(arguments.get("workload"))
     deadline = time.monotonic() + timeout_seconds
     # late, because the caller of a worker needs nothing of what runs there
     from memlab.worker.serving import FUNCTIONS

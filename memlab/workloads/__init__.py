@@ -9,6 +9,7 @@
 
 import dataclasses
 import difflib
+import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,8 +19,8 @@ from memlab.arguments.quoting import MAX_SHOWN, is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import Workload
 from memlab.workloads import sizes
-from memlab.workloads.configs import from_config
-from memlab.workloads.finetuned import finetune
+from memlab.workloads.configs import ConfiguredModel, from_config
+from memlab.workloads.finetuned import finetune, made_of
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
@@ -93,6 +94,33 @@ SPECS: dict[str, Spec] = {
     "plain-convnet": PlainConvNet(),
     "plain-mlp": PlainMlp(),
 }
+
+PACKAGES: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((Gpt, Llama, ConfiguredModel), ("transformers",)),
+    **dict.fromkeys((ResNet, ViT), ("transformers", "sklearn")),
+    **dict.fromkeys((DenseNet, VNet), ("monai", "sklearn")),
+}
+"""What builds the models of these, and where their data is from."""
+EXTRAS = {"peft": "finetune", "bitsandbytes": "finetune", "torchao": "fp8"}  # of others: zoo
+
+
+def check_installed(workload: Any) -> None:
+    """Refuse a workload of memlab's own whose packages are missing, before anything is built.
+
+    Raises:
+        WorkloadError: the message names them, and the command that installs them.
+    """
+    made = getattr(getattr(workload, "build_model", None), "__self__", None)
+    tuned = made_of(workload) if is_a(workload, Workload) else None
+    packages = tuned.packages if tuned else PACKAGES.get(type(made), ())
+    missing = [each for each in packages if importlib.util.find_spec(each) is None]
+    if missing:
+        extras = ",".join(sorted({EXTRAS.get(each, "zoo") for each in missing}))
+        verb = "is" if len(missing) == 1 else "are"
+        raise WorkloadError(
+            f"workload {workload.name!r} needs {' and '.join(missing)}, which {verb} not "
+            f"installed; run: pip install 'memlab[{extras}]'"
+        )
 
 
 def names() -> list[str]:

@@ -92,6 +92,6 @@ def zoo_import(module: str, extra: str = "zoo") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise WorkloadError(
-            f"this workload needs {error.name}, which is not installed; "
+            f"this workload needs {str(error.name).partition('.')[0]}, which is not installed; "
             f"run: pip install 'memlab[{extra}]'"
         ) from error

@@ -18,7 +18,12 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
-from memlab.workloads.quantizing import QUANTIZED, loading_of, quantize_linear_layers
+from memlab.workloads.quantizing import (
+    QUANTIZED,
+    WEIGHT_ONLY,
+    loading_of,
+    quantize_linear_layers,
+)
 from memlab.workloads.quantizing import finetune_import as finetune_import
 
 USUAL_TOKENS = 512
@@ -69,6 +74,13 @@ class Finetuned:
         # a quantized layer multiplies in this format
         values = {**self.model.values, "dtype": FORMATS.get(self.base, "bfloat16")}
         return replace(self.model, values=values)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that build it."""
+        quantizes = "torchao" if self.base in WEIGHT_ONLY else "bitsandbytes"
+        adapts = ("peft",) * (self.adapter != "none" or self.prepare_for_kbit)
+        return ("transformers", *adapts, *(quantizes,) * self.is_quantized)
 
     def build(self) -> nn.Module:
         """Return the model, with random weights. It quantizes itself when it is moved."""
@@ -260,7 +272,8 @@ def finetune(
 
     Raises:
         WorkloadError: the model or a value is not allowed; the message says what is. A library that
-            is missing, and targets that are not found, are named when the model is built.
+            is missing is named when a run begins, targets that are not found when the model is
+            built.
 
     >>> import memlab
     >>> memlab.workloads.finetune("llama-1b", adapter="lora", rank=16, base="nf4").name

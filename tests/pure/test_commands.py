@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 
 import click
 import pytest
@@ -661,3 +662,10 @@ def test_the_help_names_the_policies_and_the_exit_codes():
     )
     assert "Exit codes: 0 yes, 1 no" in run("--help").stdout
     assert memlab.__version__ in run("--version").stdout
+
+
+def test_a_missing_package_ends_a_command_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    done = run("predict", "llama-tiny", "--adapter", "lora", "--base", "nf4", "--device", "t4")
+    assert done.exit_code == ExitCode.WRONG_USE
+    assert "needs peft, which is not installed; run: pip install 'memlab[finetune]'" in done.output

@@ -1,8 +1,13 @@
+import sys
+
 import pytest
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-from memlab import MemlabError, workloads
+import memlab
+from memlab import MemlabError, StepConfig, workloads
+from memlab.errors import WorkloadError
+from memlab.worker import isolation
 from memlab.workloads import data
 
 
@@ -171,3 +176,46 @@ def test_a_config_that_is_no_file_is_said_with_what_writes_one():
     transformers = pytest.importorskip("transformers")
     with pytest.raises(MemlabError, match=r"an object of T5Config.*save_pretrained\(folder\)"):
         workloads.from_config(transformers.T5Config())
+
+
+NEEDS = {
+    "gpt-small": ("transformers", "zoo"),
+    "vit-digits": ("sklearn", "zoo"),
+    "vnet-digits": ("monai", "zoo"),
+    "lora on nf4": ("bitsandbytes", "finetune"),
+    "lora on fp16": ("peft", "finetune"),
+    "ia3 on int8-weight-only": ("torchao", "fp8"),
+}
+
+
+def named(name):
+    adapter, _, base = name.partition(" on ")
+    return (
+        workloads.finetune("llama-tiny", adapter=adapter, base=base)
+        if base
+        else workloads.get(name)
+    )
+
+
+@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("verb", [memlab.predict, memlab.measure, memlab.verify])
+def test_a_missing_package_is_named_before_any_worker_or_model(name, verb, monkeypatch):
+    package, extra = NEEDS[name]
+    workload = named(name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(isolation.Lane, "ensure", lambda lane: pytest.fail("a worker was asked"))
+    with pytest.raises(WorkloadError, match=rf"needs {package}, .*pip install 'memlab\[{extra}\]'"):
+        verb(workload, StepConfig(), "cpu")
+    with pytest.raises(WorkloadError, match=f"needs {package},"):
+        memlab.export_script(workload, StepConfig(), "cpu")
+
+
+def test_packages_that_a_workload_does_not_need_may_be_missing(monkeypatch):
+    for package in ("peft", "bitsandbytes", "torchao", "monai", "sklearn"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for workload in (
+        workloads.get("gpt-small"),
+        workloads.get("lstm-text"),
+        workloads.finetune("llama-tiny", adapter="none"),
+    ):
+        workloads.check_installed(workload)

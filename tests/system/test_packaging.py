@@ -28,15 +28,23 @@ TARGETS = [
 
 
 def requirements(lines: list[str]) -> dict[str, SpecifierSet]:
-    parsed = map(Requirement, lines)
-    return {canonicalize_name(r.name): r.specifier for r in parsed}
+    """Return packages with their versions; memlab's own extras are those that they name."""
+    found = {}
+    for each in map(Requirement, lines):
+        if each.name == PROJECT["name"]:
+            found |= requirements([line for extra in each.extras for line in EXTRAS[extra]])
+        else:
+            found[canonicalize_name(each.name)] = each.specifier
+    return found
 
 
 def conda_requirements(file: str) -> dict[str, SpecifierSet]:
     lines = yaml.safe_load((ROOT / file).read_text())["dependencies"]
+    # what conda-forge does not have everywhere comes by pip
+    from_pip = next(line["pip"] for line in lines if isinstance(line, dict))
     # conda writes python=3.12 where pip writes ==
     texts = [re.sub(r"(?<![=<>!])=(?!=)", "==", line) for line in lines if isinstance(line, str)]
-    return requirements(texts)
+    return requirements([*texts, *(line for line in from_pip if line != "-e .")])
 
 
 def pins() -> dict[str, str]:
@@ -51,7 +59,7 @@ def test_a_conda_environment_agrees_with_pyproject(file):
     assert SpecifierSet(PROJECT["requires-python"]).contains(next(iter(python)).version)
     del conda["pip"]
     conda["torch"] = conda.pop(CONDA_TORCH[file])
-    assert conda == requirements(PROJECT["dependencies"] + EXTRAS["zoo"])
+    assert conda == requirements(PROJECT["dependencies"] + EXTRAS["course"])
 
 
 def test_both_environments_come_from_conda_forge_alone():
@@ -159,7 +167,7 @@ def test_lab_is_one_line_a_stage_and_says_where_to_look(tmp_path):
     assert [re.sub(r" \.\.\.+ \d+ s$", "", stage) for stage in stages] == [
         "creating .venv",
         "installing PyTorch (the largest part)",
-        "installing memlab with JupyterLab and the libraries of its models",
+        "installing memlab with JupyterLab and what its notebooks need",
     ]
     assert "browser in a few seconds" in start
     assert "If no browser opens" in hint
