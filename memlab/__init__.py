@@ -14,6 +14,7 @@ from memlab.loaders import measure_loading
 from memlab.loading import LoadingConfig, LoadingResult
 from memlab.records.recorded import recorded, recordings
 from memlab.result import Outcome, StepResult
+from memlab.running import require_ok
 from memlab.store.frames import results, stored_results, table, to_frame
 from memlab.verifying.report import VerifyReport
 from memlab.workload import SampleSize, Workload, WorkloadChoices
@@ -52,8 +53,8 @@ __all__ = [
     "graph_table", "ladder", "largest_batch", "live_sweep", "measure", "measure_loading",
     "measure_run", "open_snapshot", "panel", "plots", "predict", "predict_batches",
     "predict_lengths", "predict_run", "recommend", "recorded", "recordings", "replay_allocations",
-    "results", "store_records", "stored_results", "sweep", "table", "to_frame", "training_step",
-    "verify", "workloads",
+    "require_ok", "results", "store_records", "stored_results", "sweep", "table", "to_frame",
+    "training_step", "verify", "workloads",
 ]  # fmt: skip
 LATE = {  # public names whose modules `import memlab` does not wait for
     "Evaluation": "stages.run_settings", "build_step": "step", "predict_lengths": "lengths.predict",

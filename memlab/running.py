@@ -1,9 +1,9 @@
 """What all runs share: how they report progress, and which outcome an error becomes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.checkpoint import CheckpointError
@@ -12,6 +12,7 @@ from memlab.arguments.libraries import own_line
 from memlab.errors import MemlabError, UnsupportedError
 from memlab.result import Outcome
 
+Found = TypeVar("Found")
 SMALLER = "lower memory_budget or batch_size, or raise accumulation_steps"
 MAX_CHARACTERS = 300  # of the text of an error that memlab did not raise
 OUT_OF_MEMORY_TEXTS = (
@@ -158,3 +159,28 @@ def is_out_of_memory(error: BaseException) -> bool:
         and any(said in text for said in OUT_OF_MEMORY_TEXTS)
         and not says_no_kernel(text)
     )
+
+
+def require_ok(results: Found) -> Found:
+    """Return what is given, for code that goes on with its numbers.
+
+    Args:
+        results: a result (of a step, a run, a check, a loader, a graph), or a list or a mapping.
+
+    Raises:
+        MemlabError: a result whose outcome is not ok, which has no numbers; the message is its
+            sentence.
+
+    >>> import memlab
+    >>> workload = memlab.workloads.get("plain-mlp")
+    >>> late = memlab.predict(workload, memlab.StepConfig(), "t4", timeout_seconds=1e-9)
+    >>> require_ok([late])
+    Traceback (most recent call last):
+    memlab.errors.MemlabError: plain-mlp on t4, batch_size=8: timed_out ...
+    """
+    many: Any = results.values() if isinstance(results, Mapping) else results
+    for each in [many] if hasattr(many, "outcome") else many:
+        if each.outcome is not Outcome.OK:
+            why = getattr(each, "why", "")  # of a check of gradients
+            raise MemlabError(f"{each}: {why}" if why else str(each))
+    return results

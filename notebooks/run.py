@@ -66,6 +66,7 @@ def run(notebook: Path, out: Path, device: str | None, quick: bool) -> None:
             kernel_name="python3",
             progress_bar=False,
             execution_timeout=CELL_TIMEOUT_SECONDS,
+            iopub_timeout=CELL_TIMEOUT_SECONDS,  # for the outputs of a cell that has ended
             cwd=notebook.parent,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # its warnings are no result
         )

@@ -84,12 +84,12 @@ def describe(device: torch.device) -> str:
 
 def machine_memory_bytes() -> int | None:
     """Return all memory of this machine, or of its container if that may use less."""
-    return _least(_meminfo("MemTotal"), _cgroup("memory.max"))
+    return _least(_meminfo("MemTotal") or _by_psutil("total"), _cgroup("memory.max"))
 
 
 def available_memory_bytes() -> int | None:
     """Return the memory that is available to this process, in its machine and its container."""
-    return _least(_meminfo("MemAvailable"), _cgroup_available())
+    return _least(_meminfo("MemAvailable") or _by_psutil("available"), _cgroup_available())
 
 
 def out_of_memory_kills() -> int:
@@ -104,6 +104,16 @@ def _least(*sizes: int | None) -> int | None:
 def _meminfo(name: str) -> int | None:
     kibibytes = _field(Path("/proc/meminfo"), f"{name}:")
     return None if kibibytes is None else kibibytes * KIB
+
+
+def _by_psutil(name: str) -> int | None:
+    """Return one number on a system other than Linux; None without psutil."""
+    try:
+        # late: it comes with ipykernel, which core memlab does not import
+        import psutil  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return int(getattr(psutil.virtual_memory(), name))
 
 
 def _cgroup(name: str) -> int | None:

@@ -1,11 +1,19 @@
 """A guard for the machine: a step that takes too much memory fails in its own process."""
 
+import dataclasses
+import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from memlab.arguments.units import KIB
 from memlab.devices.here import available_memory_bytes
+from memlab.result import Outcome, StepResult
 
+UNGUARDED = (
+    "memlab cannot limit a process's memory on this system: a step that takes more than the "
+    "machine has slows it down, so give a memory_limit"
+)
 GUARD_FRACTION = 0.9  # of the memory that is available when a job begins
 
 
@@ -37,6 +45,15 @@ def limit_memory(guard_bytes: int | None, num_processes: int = 1) -> None:
     if hard != resource.RLIM_INFINITY:  # set from outside (`ulimit -d`); no limit may be above it
         limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def noted(value: Any) -> Any:
+    """Return a result with a note if nothing but its own limit protects the machine from it."""
+    if not isinstance(value, StepResult) or value.outcome is not Outcome.OK:
+        return value
+    if importlib.util.find_spec("resource") is not None and _data_bytes() is not None:
+        return value
+    return dataclasses.replace(value, notes=(*value.notes, UNGUARDED))
 
 
 def _data_bytes() -> int | None:

@@ -1,4 +1,7 @@
-"""A process with a keeper, seen from its caller: start it, watch it, kill it with descendants."""
+"""A process with a keeper, seen from its caller: start it, watch it, kill it with descendants.
+
+A keeper forks. Where there is no `os.fork`, as on Windows, a process has none.
+"""
 
 import contextlib
 import os
@@ -12,12 +15,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from memlab.errors import MemlabError
 from memlab.worker import keeper as keeping
+from memlab.worker.wire import bridged
 
 KILL_SECONDS = 12.0  # a keeper gives up before that
 START_SECONDS = 30.0
+READ_SECONDS = 1.0  # another process may go on printing
 PAUSE_SECONDS = 0.002
 STARTED = re.compile(rb"started (\d+)\n")
 ENDED = re.compile(rb"ended (-?\d+) (\d+)\n")  # and as many bytes
@@ -130,6 +136,72 @@ class KeptProcess:
                 self._is_silent = not found
 
             return self._heard
+
+
+class SpawnedProcess:
+    """A process without a keeper, which is reached through its standard input and output.
+
+    It ends by itself once its caller is gone. What it has started itself is not found, and may be
+    left over when it is killed.
+
+    Attributes:
+        pid: its id.
+        line: a socket to it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process; the arguments are those of `KeptProcess`."""
+        self._process = subprocess.Popen(
+            [*command, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            # an interrupt of the caller must not reach it
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        reads, writes, self._prints = (
+            self._process.stdout,
+            self._process.stdin,
+            self._process.stderr,
+        )
+        assert reads is not None
+        assert writes is not None
+        self.pid = self._process.pid
+        self.line = bridged(reads, writes, lambda: None)  # type: ignore[arg-type]
+        self._said = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the same as `poll`, after waiting this long for the end of the process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.poll()
+
+    def said(self) -> str:
+        """Return the last output of an ended process."""
+        self._reader.join(READ_SECONDS)
+        return self._said.decode(errors="replace")
+
+    def kill(self) -> None:
+        """End the process and wait until it is gone."""
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+        self.wait(KILL_SECONDS)
+
+    def forget(self) -> None:
+        """Nothing to do: such a system has no forked children of the caller."""
+
+    def _read(self) -> None:
+        prints: Any = self._prints
+        with contextlib.suppress(OSError, ValueError), prints:
+            while piece := prints.read1(keeping.KEPT_BYTES):
+                self._said = (self._said + piece)[-keeping.KEPT_BYTES :]
 
 
 def interpreter() -> str:

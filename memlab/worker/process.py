@@ -22,7 +22,7 @@ from memlab.sending.environment import for_worker
 from memlab.sending.sources import Stamp
 from memlab.worker import start
 from memlab.worker.job import KINDS, LOST_STATUS, Job, beginning
-from memlab.worker.kept import KeptProcess, interpreter
+from memlab.worker.kept import KeptProcess, SpawnedProcess, interpreter
 from memlab.worker.wire import Channel, Check, Garbage
 
 STARTING, TAKING = "starting", "taking the job"
@@ -45,20 +45,26 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.kills_before = out_of_memory_kills()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            hidden = {k: os.environ[k] for k in HIDDEN_VARIABLES if k in os.environ}
-            settings = {
-                "socket": theirs.fileno(),
-                "path": [folder for folder in sys.path if isinstance(folder, str)],
-                "environment": hidden,
-            }
-            self.process = KeptProcess(
-                # -P: a file in the caller's folder must not replace one of Python's own modules
-                [interpreter(), "-P", str(Path(start.__file__)), json.dumps(settings)],
-                theirs.fileno(),
-                {k: value for k, value in for_worker(os.environ).items() if k not in hidden},
-            )
+        hidden = {k: os.environ[k] for k in HIDDEN_VARIABLES if k in os.environ}
+        settings: dict[str, Any] = {
+            "path": [folder for folder in sys.path if isinstance(folder, str)],
+            "environment": hidden,
+        }
+        # -P: a file in the caller's folder must not replace one of Python's own modules
+        command = [interpreter(), "-P", str(Path(start.__file__))]
+        environment = {k: value for k, value in for_worker(os.environ).items() if k not in hidden}
+        self.process: KeptProcess | SpawnedProcess
+        if hasattr(os, "fork"):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                settings["socket"] = theirs.fileno()
+                self.process = KeptProcess(
+                    [*command, json.dumps(settings)], theirs.fileno(), environment
+                )
+        else:
+            settings["socket"] = None
+            self.process = SpawnedProcess([*command, json.dumps(settings)], environment)
+            ours = self.process.line
 
         self.channel = Channel(ours, blocks=False)
         self.doing = STARTING
@@ -147,7 +153,7 @@ class WorkerProcess:
             return Ended(Outcome.OUT_OF_MEMORY, said)
 
         # SIGKILL alone may have come from anyone; the system's own count shows who sent it
-        if code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
+        if out_of_memory_kills() > self.kills_before and code == -signal.SIGKILL:
             why = "the system killed the worker, because this machine has no memory left"
             return Ended(Outcome.OUT_OF_MEMORY, out_of_memory(f"while {self.doing}", why))
 

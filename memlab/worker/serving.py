@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,15 +36,15 @@ from memlab.sending.same_step import recall, remember
 from memlab.sending.sources import Sources, Stamp, read_no_bytecode
 from memlab.verifying.accumulation import accumulation_in_process
 from memlab.verifying.verify import verify_in_process
-from memlab.worker.guard import limit_memory
+from memlab.worker.guard import limit_memory, noted
 from memlab.worker.job import LOST_STATUS, PREDICTING, WITH_RANKS, Job, beginning
 from memlab.worker.printed import Printed
 from memlab.worker.rehearsal import import_late_modules, rehearse
 from memlab.worker.standard_library import StandardLibrary
 from memlab.worker.unchanged.worker_state import WorkerState
-from memlab.worker.wire import Channel, Garbage
+from memlab.worker.wire import Channel, Garbage, bridged
 
-NEXT_MILLISECONDS = 500  # within which one prediction follows another
+NEXT_SECONDS = 0.5  # within which one prediction follows another
 
 
 def _predict(**arguments: Any) -> Any:
@@ -122,19 +123,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def serve(descriptor: int, standard_library: StandardLibrary) -> None:
+def serve(line: int | list[int], standard_library: StandardLibrary) -> None:
     """Serve jobs until the caller is gone.
 
     Args:
-        descriptor: of the socket to the caller.
+        line: descriptor of the socket to the caller, or of the pipes from and to it.
         standard_library: finds Python's own modules; it learns which the caller has replaced.
     """
     log = os.dup(2)  # of its own, for a model may close the other
     faulthandler.enable(log)
     read_no_bytecode()
-    channel = Channel(socket.socket(fileno=descriptor), blocks=True)
-    os.set_inheritable(descriptor, False)  # or a model's own processes would hold it
-    os.register_at_fork(after_in_child=channel.close)
+    if isinstance(line, int):
+        end = socket.socket(fileno=line)
+    else:
+        reads, writes = open(line[0], "rb"), open(line[1], "wb")  # noqa: SIM115
+        end = bridged(reads, writes, partial(os._exit, 0))
+    channel = Channel(end, blocks=True)
+    end.set_inheritable(False)  # or a model's own processes would hold it
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=channel.close)
     sources, environment = Sources(), Environment()
     environment.watch()
     told_stamps: dict[str, Stamp | None] = {}
@@ -193,7 +200,7 @@ def _is_followed(function: str, channel: Channel) -> bool:
     That takes half a second, and fake tensors leave little behind. A search asks for its next
     prediction a moment after it has the last one.
     """
-    return function in PREDICTING and channel.has_unread(within_milliseconds=NEXT_MILLISECONDS)
+    return function in PREDICTING and channel.has_unread(within_seconds=NEXT_SECONDS)
 
 
 def _reporter(channel: Channel, number: int) -> Report:
@@ -239,6 +246,8 @@ def _serve(job: Job, report: Report, state: WorkerState) -> tuple[str, Any]:
         printed = Printed(sys.stdout)
         with contextlib.redirect_stdout(printed):
             value = FUNCTIONS[job.function](**arguments, report=report)
+        if job.function == "measure":
+            value = noted(value)
         return "result", printed.into(value)
     except BaseException as error:
         return "raised", f"{type(error).__name__}: {error}"
@@ -265,5 +274,5 @@ def _give_memory_back(state: WorkerState) -> None:
 
     try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory otherwise
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows has no library of the process itself
         return

@@ -4,8 +4,8 @@ It runs as a file and imports memlab from the folder above its own. It does not 
 `sys.path` for this: other files in that folder could replace Python's own modules, and a ":" in its
 name would split the entry. SETTINGS is JSON: the caller's `sys.path`, environment variables that
 must not reach the interpreter itself, and the descriptor of the socket, or for a rank the folder
-of its group. KEEPER is the process id of the keeper, or of the worker that started a rank: this
-process has to end with it.
+of its group. With null for it, messages go through standard input and output. KEEPER is the process
+id of the keeper, or of the worker that started a rank: this process has to end with it.
 """
 
 import importlib.util
@@ -22,7 +22,10 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def main() -> None:
     """Prepare the process, then serve jobs."""
     settings, keeper = json.loads(sys.argv[1]), int(sys.argv[2])
-    end_with(keeper)
+    if "socket" in settings and settings["socket"] is None:
+        settings["socket"] = take_pipes()
+    else:
+        end_with(keeper)
     os.environ.update(settings["environment"])
     finder = load("memlab.worker.standard_library", "worker", "standard_library.py")
     standard_library = finder.StandardLibrary([f for f in sys.path if f in standard_folders()])
@@ -48,7 +51,8 @@ def standard_folders() -> set[str]:
     library = os.path.dirname(os.__file__)
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     dynamic = os.path.join(library, "lib-dynload")
-    return {library, dynamic, os.path.join(os.path.dirname(library), zipped)}
+    beside = os.path.dirname(library)
+    return {library, dynamic, os.path.join(beside, zipped), os.path.join(beside, "DLLs")}
 
 
 def load(name: str, *path: str, search: list[str] | None = None) -> Any:
@@ -63,13 +67,21 @@ def load(name: str, *path: str, search: list[str] | None = None) -> Any:
     return module
 
 
+def take_pipes() -> list[int]:
+    """Return what was standard input and output; nothing that prints or asks may reach them."""
+    pipes = [os.dup(0), os.dup(1)]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return pipes
+
+
 def end_with(keeper: int) -> None:
     """Make the system kill this process when its keeper ends; Linux only."""
     import ctypes
 
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):
         return
 
     if os.getppid() != keeper:  # the keeper ended before the call

@@ -9,12 +9,13 @@ does not block, and a check runs between any two pieces.
 
 import contextlib
 import os
-import select
+import selectors
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from os import fstat, getpid  # imported by name, because a model may replace os.fstat
+from typing import BinaryIO
 
 from memlab.arguments.units import GIB
 
@@ -22,7 +23,10 @@ HEADER = struct.Struct("<8sQQ")
 MAGIC = b"memlab\r\n"  # then the number of the job, and the length of what follows
 MOST_BYTES = GIB  # of an answer
 PIECE_BYTES = 2**18
-POLL_SECONDS, POLL_MILLISECONDS = 0.05, 50
+POLL_SECONDS = 0.05
+# select() itself knows no descriptor above 1023, except on Windows, which has no poll()
+SELECTOR = getattr(selectors, "PollSelector", selectors.SelectSelector)
+LOOPBACK = "127.0.0.1"
 Check = Callable[[], None]
 HasEnded = Callable[[], bool]
 
@@ -46,15 +50,23 @@ class Channel:
         self.process = getpid()
         self.read = bytearray()
         self._lock = threading.Lock()
-        self._identity = fstat(end.fileno())
+        self._identity = self._status()
 
     def is_own(self) -> bool:
         """Return whether this is the process and the socket that the channel was made for."""
+        now = self._status()
+        if now is None or self._identity is None:
+            is_same = now is self._identity and self.socket.fileno() >= 0
+        else:
+            is_same = os.path.samestat(now, self._identity)
+        return is_same and getpid() == self.process
+
+    def _status(self) -> os.stat_result | None:
+        """Return which file the socket is; None if it is none: closed, or a socket of Windows."""
         try:
-            now = fstat(self.socket.fileno())
+            return fstat(self.socket.fileno())
         except (OSError, ValueError):
-            return False
-        return getpid() == self.process and os.path.samestat(now, self._identity)
+            return None
 
     def close(self) -> None:
         """Leave the line, in a fork too; to do so twice does no harm."""
@@ -87,7 +99,7 @@ class Channel:
             left = memoryview(part)
             while left:
                 check()
-                if self._is_ready(select.POLLOUT):
+                if self._is_ready(selectors.EVENT_WRITE):
                     with contextlib.suppress(BlockingIOError):
                         left = left[self.socket.send(left[:PIECE_BYTES]) :]
                 elif ended():
@@ -118,20 +130,21 @@ class Channel:
                 return message
 
             check()
-            if self._is_ready(select.POLLIN):
+            if self._is_ready(selectors.EVENT_READ):
                 with contextlib.suppress(BlockingIOError):
                     self._take()
-            elif ended() and not self._is_ready(select.POLLIN):  # it may have answered just before
+            # it may have answered just before
+            elif ended() and not self._is_ready(selectors.EVENT_READ):
                 raise EOFError
 
-    def has_unread(self, within_milliseconds: int = 0) -> bool:
+    def has_unread(self, within_seconds: float = 0.0) -> bool:
         """Return whether something has come, or comes in this time, or nothing more can."""
-        return bool(self.read) or self._is_ready(select.POLLIN, within_milliseconds)
+        return bool(self.read) or self._is_ready(selectors.EVENT_READ, within_seconds)
 
-    def _is_ready(self, event: int, wait_milliseconds: int = POLL_MILLISECONDS) -> bool:
-        poll = select.poll()  # select() itself knows no descriptor above 1023
-        poll.register(self.socket, event)
-        return bool(poll.poll(wait_milliseconds))
+    def _is_ready(self, event: int, wait_seconds: float = POLL_SECONDS) -> bool:
+        with SELECTOR() as selector:
+            selector.register(self.socket, event)
+            return bool(selector.select(wait_seconds))
 
     def _take(self) -> None:
         piece = self.socket.recv(PIECE_BYTES)
@@ -160,3 +173,38 @@ class Channel:
 
         del self.read[:end]
         return number, content
+
+
+def bridged(reads: BinaryIO, writes: BinaryIO, when_over: Callable[[], None]) -> socket.socket:
+    """Return a socket to the process at the other end of two pipes.
+
+    For systems that hand no socket to another process. Two threads carry what is sent.
+
+    Args:
+        reads: what comes from there.
+        writes: what goes there.
+        when_over: called once the other process has closed its end.
+    """
+    with socket.create_server((LOOPBACK, 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, peer = server.accept()
+    if peer != ours.getsockname():
+        raise OSError("another program has connected to a socket of memlab's; try again")
+
+    def fetch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while piece := reads.read1(PIECE_BYTES):  # type: ignore[attr-defined]
+                theirs.sendall(piece)
+        with contextlib.suppress(OSError):
+            theirs.shutdown(socket.SHUT_WR)
+        when_over()
+
+    def bring() -> None:
+        with contextlib.suppress(OSError, ValueError), writes:
+            while piece := theirs.recv(PIECE_BYTES):
+                writes.write(piece)
+                writes.flush()
+
+    for carry in (fetch, bring):
+        threading.Thread(target=carry, daemon=True).start()
+    return ours

@@ -2,10 +2,14 @@
 
 import ast
 import json
+from types import SimpleNamespace
 
 import pytest
 
+import memlab
+from memlab.comparing.pairs import Fit, Pair
 from tests import ROOT
+from tests.store_parts import a_result
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SHOWS_SOMETHING = {"print", "display"}
@@ -80,3 +84,38 @@ def test_the_quickstart_begins_with_its_panel_and_ends_with_a_picture():
     assert "memlab.panel" in calls(panel)
     assert source_of(panel).splitlines()[-1] == "panel"
     assert calls(last) == {"memlab.plots.timeline"}
+
+
+WHY = "not finished after 2 min, because other programs keep the processor busy"
+LATE = {"outcome": memlab.Outcome.TIMED_OUT, "message": WHY, "timeline": None}
+BEGIN_OTHERWISE = {
+    "10_lengths_and_long_runs",  # predict_lengths raises by itself
+    "13_sweeps",  # a sweep goes on after a step that is not ok
+}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path.stem not in BEGIN_OTHERWISE], ids=lambda p: p.stem
+)
+def test_a_step_that_is_not_ok_ends_a_notebook_with_its_sentence(path, monkeypatch):
+    late = a_result(**LATE)
+    fit = Fit(predicted=late, measured=late, is_capped=False)
+    pair = Pair(limit_bytes=1, baseline=fit, optimized=fit)
+    for name in ("predict", "measure"):
+        monkeypatch.setattr(memlab, name, lambda *_, **__: late)
+    monkeypatch.setattr(memlab, "compare_recompute", lambda *_, **__: pair)
+    monkeypatch.setattr(memlab, "ladder", lambda *_, **__: [late])
+    monkeypatch.setattr(memlab, "panel", lambda *_, **__: SimpleNamespace(run=lambda: late))
+    code = "\n".join(map(source_of, code_cells(path)))
+    with pytest.raises(memlab.MemlabError, match=WHY):
+        exec(compile(code, path.stem, "exec"), {"__name__": "__main__"})
+
+
+def test_results_that_are_ok_come_back_and_any_other_raises_its_sentence():
+    fine, late = a_result(), a_result(**LATE)
+    report = memlab.VerifyReport(ok=False, outcome="timed_out", why=WHY, device="cpu")
+    for given in (fine, [fine, fine], {"a": fine}, []):
+        assert memlab.require_ok(given) is given
+    for given in (late, [fine, late], {"a": fine, "b": late}, [fine, report], report):
+        with pytest.raises(memlab.MemlabError, match=WHY):
+            memlab.require_ok(given)

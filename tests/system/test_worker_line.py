@@ -224,7 +224,7 @@ def wait_until(state):
 
 
 def test_a_prediction_that_another_job_follows_does_not_give_memory_back_first(monkeypatch):
-    monkeypatch.setattr(serving, "NEXT_MILLISECONDS", 0)
+    monkeypatch.setattr(serving, "NEXT_SECONDS", 0.0)
     ours, theirs = (Channel(end, blocks=True) for end in socket.socketpair())
     try:
         assert not serving._is_followed("predict", theirs)

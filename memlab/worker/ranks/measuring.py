@@ -1,6 +1,8 @@
 """Measure a sharded step: run it in real ranks, and make one result of those of all ranks."""
 
 import dataclasses
+import signal
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +84,13 @@ def measure_in(group: RankGroup, arguments: dict[str, Any], asked: dict[str, Any
 
 
 def check_devices(config: StepConfig, device: torch.device) -> None:
-    """Raise Ended if this machine has fewer devices than the config has ranks."""
+    """Raise Ended if this machine has fewer devices than the config has ranks, or starts none."""
+    if not (hasattr(socket, "AF_UNIX") and hasattr(signal, "SIGUSR1")):
+        raise Ended(
+            Outcome.UNSUPPORTED,
+            f"sharding={str(config.sharding)!r} runs in processes that memlab starts on Linux and "
+            "macOS only; use memlab.predict, which simulates them",
+        )
     most = most_ranks(device)
     if config.world_size > most:
         has = f"runs at most {most} ranks" if device.type == "cpu" else f"has {most} of them"

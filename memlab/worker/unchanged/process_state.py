@@ -81,7 +81,12 @@ def _system_questions() -> dict[str, Callable[[], Any]]:
         "locale": partial(locale.setlocale, locale.LC_ALL),
         "multiprocessing": partial(_start_method, multiprocessing.get_start_method),
         "numpy": partial(_numpy, np.geterr, np.geterrcall, np.get_printoptions),
-        "signals": _signals,
+        "signals": partial(
+            _signals,
+            signal.getsignal,
+            getattr(signal, "pthread_sigmask", None),
+            getattr(signal, "getitimer", None),
+        ),
         "socket": socket.getdefaulttimeout,
         "streams": _streams,
         "tracemalloc": tracemalloc.is_tracing,
@@ -90,9 +95,9 @@ def _system_questions() -> dict[str, Callable[[], Any]]:
         "children": _children,
         "umask": _umask,
         "rlimits": _rlimits,
-        "priority": partial(os.getpriority, os.PRIO_PROCESS, 0),
         **{name: partial(ask, 0) for name, ask in _named(os, "os.", SCHEDULING).items()},
         "/proc/self": _of_the_system,
+        "priority": partial(getattr(os, "getpriority", lambda *_: None), 0, 0),  # of this process
         "affinity": partial(getattr(os, "sched_getaffinity", lambda _: None), 0),
         "environ": partial(dict.copy, os.environ._data),  # type: ignore[attr-defined]
         "the memory of the card": _cuda,
@@ -142,13 +147,10 @@ def _dispatch_keys(
     return str(included()), str(excluded())
 
 
-def _signals(
-    get: Any = signal.getsignal,
-    mask: Any = signal.pthread_sigmask,
-    timer: Any = signal.getitimer,
-) -> Any:
+def _signals(get: Any, mask: Any, timer: Any) -> Any:
     handlers = [get(number) for number in range(1, signal.NSIG) if number not in (32, 33)]
-    return handlers, mask(signal.SIG_BLOCK, []), [timer(which) for which in TIMERS]
+    masked = mask and mask(signal.SIG_BLOCK, [])  # not on Windows
+    return handlers, masked, [timer(which) for which in TIMERS]
 
 
 def _of_the_system(open_file: Any = open) -> list[str]:
