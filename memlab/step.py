@@ -5,6 +5,7 @@ applied. It does not plan, measure or time anything.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from memlab.techniques.compiling import compilation
 from memlab.techniques.contract import check_loss, check_model
 from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.loss.lazy_logits import ChunkedHead
+from memlab.techniques.loss.loss_tensors import LossTensors, WithLoss
 from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
@@ -50,7 +52,8 @@ class Step:
         model: the model as built, on the device, in the format of its weights.
         run_model: what runs: the compiled model, or `model` itself.
         run_in: returns the context in which the step runs.
-        optimizer: of the model's trainable parameters.
+        loss: computes the loss, with copies of the tensors that it brings along.
+        optimizer: of the trainable parameters of the model, and of the loss if it `trains`.
         micro_batches: on a CPU views of the whole batch. For a card they stay on the CPU until
             their turn comes.
         loss_weights: the weight of each micro-batch; they sum to 1.
@@ -68,6 +71,7 @@ class Step:
     model: torch.nn.Module
     run_model: torch.nn.Module
     run_in: Callable[[], contextlib.AbstractContextManager[None]]
+    loss: LossTensors
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler | None
@@ -84,6 +88,11 @@ class Step:
     def loss_scale(self) -> float:
         """The factor on the loss. It is lowered when the scaler skips an update."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    @property
+    def with_loss(self) -> WithLoss:
+        """The parameters and buffers of the model and of the loss."""
+        return WithLoss(self.model, self.loss)
 
     @property
     def host_bytes(self) -> int:
@@ -141,12 +150,13 @@ class Step:
         total: float | torch.Tensor = 0.0
         if isinstance(self.optimizer, InBackward):
             self.optimizer.on_phase = lambda phase: mark(phase, 0)
-        with self.run_in(), precision.matrix_products(self.config.precision):
+        with self.run_in(), self.loss, precision.matrix_products(self.config.precision):
             for index, weight in enumerate(self.loss_weights):
                 if weight > 0.0:  # a micro-batch without loss terms has no mean to add
                     total = total + weight * self._micro_step(index, weight, mark)
 
         chunked_loss.check_used(self.model, self.head)
+        self.loss.check_trained()
         return total
 
     def unscale(self) -> None:
@@ -286,6 +296,8 @@ def build_step(
 
     model.train()
 
+    loss = LossTensors(workload.compute_loss, model, device)
+    workload = dataclasses.replace(workload, compute_loss=loss)
     trial = Trial(
         workload=workload,
         model=model,
@@ -310,7 +322,10 @@ def build_step(
     sharded = sharding.apply(model, config, device, divided)
     built.fill(device, where)
     group = None if sharded is None else sharded.group
-    optimizer, scheduler = optimizers.make(model, config, weights, group, workload.make_optimizer)
+    make_optimizer = workload.make_optimizer
+    loss.trains = sharded is None and make_optimizer is None
+    trained = WithLoss(model, loss) if loss.trains else model
+    optimizer, scheduler = optimizers.make(trained, config, weights, group, make_optimizer)
     if config.is_deepspeed:
         sharded = sharding.with_engine(model, optimizer, config, device)
     run_model: torch.nn.Module = model if sharded is None else sharded.run_model
@@ -328,6 +343,7 @@ def build_step(
         model=model,
         run_model=run_model,
         run_in=run_in,
+        loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=precision.make_scaler(config.precision, device),

@@ -151,7 +151,7 @@ def _memory_pass(
     def run() -> None:
         report(Progress(text=f"building {workload.name}", fraction=0.0))
         step = build(mark=partial(meter.mark, -1))
-        meter.know(step.model)
+        meter.know(step.with_loss)
         # hooks on the calls of modules would change a compiled graph
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
             settled.append(_run_until_settled(step, partial(metered_step, step)))
@@ -163,8 +163,10 @@ def _memory_pass(
         step.set_seed(seed)
         cuda.reset_peaks(device)
         loss = step(partial(meter.mark, index))
-        kept = states_of(step.model, step.optimizer) if step.engine is None else step.engine.held()
-        meter.know_states(step.model, kept)
+        kept = (
+            states_of(step.with_loss, step.optimizer) if step.engine is None else step.engine.held()
+        )
+        meter.know_states(step.with_loss, kept)
         peaks.append(cuda.read_peaks(device))
         return loss
 

@@ -24,6 +24,7 @@ from memlab.recording.values import for_real
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import is_object, map_tensors
 from memlab.techniques.batches import tensors_of
+from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.torch_private import pytree
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.tensors import storage_key
@@ -41,6 +42,7 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
     return dataclasses.replace(
         workload,
         build_model=partial(_build_model, workload.build_model, mode, tracker),
+        compute_loss=CopiedLoss(workload.compute_loss, partial(_copied, mode, tracker)),
         make_batch=batches.make,
         num_loss_terms=None,
         count_samples=workload.count_samples and batches.count,
@@ -179,6 +181,18 @@ def _build_model(
                 "fake tensors."
             )
         return made_fake(model, mode, learn)
+
+
+def _copied(
+    mode: FakeTensorMode, tracker: Tracker, tensor: torch.Tensor, device: torch.device
+) -> torch.Tensor:
+    """Return a fake copy of a real tensor of the loss, whose values the loss may read."""
+    with for_real():
+        real = tensor.detach()
+    made = mode.from_tensor(real).to(device, copy=True)
+    tracker.outputs.values.learn(made, real)
+    made.numpy = real.numpy  # type: ignore[method-assign]
+    return made
 
 
 def _learn_small(learn: Learn, fake: torch.Tensor, real: torch.Tensor) -> None:

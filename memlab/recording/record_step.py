@@ -214,7 +214,7 @@ def _recorded(
         mark = partial(tracker.mark, -1)
         step = build_step(fake, first, device, plan=plan, seed=seed, mark=mark)
         on_built(step)
-        tracker.know(step.model)
+        tracker.know(step.model, step.with_loss)
         tracker.recording.parameter_formats = step.parameter_formats
         tracker.recording.notes += step.notes
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
@@ -223,7 +223,7 @@ def _recorded(
         with subclasses_left_out(as_own_format), tracker.modules(step.model):
             step.set_seed(seed)
             step(partial(tracker.mark, 0))
-            tracker.know_states(step.model, step.optimizer)
+            tracker.know_states(step.with_loss, step.optimizer)
             if tracker.recording.is_scripted:
                 step.set_seed(seed)
                 step(lambda phase, micro_batch: tracker.mark(-1, Phase.BUILD, 0))

@@ -139,14 +139,17 @@ class Tracker(TorchDispatchMode):
     def _end_compiled(self) -> None:
         self._compiled.pop().end = len(self.recording.operators)
 
-    def know(self, model: torch.nn.Module) -> None:
-        """Remember which blocks are the model's parameters, its repeated and recomputed modules."""
+    def know(self, model: torch.nn.Module, with_loss: torch.nn.Module) -> None:
+        """Remember which blocks are parameters, of the model and its loss, and the model's modules.
+
+        Of its modules those that are repeated and recomputed.
+        """
         self.recording.root = module_calls.name_of_class(model)
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
         if is_scripted(model):
             self.know_of_script()
-        self._know_parameters(model)
+        self._know_parameters(with_loss)
 
     def _know_parameters(self, model: torch.nn.Module) -> None:
         with torch.no_grad():  # a part of a parameter is then no operator's output

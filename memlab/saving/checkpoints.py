@@ -76,7 +76,7 @@ def load(step: Step, folder: Path) -> int:
     with _quiet():
         load_state(state, storage_reader=reader, no_dist=not _is_rank())
 
-    paths = dict(step.model.named_parameters())
+    paths = dict(step.with_loss.named_parameters())
     held: Any = state_of(step.optimizer)
     for name, value in state.items():
         if name.startswith(STATE):
@@ -145,7 +145,7 @@ def _empty_states(step: Step, stored: Mapping[str, Any]) -> dict[str, torch.Tens
     """Return tensors to load the state into that this rank will keep."""
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    paths = dict(step.model.named_parameters())
+    paths = dict(step.with_loss.named_parameters())
     found = {}
     for name, kept in stored.items():
         path = name.removeprefix(STATE).partition(": ")[0]

@@ -68,7 +68,8 @@ def weights_in(step: Step) -> dict[str, torch.Tensor]:
             "checkpoints with offload_parameters=True are not implemented yet; use "
             "offload_parameters=False"
         )
-    every = step.model.state_dict().items()
+    of_loss = {**step.loss.parameters, **step.loss.buffers}
+    every = (*step.model.state_dict().items(), *of_loss.items())
     return {WEIGHT + path: value for path, value in every if isinstance(value, torch.Tensor)}
 
 
@@ -77,7 +78,7 @@ def states_in(step: Step) -> dict[str, torch.Tensor]:
     held = state_of(step.optimizer)
     return {
         f"{STATE}{path}: {key}": value
-        for path, parameter in step.model.named_parameters()
+        for path, parameter in step.with_loss.named_parameters()
         for key, value in held.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
     }

@@ -86,7 +86,7 @@ def _run(
 ) -> None:
     """Build and run everything; nothing of it remains."""
     step, run = build(), asked.run
-    meter.know(step.model)
+    meter.know(step.with_loss)
     with tempfile.TemporaryDirectory() as folder:
         course(
             step,
@@ -96,7 +96,9 @@ def _run(
             num_new_tokens=run.generate.new_tokens if run.generate else 0,
             num_batches=run.evaluate.num_batches if run.evaluate else 0,
             save=partial(checkpoints.save, step, 1, Path(folder)),
-            stepped=lambda: meter.know_states(step.model, states_of(step.model, step.optimizer)),
+            stepped=lambda: meter.know_states(
+                step.with_loss, states_of(step.with_loss, step.optimizer)
+            ),
             begin=begin,
         )
     meter.mark(-1, Phase.TEARDOWN, 0)

@@ -136,7 +136,7 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
     def go(mode: FakeTensorMode) -> None:
         fake = over_fakes(asked.workload, mode, tracker)
         step = asked.build(device, partial(tracker.mark, -1), fake)
-        tracker.know(step.model)
+        tracker.know(step.model, step.with_loss)
         tracker.recording.parameter_formats = step.parameter_formats
         tracker.recording.notes += step.notes
         if step.scaler is not None:  # its first call allocates its scale, outside of any step
@@ -151,7 +151,7 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
                 num_new_tokens=min(run.generate.new_tokens, MOST_TOKENS) if run.generate else 0,
                 num_batches=min(run.evaluate.num_batches, MOST_BATCHES) if run.evaluate else 0,
                 save=lambda: saved.append(_bytes_of_saving(step, tracker)),
-                stepped=lambda: tracker.know_states(step.model, step.optimizer),
+                stepped=lambda: tracker.know_states(step.with_loss, step.optimizer),
             )
         tracker.recording.host_bytes = step.host_bytes
         tracker.recording.notes += attention_notes_of_stages(tracker.recording, names_of(run))

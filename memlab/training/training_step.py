@@ -29,7 +29,8 @@ class TrainingStep:
 
     Attributes:
         model: on its device, in the format of its weights; with sharding, this rank's part.
-        optimizer: of its trainable parameters.
+        loss_parameters: of the loss, by name: the step trains copies of them.
+        optimizer: of the trainable parameters of both.
         config: how it is trained.
         device: where.
         num_updates: made so far, those before a checkpoint that was loaded included.
@@ -38,6 +39,7 @@ class TrainingStep:
     def __init__(self, step: Step) -> None:
         self._step = step
         self.model, self.optimizer = step.model, step.optimizer
+        self.loss_parameters = step.loss.parameters
         self.config, self.device = step.config, step.device
         self.num_updates = 0
 

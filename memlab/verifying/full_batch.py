@@ -12,6 +12,7 @@ import torch
 
 from memlab.config import Optimizer, StepConfig
 from memlab.running import explain
+from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.torch_private import pytree
 from memlab.torch_private.modules import convert
 from memlab.verifying.differences import relative_errors
@@ -92,7 +93,7 @@ def judge_full_batch(
 
 
 def in_fp64(workload: Workload) -> Workload:
-    """Return the workload with a model and batches of fp64."""
+    """Return the workload with a model, batches and tensors of the loss in fp64."""
 
     def double(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor
@@ -100,6 +101,9 @@ def in_fp64(workload: Workload) -> Workload:
     return dataclasses.replace(
         workload,
         build_model=lambda: convert(workload.build_model(), double),
+        compute_loss=CopiedLoss(
+            workload.compute_loss, lambda tensor, device: double(tensor).to(device, copy=True)
+        ),
         make_batch=lambda n: pytree.tree_map_only(torch.Tensor, double, workload.make_batch(n)),
     )
 
@@ -137,7 +141,7 @@ def _reason(workload: Workload, divided: UpdatesRun, full: UpdatesRun) -> str:
         return "the model draws random numbers in its forward, different ones in each micro-batch"
 
     before, after = full.begin.buffers, full.updates[0].buffers
-    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    changed = [n for n in before if n in after and not torch.equal(before[n], after[n])]
     if changed:
         return f"the model changes its buffer {changed[0]} in forward, which micro-batches share"
 

@@ -146,15 +146,15 @@ def _formats(model: nn.Module) -> set[torch.dtype]:
 
 def start_of(step: Step) -> UpdateStart:
     """Return copies of what the next update starts from."""
-    states = dict(_states(step, dict(step.model.named_parameters())))
-    weights = {name: step.value_of(p) for name, p in step.model.named_parameters()}
-    buffers = dict(step.model.named_buffers())
+    states = dict(_states(step, dict(step.with_loss.named_parameters())))
+    weights = {name: step.value_of(p) for name, p in step.with_loss.named_parameters()}
+    buffers = dict(step.with_loss.named_buffers())
     return UpdateStart(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
 
 
 def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Update:
     """Run one update. After an fp16 overflow it runs again with a smaller loss scale."""
-    before = _on_the_host(dict(step.model.named_buffers()))
+    before = _on_the_host(dict(step.with_loss.named_buffers()))
     loss = 0.0
     for _ in range(MAX_SKIPPED_UPDATES):
         loss = _accumulate(step, seed, num_parts)
@@ -162,11 +162,11 @@ def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Upda
             break
 
         step.unscale()
-        if all(p.grad.isfinite().all() for p in step.model.parameters() if p.grad is not None):
+        if all(p.grad.isfinite().all() for p in step.with_loss.parameters() if p.grad is not None):
             break
 
         step.skip_update()  # as training does after an overflow
-        _copy_into(dict(step.model.named_buffers()), before)
+        _copy_into(dict(step.with_loss.named_buffers()), before)
 
     gradients = _gradients(step) | _on_the_host(used or {})
     buffers = _buffers(step)
@@ -193,11 +193,11 @@ def _accumulate(step: Step, seed: int, num_parts: int) -> float:
         if phase is Phase.FORWARD and micro_batch % size == 0:
             set_seed(seed_of(seed, micro_batch // size))
             if micro_batch == size:
-                of_first.append(_on_the_host(dict(step.model.named_buffers())))
+                of_first.append(_on_the_host(dict(step.with_loss.named_buffers())))
 
     loss = float(step.accumulate(mark))
     if of_first:
-        _copy_into(dict(step.model.named_buffers()), of_first[0])
+        _copy_into(dict(step.with_loss.named_buffers()), of_first[0])
     return loss
 
 
@@ -207,7 +207,9 @@ def _used_gradients(step: Step) -> Tensors:
     A weight that is updated too early shows in the gradients that are computed after it.
     """
     used: Tensors = {}
-    names: dict[Any, str] = {parameter: name for name, parameter in step.model.named_parameters()}
+    names: dict[Any, str] = {
+        parameter: name for name, parameter in step.with_loss.named_parameters()
+    }
 
     def keep(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
@@ -222,7 +224,7 @@ def _gradients(step: Step) -> Tensors:
     return _on_the_host(
         {
             name: _gradient_of(step, p)
-            for name, p in step.model.named_parameters()
+            for name, p in step.with_loss.named_parameters()
             if p.requires_grad
         }
     )
@@ -237,9 +239,9 @@ def _gradient_of(step: Step, parameter: torch.Tensor) -> torch.Tensor:
 
 def _buffers(step: Step) -> Tensors:
     """Return copies of the buffers, and of frozen parameters, which a forward may change too."""
-    parameters = step.model.named_parameters()
+    parameters = step.with_loss.named_parameters()
     frozen = {name: step.value_of(p) for name, p in parameters if not p.requires_grad}
-    return _on_the_host(dict(step.model.named_buffers()) | frozen)
+    return _on_the_host(dict(step.with_loss.named_buffers()) | frozen)
 
 
 def _hooks(model: nn.Module) -> dict[str, int]:
@@ -261,14 +263,14 @@ def _on_the_host(tensors: Tensors) -> Tensors:
 
 def _go_on_from(step: Step, other: UpdateStart) -> None:
     """Give a step the weights, buffers and optimizer state of another."""
-    paths = dict(step.model.named_parameters())
+    paths = dict(step.with_loss.named_parameters())
     if step.engine is not None:
-        _copy_into(dict(step.model.named_buffers()), other.buffers)
+        _copy_into(dict(step.with_loss.named_buffers()), other.buffers)
         for name, parameter in paths.items():
             step.engine.put(parameter, other.weights[name], _states_of_one(other.states, name))
         return
     _copy_into({name: step.value_of(p) for name, p in paths.items()}, other.weights)
-    _copy_into(dict(step.model.named_buffers()), other.buffers)
+    _copy_into(dict(step.with_loss.named_buffers()), other.buffers)
     states = dict(_states(step, paths))
     _copy_into(states, other.states)
     # fp32 master weights are state here, but the other step holds them as weights

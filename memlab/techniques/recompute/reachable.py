@@ -90,6 +90,8 @@ class Reachable:
             hold is walked.
     """
 
+    only_named = False  # whether attributes that no reached code names are left out
+
     def __init__(self, roots: Iterable[tuple[str, Any]], inside: Iterable[nn.Module] = ()) -> None:
         self.places: list[PythonPlace] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
@@ -127,7 +129,7 @@ class Reachable:
         elif isinstance(value, types.MethodType):
             self._ahead += [(where, value.__func__), (where, value.__self__)]
         elif isinstance(value, functools.partial):
-            if _is_foreign(getattr(value.func, "__globals__", {}).get("__name__", "")):
+            if is_foreign(getattr(value.func, "__globals__", {}).get("__name__", "")):
                 return
             self._ahead += [(where, value.func), (where, value.args), (where, value.keywords)]
         elif isinstance(value, staticmethod | classmethod):
@@ -171,7 +173,7 @@ class Reachable:
 
     def _look_into_function(self, where: str, function: types.FunctionType) -> None:
         namespace = function.__globals__
-        if _is_foreign(namespace.get("__name__", "")):
+        if is_foreign(namespace.get("__name__", "")):
             return
 
         for name, cell in zip(
@@ -186,7 +188,7 @@ class Reachable:
         if vars(function):
             self._ahead.append((f"an attribute of {function.__qualname__}", vars(function)))
 
-        used = _names_in(function.__code__)
+        used = names_in(function.__code__)
         stored = _stored_in(function.__code__)
         self._look_into_names(namespace, used, stored, str(namespace.get("__name__")))
         for name in used - self.names:
@@ -201,7 +203,7 @@ class Reachable:
             value = namespace[name]
             if not isinstance(value, types.ModuleType):
                 self._ahead.append((f"{name!r} of {of}", value))
-            elif not _is_foreign(value.__name__) and id(value) not in self._seen:
+            elif not is_foreign(value.__name__) and id(value) not in self._seen:
                 self._look_into_names(vars(value), used - {name}, stored, value.__name__)
 
         if stored:
@@ -209,7 +211,7 @@ class Reachable:
 
     def _look_into_class(self, where: str, kind: type) -> None:
         for base in kind.__mro__:
-            if _is_foreign(base.__module__) or (base is not kind and id(base) in self._seen):
+            if is_foreign(base.__module__) or (base is not kind and id(base) in self._seen):
                 continue
 
             self._seen[id(base)] = base
@@ -219,7 +221,7 @@ class Reachable:
                     value, types.FunctionType | staticmethod | classmethod | property
                 )
                 own = (f"{base.__qualname__}.{name}", value)
-                if is_code and name not in self.names:
+                if (is_code or self.only_named) and name not in self.names:
                     self._waiting[name].append(own)
                 else:
                     self._ahead.append(own)
@@ -229,7 +231,7 @@ class Reachable:
         is_module = isinstance(value, nn.Module)
         if kind in MAPPINGS or kind in (list, set, tuple, deque, frozenset):
             return
-        if _is_foreign(kind.__module__) and not is_module and kind not in HOLDERS:
+        if is_foreign(kind.__module__) and not is_module and kind not in HOLDERS:
             return
 
         own = getattr(value, "__dict__", None)
@@ -242,7 +244,7 @@ class Reachable:
             self.places.append(Items(own, where))
             self._ahead += [(f"{where}.{name}", item) for name, item in tuple(own.items())]
 
-        slots = tuple(_slots(kind))
+        slots = tuple(slots_of(kind))
         if slots:
             self.places.append(NamesPlace(value, where, slots))
             self._ahead += [(f"{where}.{name}", getattr(value, name, None)) for name in slots]
@@ -254,28 +256,29 @@ def _items(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return list(dict.items(mapping))
 
 
-def _slots(kind: type) -> Iterator[str]:
+def slots_of(kind: type) -> Iterator[str]:
     """Yield the names of the slots of a class.
 
     Left out: a slot that a class below hides behind a property. Its name reads that property, so
     what the slot itself holds is neither noted nor put back.
     """
     for base in kind.__mro__:
-        if not _is_foreign(base.__module__) and "__slots__" in vars(base):
+        if not is_foreign(base.__module__) and "__slots__" in vars(base):
             for name, value in vars(base).items():
                 is_slot = isinstance(value, types.MemberDescriptorType)
                 if is_slot and inspect.getattr_static(kind, name) is value:
                     yield name
 
 
-def _is_foreign(module_name: Any) -> bool:
+def is_foreign(module_name: Any) -> bool:
+    """Return whether the walk leaves out the code and the objects of a Python module."""
     return str(module_name).partition(".")[0] in FOREIGN
 
 
 @functools.cache
-def _names_in(code: types.CodeType) -> frozenset[str]:
+def names_in(code: types.CodeType) -> frozenset[str]:
     """Return the names of globals and attributes that code uses, with those of inner functions."""
-    inner = [_names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    inner = [names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
