@@ -137,7 +137,8 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, SCALARS + OF_TORCH):
         return True
     if type(value) in (np.ndarray, torch.Tensor, torch.nn.Parameter):
-        return bool(value.nbytes <= MOST_BYTES and value.dtype != object)
+        is_dense = isinstance(value, np.ndarray) or value.layout is torch.strided
+        return bool(is_dense and value.nbytes <= MOST_BYTES and value.dtype != object)
     if depth == MOST_DEPTH:
         return False
     if type(value) in (list, tuple, set, frozenset):
