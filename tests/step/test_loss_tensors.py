@@ -4,6 +4,7 @@ The oracles are bytes counted by hand, the real allocator, and plain PyTorch loo
 """
 
 import copy
+import dataclasses
 import functools
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import memlab
 from memlab import StepConfig, Workload
+from memlab.errors import UnsupportedError
 from memlab.step import build_step
 
 CONFIG = StepConfig(batch_size=8)
@@ -318,6 +320,15 @@ def test_ranks_hold_a_frozen_teacher_and_refuse_a_parameter_that_trains():
     trained = memlab.predict(workload_of(Margin()), ranks, "2x-rtx-4090")
     assert trained.outcome == "unsupported"
     assert "loss.weight is a parameter of the loss that trains" in trained.message
+
+
+def test_an_optimizer_of_the_model_alone_refuses_a_parameter_of_the_loss():
+    own = dataclasses.replace(
+        workload_of(Margin()), make_optimizer=lambda model: torch.optim.SGD(model.parameters())
+    )
+    step = build_step(own, CONFIG, "cpu")
+    with pytest.raises(UnsupportedError, match=r"loss\.weight is a parameter of the loss"):
+        step()
 
 
 def test_a_checkpoint_holds_the_parameters_of_the_loss(tmp_path):
