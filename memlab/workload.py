@@ -37,7 +37,9 @@ class Workload:
             dim 0, or of lists with n entries. A batch of any other kind (graphs, packed tokens)
             also needs `count_samples` and `split_batch`.
         compute_loss: (model, batch) -> scalar tensor, the mean over the samples of that batch. It
-            must call `model(...)` itself, so that a compiled model is the one that runs.
+            must call `model(...)` itself, so that a compiled model is the one that runs. Modules
+            and tensors that it brings along (a teacher, class weights, a learnable temperature)
+            are copied for each step: they move, count and train with it, in their own format.
         num_loss_terms: batch -> int, the number of terms that the loss is a mean over, if that is
             not the number of samples (tokens with ignored labels). It weights each micro-batch.
         count_samples: batch -> int, the number of samples, if it is not the size of dim 0.

@@ -86,7 +86,7 @@ class LossTensors:
         while any(name.startswith(f"{self._root}.") for name in names):
             self._root += "_"
 
-        found = _Reached(self._root, compute_loss, model)
+        found = _UsedByLoss(self._root, compute_loss, model)
         copies: dict[int, torch.Tensor] = {}
         in_memory: dict[Any, torch.Tensor] = {}
         self.parameters: dict[str, torch.Tensor] = {}
@@ -114,11 +114,11 @@ class LossTensors:
     def buffers(self) -> dict[str, torch.Tensor]:
         """All other dense tensors, by name, as the loss holds them now; it may put others there."""
         with self:
-            found = dict(self._named(_Reached(self._root, self._compute_loss, self._model)))
+            found = dict(self._named(_UsedByLoss(self._root, self._compute_loss, self._model)))
         dense = {name: t for name, t in found.items() if t.layout is torch.strided}
         return {name: t for name, t in dense.items() if name in self._buffer_names}
 
-    def _named(self, found: "_Reached") -> Iterator[tuple[str, torch.Tensor]]:
+    def _named(self, found: "_UsedByLoss") -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of the loss, except those of the model and results of operators."""
         own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
         names = set[str]()
@@ -190,7 +190,7 @@ class WithLoss(nn.Module):
         yield from self._tensors.buffers.items()
 
 
-class _Reached(Reachable):
+class _UsedByLoss(Reachable):
     """The tensors that the code of a loss refers to, and the places that hold them.
 
     Of a module that is every tensor; of any other object and of a namespace what code names.
