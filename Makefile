@@ -16,11 +16,13 @@ REQUIRED := pyproject.toml constraints.txt $(SET_UP)
 TESTED := optimizers,fp8,deepspeed,sweep,test,browser
 DEVELOPED := $(TESTED),dev
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+NUMBERS := $(sort $(foreach file,$(wildcard notebooks/*.ipynb),$(firstword $(subst _, ,$(notdir $(file))))))
+SECOND_HALF := $(foreach number,$(NUMBERS),$(if $(filter %1 %3 %5 %7 %9,$(number)),$(number)))
 EXTRA_KEYS := metadata.papermill cell.metadata.papermill metadata.language_info.version
 # the server listens on loopback only; its root user must be allowed by name
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: lab quick test test-all test-deps notebooks lint bench picture clean
+.PHONY: lab quick test test-all test-deps notebooks course lint bench picture clean
 .NOTPARALLEL:
 
 # warnings only, so that the address is not lost among the lines of a starting server
@@ -60,6 +62,18 @@ test-deps: $(VENV)/test
 
 notebooks: $(VENV)/lab
 	@$(BIN)/python notebooks/run.py $(if $(DEVICE),--device $(DEVICE))
+
+# every notebook as somebody has them who installs the wheel with this extra alone, outside of the
+# clone; two at a time, for each keeps one processor busy
+course: $(VENV)/lab
+	@folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT && \
+	$(BIN)/python -m pip wheel --quiet --quiet --no-deps --wheel-dir $$folder . && \
+	$(BIN)/python -m venv $$folder/venv && \
+	$$folder/venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		-c constraints.txt torch "$$(echo $$folder/*.whl)[course]" && \
+	cd $$folder && run="venv/bin/memlab notebooks --run --device cpu --quick --out out" && \
+	{ $$run $(filter-out $(SECOND_HALF),$(NUMBERS)) --copy one & one=$$!; \
+	  $$run $(SECOND_HALF) --copy two; two=$$?; wait $$one && exit $$two; }
 
 lint: $(VENV)/lint
 	$(BIN)/ruff check .

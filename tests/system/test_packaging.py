@@ -23,7 +23,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_TORCH = {"environment.yml": "pytorch", "binder/environment.yml": "pytorch-cpu"}
 TARGETS = [
     "lab", "quick", "test", "test-all", "test-deps",
-    "notebooks", "lint", "bench", "picture", "clean",
+    "notebooks", "course", "lint", "bench", "picture", "clean",
 ]  # fmt: skip
 
 
@@ -121,7 +121,18 @@ def test_a_script_is_executable_and_stops_at_the_first_error(file):
 
 def test_ci_lints_tests_and_lets_no_browser_test_skip():
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert lines[-3:] == ["make test-deps", "make lint", "MEMLAB_REQUIRE_BROWSER=1 make test"]
+    *first, tests = lines[-4:]
+    assert first == ["make test-deps", "make lint", "make course"]
+    assert tests == "MEMLAB_REQUIRE_BROWSER=1 make test"
+
+
+def test_each_notebook_runs_once_from_the_wheel():
+    numbers = [path.stem[:2] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    command = make("-n", "course").stdout
+    runs = re.findall(r"\$run ([0-9 ]+) --copy", command)
+    assert len(runs) == 2
+    assert sorted(" ".join(runs).split()) == numbers
+    assert "[course]" in command
 
 
 @pytest.mark.parametrize("target", TARGETS)
