@@ -16,7 +16,7 @@ from memlab.arguments.tables import aligned, columns_table
 from memlab.arguments.units import format_bytes, format_percent, format_seconds, signed_percent
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
-from memlab.result import Source, StepResult
+from memlab.result import Outcome, Source, StepResult
 from memlab.store.database import reading, store_path
 from memlab.store.identity import workload_key
 from memlab.store.rows import StoredRun, select
@@ -133,7 +133,11 @@ def _of_results(
     if not given:
         return ResultTable("no results", (), ())
 
-    frame["precision"] = frame["number_format"]
+    # a step that did not run does not know in which format its model was built
+    formats = [one.number_format if one.parameter_formats else None for one in given]
+    if set(frame["precision"]) != {"as-built"} or len({*formats} - {None}) > 1:
+        frame["precision"] = frame["number_format"]
+    frame["message"] = [None if one.outcome is Outcome.OK else one.message for one in given]
     settings = [field.name for field in dataclasses.fields(StepConfig)]
     differing = [name for name in (*WHAT, *settings) if frame[name].map(str).nunique() > 1]
     one, changed = given[0], given[0].config
@@ -152,7 +156,7 @@ def _of_results(
     if columns is None:
         columns = [name for name in COSTS if frame[name].map(bool).any()]
         if set(frame["outcome"]) == {"ok"}:
-            columns = [name for name in columns if name not in ("outcome", "message")]
+            columns.remove("outcome")
     found = _of_frame(frame, ", ".join([*equal, *same]), dict.fromkeys([*differing, *columns]))
 
     # a sentence that differs only in its numbers stands once

@@ -243,7 +243,15 @@ def test_an_outcome_that_is_not_ok_brings_its_sentence():
     )
     table = memlab.table({"plain": found(), "other": failed})
     assert table.heads == ("", "outcome", "peak allocated", "message")
+    assert table.rows[0] == ("plain", "ok", "3.00 MiB", "")
     assert table.rows[1] == ("other", "out_of_memory", "", "it needs more")
+
+
+def test_a_step_that_did_not_run_has_no_other_format():
+    rows = [found(parameter_formats=("float32",)), found(peak_allocated_bytes=None)]
+    assert "precision" not in memlab.table(rows).heads
+    rows[1] = found(parameter_formats=("bfloat16",))
+    assert [row[0] for row in memlab.table(rows).rows] == ["fp32", "as built: bfloat16"]
 
 
 def test_columns_of_a_frame_are_shown_by_the_end_of_their_name():
