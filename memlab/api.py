@@ -327,13 +327,14 @@ _effects: dict[str, tuple[AccumulationEffect, dict[str, Stamp | None]]] = {}
 def accumulation_effect(
     workload: Workload,
     *,
-    timeout_seconds: float = 60,
+    timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
 ) -> AccumulationEffect:
-    """Return whether micro-batches give the gradient of the whole batch, from a few samples.
+    """Return whether micro-batches give the gradient of the whole batch.
 
-    A session asks once for a workload, as long as its code and the files it comes from stay.
+    A few samples are trained, or else the shapes of the step are looked at. A session asks once
+    for a workload, as long as its code and the files that it comes from stay.
 
     Raises:
         Ended: it was cancelled.
@@ -342,14 +343,21 @@ def accumulation_effect(
     if key in _effects and all(stamp(file) == was for file, was in _effects[key][1].items()):
         return _effects[key][0]
     run = runner(True, timeout_seconds, on_progress, cancel)
-    try:
-        found: AccumulationEffect = run("accumulation", {"workload": workload})
-    except Ended as ended:
-        if ended.outcome is Outcome.CANCELLED:
-            raise
-        return AccumulationEffect(same="unknown", why=f"a few samples could not be run: {ended}")
+    found = AccumulationEffect(same="unknown", why="")
+    for job in ("accumulation", "per_sample"):
+        try:
+            answer: AccumulationEffect = run(job, {"workload": workload})
+        except Ended as ended:
+            if ended.outcome is Outcome.CANCELLED:
+                raise
+            answer, key = AccumulationEffect(same="unknown", why=str(ended)), None
+        both = "; ".join(filter(None, [found.why, answer.why]))
+        found = answer if answer.same != "unknown" else replace(found, why=both)
+        if found.same != "unknown":
+            break
     if key is not None:
-        _effects[key] = found, {**isolation.measuring.stamps, **stamps}
+        lanes = isolation.measuring.stamps | isolation.predicting.stamps
+        _effects[key] = found, {**lanes, **stamps}
     return found
 
 

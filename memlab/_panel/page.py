@@ -7,6 +7,7 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from memlab._panel import as_code, choices, state, status, style, texts, verdicts
 from memlab._panel.advice import recorded_line
@@ -25,13 +26,14 @@ from memlab._panel.requests import Requests
 from memlab._panel.runs import RunLog
 from memlab._panel.status import Status
 from memlab._panel.view import View
-from memlab.api import inspect_workload
+from memlab.api import accumulation_effect, inspect_workload
 from memlab.arguments.units import format_bytes
 from memlab.config import FP32_FORMATS, StepConfig
 from memlab.errors import ConfigError, MemlabError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome, Source, StepResult
 from memlab.running import Progress
+from memlab.verifying.accumulation import AccumulationEffect
 from memlab.workload import Workload
 
 
@@ -73,8 +75,10 @@ class Page:
         self._said = Status(text="")
         self.forecasts = Forecasts(workloads, self._predicted, self._tell_prediction)
         self._keeper = Keeper(self.forecasts.look, self._add_kept)
-        self._find_facts = Latest(self._inspect)
+        self._effects: dict[str, AccumulationEffect] = {}
+        self._find_facts, self._find_effect = Latest(self._inspect), Latest(self._judge)
         self._draw = Latest(self._draw_pictures)
+        view.pictures.said_of_division = self._said_of_division
         self._garbage = IdleGarbage()
         self._elsewhere = Elsewhere(view.cards, asked, self.forecasts, self.guarded)
         self._requests = Requests(self.forecasts, view, asked, log, self._keeper, self._elsewhere)
@@ -87,6 +91,7 @@ class Page:
                 self.job.cancel.set()
 
         self._find_facts.close()
+        self._find_effect.close()
         self._keeper.close()
         self.forecasts.close()
         self._draw.close()
@@ -123,10 +128,14 @@ class Page:
         wrong_form = self._asked.choices_problem or self._asked.size_problem
         is_right = not (wrong or header_wrong or wrong_form)
         is_ready = is_right and not self._asked.is_being_made
-        own_loss = choices.zoo_options(self._asked.given) is None
+        config = None if wrong else state.to_config(settings)
+        if config is not None and config.accumulation_steps * config.data_parallel_size > 1:
+            self._find_effect(name)
         self._view.controls.name_formats(self._formats(alike))
         self._view.controls.offer_blocks(alike is None or bool(alike.blocks))
-        lines = texts.lines(settings, wrong, known, device=device, name=name, own_loss=own_loss)
+        lines = texts.lines(
+            settings, wrong, known, device=device, name=name, effect=self._effect_of(name)
+        )
         asked = texts.setup_of(settings, wrong, device)
         is_here, cards = not header_wrong and self._asked.is_here, self._asked.num_cards
         of_ranks = ranks_line(settings, wrong, asked, is_here=is_here, num_cards=cards)
@@ -222,6 +231,34 @@ class Page:
                 self._facts[name] = facts
             if not self.closed:
                 self.refresh()
+
+    def _effect_of(self, name: str) -> AccumulationEffect | None:
+        """Return what micro-batches do to the gradient; None while that is not known."""
+        if choices.zoo_options(self._asked.given) is not None:  # a test tries all of these
+            return AccumulationEffect(same="yes", why="the loss is a mean over the samples")
+        return self._effects.get(name)
+
+    def _judge(self, name: str) -> None:
+        """Find out what micro-batches do to the gradient, once."""
+        with self.guarded():
+            if self._effect_of(name) is not None:
+                return
+            effect = accumulation_effect(self._workloads[name])
+            with self.lock:
+                self._effects[name] = effect
+            if not self.closed:
+                self.refresh()
+
+    def _said_of_division(self, config: StepConfig) -> str:
+        """Return what more micro-batches would do to the gradient; empty if nothing."""
+        facts, name = self._facts.get(self._asked.name), self._asked.name
+        known = facts if isinstance(facts, WorkloadFacts) else None
+        steps = min(2 * config.accumulation_steps, config.rank_batch_size)
+        if steps == config.accumulation_steps:
+            return ""
+        divided = replace(config, accumulation_steps=steps)
+        verdict = verdicts.gradient_verdict(divided, known, self._effect_of(name))
+        return "" if verdict.kind == verdicts.GOOD else verdict.text
 
     # runs
 

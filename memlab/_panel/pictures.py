@@ -27,6 +27,7 @@ from memlab._panel.readout import (
 )
 from memlab._panel.runs import Run, count_runs
 from memlab._panel.texts import NOT_DRAWN, error_text
+from memlab.config import StepConfig
 from memlab.explaining.explain import explain
 from memlab.figures.category_names import category_names
 from memlab.figures.look import axes_box
@@ -35,7 +36,7 @@ from memlab.figures.peak_readings import peak_readings
 from memlab.figures.readings import Reading, readings
 from memlab.figures.runs import repeats_in_words
 from memlab.result import StepResult
-from memlab.trace import Phase
+from memlab.trace import Category, Phase
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,7 +156,11 @@ class Pictures:
         self.failed: list[Exception] = []
         self._name = f"memlab-{id(self)}"
         # the timeline, the bar and the next limit ask for the same result
-        self._lowering = functools.lru_cache(2)(lowering)
+        self._cached_lowering = functools.lru_cache(2)(lowering)
+        self.said_of_division: Callable[[StepConfig], str] = lambda config: ""
+
+    def _lowering(self, result: StepResult) -> dict[Category, str]:
+        return self._cached_lowering(result, self.said_of_division(result.config))
 
     def draw(self, scene: Scene) -> None:
         """Draw the pictures that have changed, the memory timeline first.

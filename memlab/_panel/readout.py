@@ -127,25 +127,29 @@ def _strip(spot: Spot, name: str, kind: str) -> str:
     )
 
 
-def lowering(result: StepResult) -> dict[Category, str]:
+def lowering(result: StepResult, said_of_division: str = "") -> dict[Category, str]:
     """Return for each category a line about the settings that would free some of it.
 
     The settings and their savings are those of `memlab.explain`, in the words of the controls;
-    those that lower the peak most come first. A category that no setting frees is left out.
+    those that lower the peak most come first. A category that no setting frees is left out. With
+    more micro-batches comes what is said of their gradient.
     """
     offered = remedies(result)
     said = {}
     for category, label in CATEGORY_LABELS.items():
         freeing = [remedy for remedy in offered if category in remedy.categories]
         if freeing:
-            settings = ", ".join(map(_in_words, freeing[:MOST_SETTINGS]))
+            settings = ", ".join(
+                _in_words(one, said_of_division) for one in freeing[:MOST_SETTINGS]
+            )
             said[category] = f"lower {label}: {settings}"
     return said
 
 
-def _in_words(remedy: Remedy) -> str:
+def _in_words(remedy: Remedy, said_of_division: str) -> str:
     """Return for instance "accumulation 2 (peak about 12.0 MiB lower)"."""
     setting = ", ".join(setting_words(field, value) for field, value in remedy.change.items())
-    if remedy.freed_bytes is None:
-        return setting
-    return f"{setting} (peak about {format_bytes(remedy.freed_bytes)} lower)"
+    said = [said_of_division] if said_of_division and "accumulation_steps" in remedy.change else []
+    if remedy.freed_bytes is not None:
+        said.insert(0, f"peak about {format_bytes(remedy.freed_bytes)} lower")
+    return f"{setting} ({'; '.join(said)})" if said else setting

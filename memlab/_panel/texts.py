@@ -36,6 +36,7 @@ from memlab.techniques.precision import MODEL_DTYPE
 from memlab.techniques.recompute import checkpointing
 from memlab.techniques.sharding import sharding
 from memlab.techniques.technique import Setup, Technique
+from memlab.verifying.accumulation import AccumulationEffect
 from memlab.workload import SampleSize, WorkloadChoices
 
 OF_OPTIMIZER = (
@@ -112,9 +113,11 @@ def batch_line(settings: Settings, facts: WorkloadFacts | None) -> Line:
     return Line(text)
 
 
-def accumulation_line(config: StepConfig, facts: WorkloadFacts | None, *, own_loss: bool) -> Line:
+def accumulation_line(
+    config: StepConfig, facts: WorkloadFacts | None, effect: AccumulationEffect | None
+) -> Line:
     """Explain the micro-batches, and what they do to the gradient."""
-    return Line(_split_text(config), gradient_verdict(config, facts, own_loss=own_loss))
+    return Line(_split_text(config), gradient_verdict(config, facts, effect))
 
 
 def _split_text(config: StepConfig) -> str:
@@ -263,7 +266,7 @@ def lines(
     *,
     device: str,
     name: str,
-    own_loss: bool,
+    effect: AccumulationEffect | None,
 ) -> dict[str, Line]:
     """Return the line beside each control: its explanation, or what is wrong with its setting.
 
@@ -273,13 +276,13 @@ def lines(
         facts: of the workload; None while they are not known.
         device: where it would run.
         name: of the workload.
-        own_loss: as for `gradient_verdict`.
+        effect: as for `gradient_verdict`.
     """
     asked = setup_of(settings, wrong, device)
     explained: dict[str, Callable[[], Line]] = {
         "memory_budget": lambda: budget_line(settings, facts, asked),
         "batch_size": lambda: batch_line(settings, facts),
-        "accumulation_steps": lambda: accumulation_line(asked.config, facts, own_loss=own_loss),
+        "accumulation_steps": lambda: accumulation_line(asked.config, facts, effect),
         "precision": lambda: precision_line(settings, facts, device),
         "more": lambda: more_line(asked, facts, name),
         "optimizer": lambda: optimizer_line(asked),

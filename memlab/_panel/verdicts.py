@@ -13,6 +13,7 @@ from memlab.limits.judgement import CountedPeak, Judgement
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.techniques.every import CONTROLS
+from memlab.verifying.accumulation import AccumulationEffect
 from memlab.verifying.report import VerifyReport
 
 OUTCOME_WORDS = {
@@ -46,13 +47,15 @@ class Verdict:
         )
 
 
-def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_loss: bool) -> Verdict:
+def gradient_verdict(
+    config: StepConfig, facts: WorkloadFacts | None, effect: AccumulationEffect | None
+) -> Verdict:
     """Say whether micro-batches and ranks leave the gradient of the undivided batch as it is.
 
     Args:
         config: with the batch size, the accumulation steps and the ranks.
         facts: None while they are not known.
-        own_loss: whether the loss is a person's own, of which nobody knows that it is a mean.
+        effect: what micro-batches do to the gradient; None while it is not known.
     """
     if config.accumulation_steps * config.data_parallel_size == 1:
         return Verdict(GOOD, "gradient: unchanged")
@@ -73,9 +76,13 @@ def gradient_verdict(config: StepConfig, facts: WorkloadFacts | None, *, own_los
             f"{'micro-batch' if config.data_parallel_size == 1 else 'rank and micro-batch'}",
             _and_others(facts.random_modules),
         )
-    if own_loss:
-        return Verdict(GOOD, "gradient: unchanged if the loss is a mean")
-    return Verdict(GOOD, "gradient: unchanged", "equal within rounding")
+    if effect is None:
+        return Verdict(OPEN, "gradient: not checked yet", "a few samples are being tried")
+    if effect.same == "yes":
+        return Verdict(GOOD, "gradient: unchanged", "equal within rounding")
+    if effect.same == "unknown":
+        return Verdict(OPEN, "gradient: not checked", str(effect))
+    return Verdict(WARN, "gradient differs from that of the whole batch", effect.why)
 
 
 def fit_verdict(result: StepResult | None, limit_bytes: int | None) -> Verdict:

@@ -176,8 +176,8 @@ def _accumulation(step: _TracedStep) -> Iterator[Remedy]:
         {"accumulation_steps": further.accumulation_steps},
         effect=f"micro-batches of {divided} instead of {config.micro_batch_size}, so less is saved "
         "for each backward",
-        price="more and smaller kernels; equal gradients within rounding, unless BatchNorm or "
-        "dropout sees the smaller micro-batches",
+        price="more and smaller kernels; equal gradients within rounding, unless BatchNorm, "
+        "dropout or the loss depends on which samples are together (memlab.verify tells)",
         categories=tuple(scaled),
         freed_bytes=step.fall_to(live.sum(axis=1)),
     )

@@ -5,7 +5,8 @@ A few samples are trained in micro-batches and at once, as `full_batch.py` compa
 that the micro-batches do not divide shows a sum that was taken for a mean. Random numbers of
 modules are off meanwhile, so that what the loss does is seen beside them.
 
-What is too large to run is unknown.
+What is too large to run is left to
+`per_sample.py`, which looks at shapes.
 """
 
 import copy
@@ -38,8 +39,8 @@ CASES = ((6, 2), (6, 3), (5, 2), (4, 4), (32, 4), (64, 2))
 
 SURE = 4  # cases that every workload has to pass
 SEEDS = 2  # batches of each case
-MOST_BYTES = 128 * MIB  # of parameters; a run holds about six times as much
-MOST_OPERATIONS = 4e10  # of one case: about a second of a processor
+MOST_BYTES = 32 * MIB  # of parameters; a run holds about six times as much
+MOST_OPERATIONS = 2e9  # of one case: a fraction of a second of a processor
 PASSES = 6  # forward and backward, in micro-batches and at once
 
 
@@ -51,13 +52,11 @@ class AccumulationEffect:
         same: "yes", "no" or "unknown": whether they give the gradient of the whole batch.
         why: a sentence without its full stop, which names the module or what was seen.
         draws: of a "no", whether random numbers are the reason, or hide whether there is another.
-        is_too_large: whether it is unknown because the model was not run.
     """
 
     same: str
     why: str
     draws: bool = False
-    is_too_large: bool = False
 
     def __str__(self) -> str:
         """Return what to know before the batch is divided; empty if nothing changes."""
@@ -87,15 +86,12 @@ def accumulation_in_process(workload: Workload, *, report: Report) -> Accumulati
             return _too_large(f"its parameters take {format_bytes(nbytes)}")
         found = _observed(_without_draws(workload))
     if found.same == "yes" and random:
-        why = f"{random[0]} draws random numbers, so micro-batches draw others than the whole batch"
-        return AccumulationEffect(same="no", why=why, draws=True)
+        return drawing(random[0])
     return found
 
 
 def _too_large(why: str) -> AccumulationEffect:
-    return AccumulationEffect(
-        same="unknown", why=f"the model was not run to see, since {why}", is_too_large=True
-    )
+    return AccumulationEffect(same="unknown", why=f"the model was not run to see, since {why}")
 
 
 def _observed(workload: Workload) -> AccumulationEffect:
@@ -181,15 +177,27 @@ def _without_draws(workload: Workload) -> Workload:
 
     def built() -> torch.nn.Module:
         model = build()
-        modules = dict(model.named_modules())
-        for path in random_modules(model.train()):
-            module: Any = modules[path]
-            if isinstance(module, Dropout):
-                module.p = 0.0
-            elif hasattr(module, "dropout"):
-                module.dropout = 0.0
-            else:
-                module.eval()
+        silence(model.train())
         return model
 
     return dataclasses.replace(workload, build_model=built)
+
+
+def silence(model: torch.nn.Module) -> list[str]:
+    """Let the modules of a model draw no random numbers, and return the paths of those that did."""
+    modules, paths = dict(model.named_modules()), random_modules(model)
+    for path in paths:
+        module: Any = modules[path]
+        if isinstance(module, Dropout):
+            module.p = 0.0
+        elif hasattr(module, "dropout"):
+            module.dropout = 0.0
+        else:
+            module.eval()
+    return paths
+
+
+def drawing(what: str) -> AccumulationEffect:
+    """Return the effect of random numbers."""
+    why = f"{what} draws random numbers, so micro-batches draw others than the whole batch"
+    return AccumulationEffect(same="no", why=why, draws=True)

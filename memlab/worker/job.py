@@ -7,7 +7,9 @@ from memlab.sending.own_values import Values
 KINDS = frozenset({"ready", "progress", "sources", "stale", "result", "raised", "unloadable"})
 """Kinds of messages."""
 LOST_STATUS = 76  # exit status of a worker that cannot answer, because its socket was closed
-PREDICTING = frozenset({"predict", "plan", "layers", "operators", "graph", "predict_run"})
+PREDICTING = frozenset(
+    {"predict", "plan", "layers", "operators", "graph", "per_sample", "predict_run"}
+)
 """Functions that run no real step."""
 
 WITH_RANKS = frozenset({"measure_ranks", "verify_ranks"})  # functions that start processes

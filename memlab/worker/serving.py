@@ -61,6 +61,12 @@ def _plan(**arguments: Any) -> Any:
     return plan_in_process(**arguments)
 
 
+def _per_sample(**arguments: Any) -> Any:
+    from memlab.verifying.per_sample import judged_by_shapes  # as above
+
+    return judged_by_shapes(**arguments)
+
+
 def _layers(**arguments: Any) -> Any:
     from memlab.planning.divided import layers_in_process  # as above
 
@@ -120,6 +126,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "loading": loading_in_process,
     "inspect": inspect_in_process,
     "accumulation": accumulation_in_process,
+    "per_sample": _per_sample,
 }
 
 

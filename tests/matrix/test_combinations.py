@@ -18,6 +18,7 @@ from memlab.predicting.predict import predict_in_process
 from memlab.techniques import accumulation, every, layout
 from memlab.techniques.loss.chunked_loss import CHUNKED_LOSS
 from memlab.techniques.technique import Refusal
+from tests.verify_parts import alike
 
 
 def _need_packages_of(a, b):
@@ -110,7 +111,7 @@ def test_the_pairs_that_fields_refuse_are_found():
 def test_the_panel_says_what_cannot_be_before_it_runs(a, b):
     now = state.from_config(StepConfig(**combinations.settings(a, b)))
     device = device_of(a, b)
-    lines = texts.lines(now, {}, None, device=device, name="mine", own_loss=False)
+    lines = texts.lines(now, {}, None, device=device, name="mine", effect=alike())
     warnings = [line for line in lines.values() if line.kind == verdicts.WARN and line.remedy]
     helped = [state.to_config({**now, **line.remedy[1]}) for line in warnings]
     assert any(not refusal(config, device) for config in helped)

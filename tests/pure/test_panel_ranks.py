@@ -18,6 +18,7 @@ from memlab.techniques.technique import Refusal, Technique
 from tests.figure_parts import MIB, make_timeline
 from tests.forecast_parts import question
 from tests.panel_parts import make_facts, make_result, settings
+from tests.verify_parts import alike
 
 
 def line_of(now, *, is_here=True, device="cpu"):
@@ -28,7 +29,7 @@ def line_of(now, *, is_here=True, device="cpu"):
 
 def lines_of(now, facts=None):
     wrong = state.problems(now)
-    return texts.lines(now, wrong, facts, device="cpu", name="t", own_loss=False)
+    return texts.lines(now, wrong, facts, device="cpu", name="t", effect=alike())
 
 
 def of_ranks(*optimizer_mib):

@@ -16,7 +16,9 @@ from memlab.errors import ConfigError
 from memlab.techniques.attention import MATH_KERNEL
 from memlab.techniques.every import CONTROLS
 from memlab.trace import CATEGORIES, Timeline
+from memlab.verifying.accumulation import AccumulationEffect
 from tests.panel_parts import make_facts, make_result, settings
+from tests.verify_parts import alike
 
 # settings
 
@@ -57,7 +59,7 @@ def test_a_wrong_number_is_named_at_its_control_with_a_remedy(field, value, said
     now = settings(**{field: value})
     wrong = state.problems(now)
     assert list(wrong) == [field]
-    line = texts.lines(now, wrong, None, device="cpu", name="tiny", own_loss=False)[field]
+    line = texts.lines(now, wrong, None, device="cpu", name="tiny", effect=alike())[field]
     assert said in line.text
     label, remedy = line.remedy
     assert not state.problems({**now, **remedy})
@@ -66,7 +68,7 @@ def test_a_wrong_number_is_named_at_its_control_with_a_remedy(field, value, said
 
 def test_accumulation_above_the_batch_offers_the_largest_power_of_two_within_it():
     now = settings(batch_size=12, accumulation_steps=32)
-    lines = texts.lines(now, state.problems(now), None, device="cpu", name="t", own_loss=False)
+    lines = texts.lines(now, state.problems(now), None, device="cpu", name="t", effect=alike())
     assert lines["accumulation_steps"].remedy == ("set to 8", {"accumulation_steps": 8})
     assert "12 samples" in lines["accumulation_steps"].text
 
@@ -76,12 +78,12 @@ def test_accumulation_above_the_batch_offers_the_largest_power_of_two_within_it(
 
 def line_of(field, now, facts=None, device="cpu"):
     wrong = state.problems(now)
-    return texts.lines(now, wrong, facts, device=device, name="t", own_loss=False)[field]
+    return texts.lines(now, wrong, facts, device=device, name="t", effect=alike())[field]
 
 
 def verdict(facts, **config):
     return verdicts.gradient_verdict(
-        StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, own_loss=False
+        StepConfig(**{"batch_size": 32, "accumulation_steps": 4, **config}), facts, alike()
     )
 
 
@@ -92,6 +94,13 @@ def test_the_gradient_is_unchanged_only_without_mixing_and_random_modules():
     assert mixing.text == "gradient differs: BatchNorm in layer1.0.bn1 sees 8 samples, not 32"
     drawing = verdict(make_facts(random_modules=("drop",)))
     assert "drop draws new random numbers in each micro-batch" in drawing.text
+    divided = StepConfig(batch_size=32, accumulation_steps=4)
+    for same, kind in {"no": verdicts.WARN, "unknown": verdicts.OPEN, "yes": verdicts.GOOD}.items():
+        effect = AccumulationEffect(same=same, why="the loss reads all samples")
+        found = verdicts.gradient_verdict(divided, make_facts(), effect)
+        assert found.kind == kind
+        assert same == "yes" or "the loss reads all samples" in found.detail
+    assert verdicts.gradient_verdict(divided, make_facts(), None).kind == verdicts.OPEN
     undivided = verdict(make_facts(random_modules=("drop",)), accumulation_steps=1)
     assert undivided.text == "gradient: unchanged"
 
@@ -150,7 +159,7 @@ def test_channels_last_is_explained_by_device():
 
 def test_uneven_micro_batches_are_counted():
     config = StepConfig(batch_size=6, accumulation_steps=4)
-    line = texts.accumulation_line(config, None, own_loss=False)
+    line = texts.accumulation_line(config, None, alike())
     assert line.text.startswith("2 micro-batches of 2 and 2 of 1")
 
 

@@ -6,6 +6,7 @@ import memlab
 from benchmarks import accumulation
 from memlab import StepConfig, recommend
 from memlab.api import accumulation_effect
+from memlab.worker import isolation
 from tests.verify_parts import check
 
 ALLOWED = ["accumulation_steps"]
@@ -18,6 +19,20 @@ def test_micro_batches_are_judged_as_verify_judges_them(name):
     found = accumulation_effect(one.workload)
     assert found.same == one.same
     assert bool(str(found)) == (one.same != "yes")
+
+
+@pytest.mark.parametrize("name", accumulation.LOSSES)
+def test_shapes_alone_never_call_another_gradient_the_same(name):
+    one = accumulation.case(name)
+    found = isolation.run("per_sample", {"workload": one.workload}, timeout_seconds=300)
+    undecided = ("BatchNorm", "triplet, batch-hard")  # one is seen before, one needs more samples
+    assert found.same == ("unknown" if name in undecided else one.same)
+
+
+@pytest.mark.slow
+def test_what_is_too_large_to_run_is_judged_by_shapes():
+    tuned = memlab.workloads.finetune("llama-1b")
+    assert accumulation_effect(tuned).same == "yes"
 
 
 @pytest.mark.parametrize("name", ["contrastive, CLIP", "labels, ignored", "BatchNorm"])
