@@ -84,6 +84,26 @@ def test_updates_are_those_of_the_plain_step(possible, name, fields):
         assert torch.equal(weight, expected[1][path]), path
 
 
+@pytest.mark.parametrize("fields", [{}, {"optimizer_in_backward": True}], ids=str)
+def test_a_recompute_fetches_no_more_weights_than_it_uses(possible, monkeypatch, fields):
+    come, here, most = weight_offloading._Weight.come, [], [0]
+
+    def counted(weight):
+        come(weight)
+        here[:] = {id(w): w for w in (*here, weight) if w.copy is not None}.values()
+        most[-1] = max(most[-1], len(here))
+
+    monkeypatch.setattr(weight_offloading._Weight, "come", counted)
+    for depth in (4, 8):
+        workload = memlab.workloads.get("vit-digits", num_layers=depth, hidden_size=32, num_heads=2)
+        config = StepConfig(batch_size=2, checkpointing="blocks", **fields, **OFFLOADED)
+        step = build_step(workload, config, CPU)
+        most.append(0)
+        for _ in range(2):  # the first recompute looks at all that its module can reach
+            step()
+    assert most[1] == most[2] > 0
+
+
 def test_a_reentrant_checkpoint_reads_weights_in_backward(possible):
     expected = after_updates(odd(reentrant=True), StepConfig(batch_size=4))
     losses, weights = after_updates(odd(reentrant=True), StepConfig(batch_size=4, **OFFLOADED))

@@ -19,6 +19,7 @@ QUESTIONS = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf",
     "is_cuda", "is_sparse", "is_meta", "is_quantized", "is_mkldnn", "nbytes", "size", "dim",
     "numel", "nelement", "stride", "is_floating_point", "is_complex", "__hash__", "_version",
+    "is_inference", "is_nested", "_backward_hooks", "_post_accumulate_grad_hooks",
 }  # fmt: skip
 """Attributes and methods that do not read a weight's values."""
 
