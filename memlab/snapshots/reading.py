@@ -2,7 +2,7 @@
 
 The format is that of `torch.cuda.memory._snapshot`, whose docstring lists it: "segments" with their
 blocks (the state when the file was written) and "device_traces" with the events of each device.
-Newer PyTorch adds keys ("allocator_settings", "external_annotations", "user_metadata"), older
+Newer PyTorch adds keys ("allocator_settings", "external_annotations", "host_segments"), older
 PyTorch lacks some, and the oldest wrote a list of segments alone. Keys that are not known are
 passed over; keys that are missing are counted in `notes`.
 """
@@ -47,6 +47,8 @@ from memlab.snapshots.plain_pickle import (
 )
 
 ALLOCATED, AWAITING = "active_allocated", "active_"  # any other active state waits to be freed
+USUAL = "are of a kind that memlab does not know"
+UNSHOWN = {"annotate": "put a word on a tensor and change no memory"}  # from PyTorch 2.14 on
 MEMORY_PER_BYTE = 4  # of the file; `benchmarks/snapshot.py` measures it
 MOST_CARD_BYTES = 2**47  # as many as a process has addresses on x86-64
 RECORD = "torch.cuda.memory._record_memory_history()"
@@ -263,15 +265,28 @@ def _snapshot(whole: Any, columns: _Columns, num_bytes: int) -> SnapshotFile:
         devices=tuple(devices),
         stacks=tuple(columns.stacks),
         settings=settings,
-        notes=(*notes, *_left_out(columns)),
+        notes=(*notes, *_on_host(whole.get("host_segments")), *_left_out(columns)),
     )
+
+
+def _on_host(segments: Any) -> list[str]:
+    """Say how much pinned memory the file lists, which PyTorch 2.14 writes if asked to."""
+    listed = segments if isinstance(segments, list | tuple) else ()
+    sizes = [one.get("total_size") for one in listed if isinstance(one, Mapping)]
+    total = sum(size for size in sizes if isinstance(size, int))
+    if not total:
+        return []
+    return [
+        f"The process held {format_bytes(total)} of pinned memory of the host too, which is no "
+        "memory of the card and not shown."
+    ]
 
 
 def _left_out(columns: _Columns) -> list[str]:
     missing = [f'{count:,} events have no "{key}" and are left out.'
                for key, count in columns.missing.items()]  # fmt: skip
-    unknown = [f"{count:,} events {shown(name)} are of a kind that memlab does not know; they are "
-               "left out." for name, count in columns.unknown.items()]  # fmt: skip
+    unknown = [f"{count:,} events {shown(name)} {UNSHOWN.get(name, USUAL)}; they are left out."
+               for name, count in columns.unknown.items()]  # fmt: skip
     return missing + unknown
 
 

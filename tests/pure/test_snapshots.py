@@ -420,6 +420,25 @@ def test_unknown_keys_are_passed_over_and_missing_ones_counted(opened):
     assert any("'defragment'" in note for note in found.notes)
 
 
+def test_pinned_memory_and_annotations_of_pytorch_2_14_are_said_and_count_for_no_card(opened):
+    host = training().snapshot()
+    for host_segments in (host["segments"], [], None, [{"total_size": "?"}, 3]):
+        snapshot = training().snapshot(
+            host_segments=host_segments, host_traces=host["device_traces"][0]
+        )
+        events = snapshot["device_traces"][0]
+        events.insert(1, {"action": "annotate", "addr": events[0]["addr"], "frames": [],
+                          "user_metadata": "weights", "time_us": 1})  # fmt: skip
+        found = opened(snapshot)
+        assert found.peak_allocated_bytes == 25 * MIB
+        assert not found.other_devices
+        notes = "\n".join(found.notes)
+        assert "1 events 'annotate' put a word on a tensor and change no memory" in notes
+        assert ("64.0 MiB of pinned memory of the host" in notes) == bool(
+            host_segments and host_segments == host["segments"]
+        )
+
+
 def test_a_device_is_chosen_by_its_events_or_by_its_number(opened):
     snapshot = training().snapshot()
     snapshot["device_traces"] = [[], snapshot["device_traces"][0]]
