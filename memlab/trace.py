@@ -56,20 +56,24 @@ PHASES: tuple[Phase, ...] = tuple(Phase)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in the step something happened; a text is empty if it is not known."""
+    """Where in the step something happened; a text is empty if it is not known.
+
+    `loss` says what of a loss is computed there, such as "log-softmax over 50,257 words".
+    """
 
     phase: Phase
     micro_batch: int
     module: str = ""
     operator: str = ""
+    loss: str = ""
 
     def __str__(self) -> str:
         """Return for instance "backward of micro-batch 2, in encoder.layer.3 (aten::addmm)"."""
         text = str(self.phase)
         if self.phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
             text += f" of micro-batch {self.micro_batch + 1}"
-        if self.module:
-            text += f", in {self.module}"
+        if where := f"the loss: {self.loss}" if self.loss else self.module:
+            text += f", in {where}"
         return text + (f" ({self.operator})" if self.operator else "")
 
 
@@ -135,6 +139,8 @@ class Trace:
         leftover_bytes: allocated in the run and not freed at its end.
         states: path of the parameter by the address of a tensor of its optimizer state, as the
             last update left them.
+        logits: over how many words or classes the last layer decides, and which of both; 0 if that
+            is not known.
         stream: int32, (events,), number of the card's stream for which the block is allocated; None
             if all are for one.
     """
@@ -151,6 +157,7 @@ class Trace:
     parameters: Mapping[int, str]
     leftover_bytes: int
     states: Mapping[int, str] = field(default_factory=dict)
+    logits: tuple[int, str] = (0, "")
     stream: npt.NDArray[np.int32] | None = None
 
     def place(self, event: int) -> Place:

@@ -15,6 +15,7 @@ from memlab._panel.verdicts import BAD, GOOD, WARN, fit_verdict, setting_of, set
 from memlab.arguments.units import format_bytes
 from memlab.config import BudgetEngine, Checkpointing, Precision, StepConfig
 from memlab.errors import ConfigError
+from memlab.explaining.remedies import remedies
 from memlab.result import Outcome, StepResult
 from memlab.techniques import every
 from memlab.techniques.attention import MATH_KERNEL
@@ -147,6 +148,9 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
 
 def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
     """Offer the next setting to try, where nothing on the table fits."""
+    if line := _loss_line(here):
+        return line
+
     kind = "cpu" if here.device.startswith("cpu") else "cuda"
     for fields in _next_settings(here.config):
         try:
@@ -161,6 +165,19 @@ def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
 
     each = "for each rank " if here.config.world_size > 1 else ""
     return Line(f"a single sample {each}does not fit, however much is recomputed", kind=WARN)
+
+
+def _loss_line(here: StepResult) -> Line | None:
+    """Offer the loss in chunks, where the peak is in the loss and the saving can be estimated."""
+    if here.peak_place is None or not here.peak_place.loss:
+        return None
+    for remedy in remedies(here):
+        if "loss_chunks" in remedy.change and remedy.freed_bytes is not None:
+            words = f"try {setting_words('loss_chunks', remedy.change['loss_chunks'])}"
+            text = f"the peak is in the loss, {here.peak_place.loss}: {words}, about "
+            text += f"{format_bytes(remedy.freed_bytes)} less"
+            return Line(text, remedy=(words, dict(remedy.change)), kind=WARN)
+    return None
 
 
 def _next_settings(config: StepConfig) -> Iterator[dict[str, Any]]:

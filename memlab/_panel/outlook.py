@@ -173,7 +173,9 @@ class Outlook:
         if self.predicted is not None:
             said = f"{self._how} for {self.predicted.device}: {_numbers(self.predicted)}"
             follows = FOLLOWS if self._how is How.ESTIMATED else ""
-            return said + _recomputing(self.predicted, self.plain) + follows
+            # an estimate and the exact prediction of the plain step are not of one kind
+            is_exact = self._how is How.PREDICTED
+            return said + (_recomputing(self.predicted, self.plain) if is_exact else "") + follows
 
         if self.question is None:
             return MAKING if self.is_being_made else ""
@@ -264,17 +266,23 @@ def _spread(result: StepResult, field: str) -> str:
 
 
 def _recomputing(predicted: StepResult, plain: StepResult | None) -> str:
-    """Return what recomputing changes against the plain step; "" if that is not known."""
+    """Return what recomputing changes against the plain step; "" if that is not known.
+
+    To run operators again takes no less time. Two predictions between which times were measured
+    anew may say so, and then nothing is said of the time.
+    """
     if plain is None or not plain.peak_allocated_bytes or not predicted.peak_allocated_bytes:
         return ""
 
-    said = [
-        f"{signed_percent(predicted.peak_allocated_bytes / plain.peak_allocated_bytes - 1)} "
-        "allocated"
-    ]
+    lower = predicted.peak_allocated_bytes / plain.peak_allocated_bytes - 1
+    time = 0.0
     if plain.step_seconds and predicted.step_seconds:
-        said.append(f"{signed_percent(predicted.step_seconds / plain.step_seconds - 1)} time")
-    return f"; recomputing: {', '.join(said)}"
+        time = predicted.step_seconds / plain.step_seconds - 1
+    if lower >= 0 and time > 0:
+        off = "set the budget to 1" if predicted.config.memory_budget < 1 else "switch it off"
+        return f"; recomputing saves nothing here and costs {format_percent(time)} time: {off}"
+    costs = f", {signed_percent(time)} time" if time > 0 else ""
+    return f"; recomputing: {signed_percent(lower)} allocated{costs}"
 
 
 def _against(run: Run, predicted: StepResult) -> str:

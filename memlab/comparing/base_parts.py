@@ -14,7 +14,6 @@ from memlab.explaining.holdings import patterns
 from memlab.result import StepResult
 from memlab.trace import Category, Holding, Phase, Place
 
-OF_LOSS = ("log_softmax", "nll_loss")  # in the names of the operators of a cross entropy
 SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")  # of attention that is written out
 MOST_NAMED = 2
 QUANTIZED, CASTED = "weights that are quantized", "weights that are cast to a wider format"
@@ -54,17 +53,14 @@ def signed(nbytes: int) -> str:
 
 
 def place_words(place: Place | None) -> str:
-    """Return where a peak is by its module, or by what runs there; no operator is named.
+    """Return where a peak is by its module, or as the loss; no operator is named.
 
-    >>> loss = "aten::_log_softmax_backward_data"
-    >>> place_words(Place(phase=Phase.BACKWARD, micro_batch=0, operator=loss))
-    'backward of micro-batch 1, in the loss'
+    >>> place_words(Place(phase=Phase.BACKWARD, micro_batch=0, loss="log-softmax"))
+    'backward of micro-batch 1, in the loss: log-softmax'
     """
     if place is None:
         return "a part that is not known"
     module = _short(f"{place.module}.").removesuffix(".")
-    if any(name in place.operator for name in OF_LOSS):
-        module = "the loss"
     return str(replace(place, module=module, operator=""))
 
 

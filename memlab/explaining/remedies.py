@@ -9,7 +9,6 @@ here: `measure` says it.
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,8 @@ from memlab.config import (
     Sharding,
     StepConfig,
 )
-from memlab.errors import ConfigError
+from memlab.devices import cards
+from memlab.errors import ConfigError, DeviceError
 from memlab.explaining import logits
 from memlab.explaining.holdings import Group, blocks_pattern, patterns
 from memlab.result import StepResult
@@ -38,9 +38,6 @@ from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
 CHUNKS = 16  # of a loss: what is left of its logits is little beside anything else
 BUDGET = 0.5  # half of the activations that the plain step keeps
-# NVIDIA cards of compute capability below 8.0 have no bfloat16 arithmetic (CUDA C Programming
-# Guide, "Arithmetic Instructions")
-OLD_CARDS = re.compile(r"\b(t4|v100|p100|p40|p4|k80|gtx|titan|rtx[ -]?20\d\d)", re.IGNORECASE)
 # parts of operators' names: one fused operator holds all of a recurrent layer, so that a budget
 # often finds nothing to cut, and its workspace does not halve
 RECURRENT = ("rnn", "lstm", "gru")
@@ -237,9 +234,10 @@ def _mixed(step: _TracedStep) -> Iterator[Remedy]:
     worth_it = step.at_peak(Category.ACTIVATIONS) > step.at_peak(Category.PARAMETERS)
     if not step.is_fp32 or not worth_it:
         return
-    kind = Precision.BF16_MIXED if _has_bf16(step.result) else Precision.FP16_MIXED
-    if kind is Precision.FP16_MIXED and step.result.device.startswith("cpu"):
+    has_bf16 = _has_bf16(step.result)
+    if has_bf16 is None:
         return
+    kind = Precision.BF16_MIXED if has_bf16 else Precision.FP16_MIXED
     yield from _remedy(
         step,
         {"precision": kind},
@@ -342,8 +340,21 @@ def _budget(step: _TracedStep) -> Iterator[Remedy]:
     )
 
 
-def _has_bf16(result: StepResult) -> bool:
-    return not OLD_CARDS.search(f"{result.device} {result.versions.get('device_name', '')}")
+def _has_bf16(result: StepResult) -> bool | None:
+    """Return whether the device of a result computes in bf16; None if memlab cannot know it."""
+    if result.device.startswith("cpu"):
+        return True
+    name = result.versions.get("device_name", "")
+    for known in (name, result.device):
+        try:
+            card = cards.resolve(known).card  # of a device of this machine the driver is asked
+        except DeviceError:
+            continue
+        if card is None or card.compute_capability is None:
+            continue
+        if not known.startswith("cuda") or card.title == name:  # else one of another machine
+            return card.has_bf16
+    return None
 
 
 def _is_possible(config: StepConfig) -> bool:

@@ -307,7 +307,9 @@ def to_svg(figure: Figure, *, label: str) -> str:
     body = buffer.getvalue()
     body = body[body.index(">", body.index("<svg")) + 1 :]  # from here to "</svg>"
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
-    body = _unique_ids(re.sub(r"(?<=\.\d\d)\d+", "", body))
+    # two digits are enough for coordinates, which stand in tags; between these are words
+    body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(?<=\.\d\d)\d+", "", tag[0]), body)
+    body = _unique_ids(body)
     for color, on_page in PAGE_COLORS.items():
         body = body.replace(color, on_page)
 

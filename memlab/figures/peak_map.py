@@ -339,6 +339,8 @@ def _places(result: StepResult) -> list[str]:
     if result.peak_place is None:
         return []
     place = replace(result.peak_place, operator="")
+    if place.loss:
+        return [str(p) for p in (place, replace(place, loss="", module="the loss"))]
     parts = place.module.split(".")
     tails = ["…" + ".".join(parts[i:]) for i in range(1, len(parts))]
     places = (result.peak_place, place, *(replace(place, module=tail) for tail in tails))

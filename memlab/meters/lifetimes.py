@@ -17,7 +17,7 @@ buckets of gradients anew in the second one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,9 @@ from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Ti
 if TYPE_CHECKING:
     import numpy.typing as npt  # it costs 5 ms at import
 
+LOG_SOFTMAX = "aten::_log_softmax"
+OF_LOSS = ("log_softmax", "nll_loss")  # in the names of the operators of a cross entropy
+ROUNDING = 512  # bytes, to which the allocator of a card rounds blocks up
 COLUMN = {category: i for i, category in enumerate(CATEGORIES)}
 BORN_AS = {
     Phase.DATA: Category.INPUTS,
@@ -61,8 +64,30 @@ class StepMemory:
 
     @property
     def peak_place(self) -> Place:
-        """The place in the step where the most bytes are allocated."""
-        return self.trace.place(int(self.events[self.timeline.peak_index]))
+        """The place in the step where the most bytes are allocated; a loss is named as such."""
+        place = self.trace.place(int(self.events[self.timeline.peak_index]))
+        return replace(place, loss=self._loss_at(place))
+
+    def _loss_at(self, place: Place) -> str:
+        """Return what a cross entropy computes at the peak, if that is where the peak is.
+
+        Its own operators count, and what is about as large as a log-softmax that is live and was
+        allocated in the same module, such as a copy of the logits.
+        """
+        if place.module and not any("nll_loss" in name for name in self.trace.operators):
+            return ""
+        held, at = self.holdings(), (place.module, place.operator, place.phase)
+        softmaxes = [h for h in held if h.operator == LOG_SOFTMAX]
+        sizes = [h.nbytes // h.num_blocks for h in softmaxes]
+        newest = [h.nbytes // h.num_blocks for h in held if (h.module, h.operator, h.phase) == at]
+        is_copy = any(h.module == place.module for h in softmaxes) and any(
+            2 * size >= min(sizes) for size in newest
+        )
+        if not is_copy and not any(name in place.operator for name in OF_LOSS):
+            return ""
+        number, noun = self.trace.logits
+        is_over_them = any(_is_multiple(size, number) for size in sizes or newest)
+        return f"log-softmax over {number:,} {noun}" if is_over_them else "log-softmax"
 
     def holdings(self, instant: int | None = None) -> tuple[Holding, ...]:
         """Return what is live at this instant of the timeline, by default at its peak.
@@ -131,6 +156,12 @@ def first_crossing(trace: Trace, limit_bytes: int) -> Place | None:
     """Return where allocated bytes first exceed the limit, or None if they never do."""
     above = np.flatnonzero(np.cumsum(trace.nbytes) > limit_bytes)
     return trace.place(int(above[0])) if len(above) else None
+
+
+def _is_multiple(nbytes: int, count: int) -> bool:
+    """Return whether a block, rounded up as a card does it, holds rows of so many numbers."""
+    rows = [count * itemsize for itemsize in (4, 2, 8)] if count else []
+    return any(nbytes >= row and nbytes % row < ROUNDING for row in rows)
 
 
 def _alike(trace: Trace, category: Category, birth: int) -> tuple[Category, str, str, Phase]:

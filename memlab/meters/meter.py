@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from memlab.meters import module_calls
 from memlab.meters.garbage import older_objects_frozen
+from memlab.techniques.loss.heads import logits_of
 from memlab.techniques.sharding.ranks import local
 from memlab.torch_private.autograd import EventType
 from memlab.torch_private.operators import OpOverloadPacket, has_kernel_for, is_registered
@@ -46,11 +47,13 @@ class Meter:
         parameters: the path of each parameter by the address of its storage; known once the model
             is built.
         states: for the address of a tensor of optimizer state, the path of its parameter.
+        logits: over how many words or classes the last layer decides, as `logits_of` says.
     """
 
     intervals: list[Interval] = field(default_factory=lambda: [OUTSIDE])
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    logits: tuple[int, str] = (0, "")
     _paths: dict[int, str] = field(default_factory=dict)  # by id: it keeps no module alive
 
     def mark(self, step: int, phase: Phase, micro_batch: int) -> None:
@@ -60,7 +63,7 @@ class Meter:
 
     def know(self, model: torch.nn.Module) -> None:
         """Remember which storages are parameters. A tied parameter goes by its first path."""
-        self.parameters = {}
+        self.parameters, self.logits = {}, logits_of(model)
         for path, parameter in model.named_parameters():
             for part in parts_of(local(parameter)):
                 self.parameters.setdefault(_address(part), path)
@@ -157,6 +160,7 @@ def _trace(roots: list[Any], meter: Meter, device: torch.device) -> Trace:
         parameters=meter.parameters,
         leftover_bytes=leftover,
         states=meter.states,
+        logits=meter.logits,
     )
 
 

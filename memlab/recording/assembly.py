@@ -154,6 +154,7 @@ def trace_of(recording: Recording, effects: Sequence[Effect | None]) -> Trace:
         modules=tuple(recording.modules),
         parameters=dict(recording.parameters),
         states=dict(recording.states),
+        logits=recording.logits,
         leftover_bytes=0,
         stream=None if layout.stream is None else layout.stream[real],
     )

@@ -183,6 +183,7 @@ class Program:
             modules=tuple(self.recording.modules),
             parameters=dict(self.recording.parameters),
             states=dict(self.recording.states),
+            logits=self.recording.logits,
             leftover_bytes=0,
             stream=None if self.layout.stream is None else self.layout.stream[order][real],
         )

@@ -145,6 +145,7 @@ class Recording:
         recomputed: for the path of each recomputed module, whether it keeps outputs.
         parameters: path by block.
         states: for a block of optimizer state, the path of its parameter.
+        logits: over how many words or classes the last layer decides, as `logits_of` says.
         parameter_formats: of the model's parameters, by torch's names.
         attention: calls of `scaled_dot_product_attention` on a card, each with its interval.
         notes: sentences about how the step was built.
@@ -171,6 +172,7 @@ class Recording:
     recomputed: dict[str, bool] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    logits: tuple[int, str] = (0, "")
     parameter_formats: tuple[str, ...] = ()
     attention: list[tuple[AttentionCall, int]] = field(default_factory=list)
     notes: tuple[str, ...] = ()

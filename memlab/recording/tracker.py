@@ -60,6 +60,7 @@ from memlab.recording.streams import Streams
 from memlab.recording.unknown import Guesses
 from memlab.recording.values import tensors_in
 from memlab.techniques.building.deferred import OneMode
+from memlab.techniques.loss.heads import logits_of
 from memlab.techniques.offload.offloading import copy_on
 from memlab.techniques.optimizers.optimizers import states_of
 from memlab.techniques.recompute.recompute import recomputed
@@ -147,6 +148,7 @@ class Tracker(TorchDispatchMode):
         self.recording.root = module_calls.name_of_class(model)
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
+        self.recording.logits = logits_of(model)
         if is_scripted(model):
             self.know_of_script()
         self._know_parameters(with_loss)

@@ -78,6 +78,7 @@ class RunRecording:
             modules=tuple(recording.modules),
             parameters=dict(recording.parameters),
             states=dict(recording.states),
+            logits=recording.logits,
             leftover_bytes=0,
             stream=stream[real].astype(np.int32) if stream.any() else None,
         )

@@ -449,6 +449,13 @@ def test_svg_is_valid_responsive_named_and_unique():
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.parametrize("name", ["lr 0.0005", "3.14159 x 2.71828", "<0.0001>"])
+def test_svg_shortens_coordinates_and_no_words(name):
+    svg = plots.to_svg(plots.step_times([make_result()], labels=[name]), label="times")
+    assert f"{name} " in " ".join(ElementTree.fromstring(svg).itertext()) + " "
+    assert not re.findall(r'\b[xy]="[^"]*\.\d{3}', svg)
+
+
 def test_svg_takes_ink_and_font_from_the_page():
     svg = plots.to_svg(plots.step_times([make_result()], labels=["$5 & <b>"]), label="x")
     assert "var(--jp-ui-font-color1" in svg

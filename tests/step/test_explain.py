@@ -5,20 +5,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
 import memlab
-from memlab import MemlabError, StepConfig, explain, measure, predict, workloads
+from memlab import MemlabError, StepConfig, Workload, explain, measure, predict, workloads
 from memlab._panel.advice import advice_line
 from memlab._panel.readout import lowering
 from memlab.arguments.rank_settings import WITH_TENSOR_PARALLEL
 from memlab.config import Precision, Sharding
+from memlab.devices import cards
+from memlab.devices.card import Card
 from memlab.devices.cards import Target
 from memlab.explaining.holdings import blocks_pattern, group, repeated_children
 from memlab.predicting.predict import predict_in_process
 from memlab.result import Outcome, Source, StepResult, format_percent
 from memlab.techniques import every
+from memlab.techniques.loss.heads import logits_of
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline
 from memlab.workloads.language import Gpt
 from tests.models import blocks, linear
@@ -79,6 +84,81 @@ def result_of(held, **changes):
 
 def remedies(result):
     return {remedy.name: remedy for remedy in explain(result).remedies}
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "offered"),
+    [
+        ("t4", "Tesla T4", "fp16-mixed"),
+        ("rtx-4090", "", "bf16-mixed"),
+        ("2x-rtx-4090", "NVIDIA GeForce RTX 4090", "bf16-mixed"),
+        ("cuda:0", "Tesla V100-SXM2-32GB", "fp16-mixed"),
+        ("cuda:0", "NVIDIA A100-SXM4-40GB", "bf16-mixed"),
+        ("24GiB", "a card of 24 GiB", None),
+        ("cuda:0", "NVIDIA RTX 2000 Ada Generation", None),  # of another machine
+        ("cuda:1", "NVIDIA RTX 2000 Ada Generation", "bf16-mixed"),  # here, says the driver
+        ("cuda:1", "Quadro RTX 6000", "fp16-mixed"),
+        ("cuda:1", "NVIDIA GeForce RTX 2080 Ti", "fp16-mixed"),
+    ],
+)
+def test_bf16_is_offered_by_what_is_known_of_the_card(monkeypatch, device, name, offered):
+    asked = cards.resolve
+
+    def resolve(known):
+        if known != "cuda:1":
+            return asked(known)
+        capability = (7, 5) if "Ada" not in name else (8, 9)
+        card = Card(name="here", title=name, memory_bytes=2**34, compute_capability=capability)
+        return Target(kind="cuda", card=card, name="cuda:1")
+
+    monkeypatch.setattr(cards, "resolve", resolve)
+    result = transformer(device=device, versions={"device_name": name})
+    formats = {r.change["precision"] for r in explain(result).remedies if "precision" in r.change}
+    wanted = set() if offered is None else {offered}
+    assert formats == wanted | ({"bf16"} if offered == "bf16-mixed" else set())
+
+
+class Decoder(torch.nn.Module):
+    """An embedding and a head, and the loss inside of the model, as transformers has it."""
+
+    def __init__(self, words, is_inside):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(words, 8), torch.nn.Linear(8, words)
+        self.is_inside = is_inside
+
+    def forward(self, batch):
+        logits = self.head(self.embedding(batch)).flatten(0, 1)
+        return cross_entropy(logits, batch.flatten()) if self.is_inside else logits
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "t4"])
+def test_a_peak_in_the_loss_is_named_and_chunks_are_offered(is_inside, device):
+    def loss(model, batch):
+        found = model(batch)
+        return found if is_inside else cross_entropy(found, batch.flatten())
+
+    workload = Workload(
+        name="decoder", build_model=lambda: torch.nn.Sequential(Decoder(3001, is_inside)),
+        make_batch=lambda n: torch.zeros(n, 64, dtype=torch.long), compute_loss=loss,
+    )  # fmt: skip
+    config = StepConfig(batch_size=8, optimizer="sgd")
+    result = predict(workload, config, device)
+    where = "in the loss: log-softmax over 3,001 words (aten::_log_softmax_backward_data)"
+    assert where in str(result.peak_place)
+    assert where in explain(result).message
+    if device == "cpu":
+        assert measure(workload, config, device, repeats=1).peak_place == result.peak_place
+    line = advice_line(result, [], result.peak_allocated_bytes // 2)
+    assert line.text.startswith("the peak is in the loss, log-softmax over 3,001 words: try loss")
+    assert line.remedy[1] == {"loss_chunks": 16}
+
+
+def test_logits_are_classes_or_words_and_a_peak_elsewhere_is_in_its_module():
+    assert logits_of(torch.nn.Sequential(torch.nn.Linear(8, 5000))) == (5000, "classes")
+    assert logits_of(torch.nn.Conv2d(3, 21, 1)) == (0, "")
+    place = predict(linear(), StepConfig(batch_size=8), "cpu").peak_place
+    assert place.loss == ""
 
 
 @st.composite
@@ -276,8 +356,6 @@ def test_a_card_without_bf16_is_offered_fp16():
         names = set(remedies(transformer(device=device)))
         assert f"precision='{mixed}'" in names, device
         assert ("precision='bf16'" in names) == (mixed == "bf16-mixed")
-    named = transformer(device="cuda:0", versions={"device_name": "NVIDIA GeForce RTX 2080 Ti"})
-    assert "precision='fp16-mixed'" in remedies(named)
 
 
 def test_only_what_acts_at_the_peak_is_offered():

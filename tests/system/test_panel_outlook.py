@@ -60,6 +60,21 @@ def test_a_budget_says_what_recomputing_saves_and_costs():
     assert "recomputing" not in outlook_of(estimate=asked).costs()
 
 
+def test_only_predictions_of_one_kind_say_what_recomputing_costs():
+    plain = predicted(100 * MIB)
+
+    def said(result, exact=True):
+        asked = estimate(result, exact=exact)
+        return outlook.outlook(RunLog(), asked.question, asked, "", plain).costs()
+
+    half = predicted(51 * MIB, config=StepConfig(memory_budget=0.5), step_seconds=0.4)
+    assert "recomputing" not in said(half, exact=False)
+    assert "recomputing: -49.0 % allocated<" in said(half)  # it cannot save time
+    idle = dataclasses.replace(half, peak_allocated_bytes=100 * MIB, step_seconds=0.655)
+    words = "recomputing saves nothing here and costs 31 % time: set the budget to 1"
+    assert words in said(idle)
+
+
 def test_a_prediction_on_its_way_greys_what_there_is():
     now = outlook_of(make_result(config=StepConfig(batch_size=2)), doing="starting the worker")
     assert now.fit(None) == verdicts.Verdict(verdicts.OPEN, "predicting")

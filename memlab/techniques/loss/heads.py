@@ -8,6 +8,20 @@ from torch import nn
 from memlab.errors import UnsupportedError
 
 
+def logits_of(model: nn.Module) -> tuple[int, str]:
+    """Return over how many "words" or "classes" the last layer of a model decides; 0 of others.
+
+    They are words where the model also looks up an embedding for each of them.
+    """
+    try:
+        _, head = find_head(model)
+    except UnsupportedError:
+        return 0, ""
+    count = head.out_features
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return count, "words" if any(t.num_embeddings == count for t in tables) else "classes"
+
+
 def find_head(model: nn.Module, off: str = "loss_chunks=1") -> tuple[str, nn.Linear]:
     """Return the linear layer whose output should go into a cross entropy, and its path.
 
