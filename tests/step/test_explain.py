@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -183,6 +183,7 @@ def valid_configs(draw):
     return StepConfig(**fields, batch_size=unit * draw(st.sampled_from([1, 2, 3, 7, 9, 35])))
 
 
+@settings(deadline=None)
 @given(valid_configs())
 @example(StepConfig(batch_size=12, accumulation_steps=2, sharding="zero3", world_size=2))
 def test_what_is_offered_of_any_valid_settings_is_valid_and_not_refused(config):
