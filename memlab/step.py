@@ -29,10 +29,12 @@ from memlab.techniques.contract import check_loss, check_model
 from memlab.techniques.loss import chunked_loss, fused_loss
 from memlab.techniques.loss.lazy_logits import ChunkedHead
 from memlab.techniques.loss.loss_tensors import LossTensors, WithLoss
+from memlab.techniques.loss.several_losses import afterwards, several_losses, trained_by
 from memlab.techniques.offload import offload
 from memlab.techniques.offload.offloading import Offloader
 from memlab.techniques.optimizers import optimizers
 from memlab.techniques.optimizers.optimizer_in_backward import InBackward
+from memlab.techniques.optimizers.several import Several
 from memlab.techniques.recompute import caches, checkpointing
 from memlab.techniques.sharding import sharding
 from memlab.techniques.sharding.deepspeed_engine import Engine
@@ -63,6 +65,9 @@ class Step:
         sharded: how this rank takes part in a step of several ranks; None if there are none.
         notes: what a reader of this step's numbers must know about how it was built.
         is_unscaled: whether the gradients of this update have been divided by the loss scale.
+        is_updated: whether the losses of this update, which were several, have updated already.
+        on_part: called around the update by each of several losses, with its place among them and
+            whether it is over.
     """
 
     workload: Workload
@@ -83,6 +88,8 @@ class Step:
     head: ChunkedHead | None = None
     notes: tuple[str, ...] = ()
     is_unscaled: bool = False
+    is_updated: bool = False
+    on_part: Callable[[int, bool], None] = lambda place, is_over: None
 
     @property
     def loss_scale(self) -> float:
@@ -123,7 +130,8 @@ class Step:
         With several ranks the loss is that of this rank's part of the batch.
         """
         loss = self.accumulate(mark)
-        mark(Phase.OPTIMIZER, len(self.micro_batches) - 1)
+        if not self.is_updated:
+            mark(Phase.OPTIMIZER, len(self.micro_batches) - 1)
         self.update()
         return float(loss)
 
@@ -173,24 +181,28 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def update(self) -> None:
-        """Apply the gradients and free them."""
-        if self.config.max_grad_norm is not None and self.engine is None:
-            self.unscale()
-            clipping.apply(self.optimizer, self.config.max_grad_norm)
-
-        if self.engine is not None:
-            self.engine.update()  # it clips, too
-        elif self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.is_unscaled = False
-
+        """Apply the gradients and free them; of several losses each has done so."""
+        if not self.is_updated:
+            self._apply(self.optimizer)
+            if self.scaler is not None:
+                self.scaler.update()
+        self.is_unscaled = self.is_updated = False
         if self.scheduler is not None:
             self.scheduler.step()
 
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _apply(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.config.max_grad_norm is not None and self.engine is None:
+            self.unscale()
+            clipping.apply(optimizer, self.config.max_grad_norm)
+
+        if self.engine is not None:
+            self.engine.update()  # it clips, too
+        elif self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
 
     def _micro_step(self, index: int, weight: float, mark: Mark) -> float | torch.Tensor:
         batch = self.micro_batches[index]
@@ -203,6 +215,11 @@ class Step:
             offloaded = self.offloader or contextlib.nullcontext()
             with precision.autocast(self.config, self.device), offloaded:
                 loss = self.workload.compute_loss(self.run_model, batch)
+
+            if not isinstance(loss, torch.Tensor):
+                several = several_losses(loss, self.config)
+                del loss
+                return self._one_after_another(several, mark)
 
             check_loss(loss)
             # on an accelerator .item() would wait for all queued kernels
@@ -218,6 +235,46 @@ class Step:
                     self.engine.backward(weighted, is_last=index == len(self.micro_batches) - 1)
 
         return value
+
+    def _one_after_another(self, losses: list[tuple[str, Any]], mark: Mark) -> float | torch.Tensor:
+        """Run backward and update of each of several losses in turn; return their sum."""
+        total: float | torch.Tensor = 0.0
+        names = [name for name, _ in losses]
+        for place, name in enumerate(names):
+            _, loss = losses.pop(0)
+            with afterwards(names, place):
+                if callable(loss):
+                    mark(Phase.FORWARD, 0)
+                    offloaded = self.offloader or contextlib.nullcontext()
+                    with precision.autocast(self.config, self.device), offloaded:
+                        loss = loss()
+                check_loss(loss)
+                value = loss.item() if self.device.type == "cpu" else loss.detach()
+                total = total + value
+                optimizer, trained = self._of_loss(name)
+                mark(Phase.BACKWARD, 0)
+                with self.offloader.in_backward() if self.offloader else contextlib.nullcontext():
+                    loss.backward(inputs=trained)
+            del loss
+
+            self.on_part(place, False)
+            mark(Phase.OPTIMIZER, 0)
+            self._apply(optimizer)
+            optimizer.zero_grad(set_to_none=True)
+            self.on_part(place, True)
+
+        self.is_updated = True
+        return total
+
+    def _of_loss(self, name: str) -> tuple[torch.optim.Optimizer, list[torch.Tensor] | None]:
+        """Return what updates by a loss, and the parameters that get its gradient; None for all."""
+        if not name:  # one of a sequence
+            return self.optimizer, None
+        each = self.optimizer.of_each if isinstance(self.optimizer, Several) else {}
+        if name in each:
+            groups = each[name].param_groups
+            return each[name], [p for g in groups for p in g["params"] if p.requires_grad]
+        return self.optimizer, trained_by(name, self.model, list(each))
 
     def _in_micro_batch(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the ranks average gradients after a micro-batch, or not."""

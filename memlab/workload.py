@@ -40,6 +40,9 @@ class Workload:
             must call `model(...)` itself, so that a compiled model is the one that runs. Modules
             and tensors that it brings along (a teacher, class weights, a learnable temperature)
             are copied for each step: they move, count and train with it, in their own format.
+            Several losses, each with its backward and its update in order, are a dict by the names
+            of submodules (or of optimizers), whose parameters alone they train, or a list, each for
+            all parameters. A function in place of one is called after the update before it.
         num_loss_terms: batch -> int, the number of terms that the loss is a mean over, if that is
             not the number of samples (tokens with ignored labels). It weights each micro-batch.
         count_samples: batch -> int, the number of samples, if it is not the size of dim 0.
@@ -84,7 +87,7 @@ class Workload:
     name: str
     build_model: Callable[[], torch.nn.Module]
     make_batch: Callable[[int], Any]
-    compute_loss: Callable[[torch.nn.Module, Any], torch.Tensor]
+    compute_loss: Callable[[torch.nn.Module, Any], Any]
     num_loss_terms: Callable[[Any], int] | None = None
     count_samples: Callable[[Any], int] | None = None
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None

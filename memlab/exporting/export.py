@@ -1,6 +1,7 @@
 """`export_script`: a step as a file that a person would have written."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -27,10 +28,12 @@ from memlab.records.targets import target_for
 from memlab.running import Ended
 from memlab.techniques import every
 from memlab.techniques.accumulation import has_samples_first
+from memlab.techniques.batch_tensors import map_tensors
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import is_tensor_parallel
+from memlab.verifying.kept_state import KeptState
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 from memlab.workloads import check_installed
@@ -102,6 +105,7 @@ def export_script(
     where = torch.device(kind)
     _check_split(workload, config)
     _check_engine(config, flavor)
+    _check_loss(workload)
     if flavor in LIBRARIES:
         check(workload, config, where, flavor)
         _check_base(workload, config, flavor)
@@ -136,6 +140,22 @@ def _check_base(workload: Workload, config: StepConfig, flavor: Flavor) -> None:
             f"sharding={str(config.sharding)!r} of {shown(workload.name)}, whose base is loaded "
             f"quantized, is not expressed by flavor={str(flavor)!r}; use flavor='pytorch', or a "
             "base of bf16, fp16 or fp32"
+        )
+
+
+def _check_loss(workload: Workload) -> None:
+    """Refuse several losses, which are seen if the forward runs without memory."""
+    loss: Any = None
+    kept = KeptState(workload.compute_loss)
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+        batch = map_tensors(lambda tensor: tensor.to("meta"), workload.make_batch(2))
+        with torch.device("meta"):
+            loss = workload.compute_loss(workload.build_model(), batch)
+    kept.put_back()
+    if isinstance(loss, Mapping | Sequence):
+        raise UnsupportedError(
+            f"{shown(workload.name)} has several losses, and memlab writes no script with an "
+            "update for each; write the loop as docs/training.md does, or return one loss"
         )
 
 

@@ -99,10 +99,15 @@ def check(workload: Workload, config: StepConfig, device: torch.device, flavor: 
     # first what no flavor writes, since the others are sent to flavor='pytorch'
     library_ranks.check_ranks(config, device, flavor)
     plain = f"use flavor='pytorch', which knows every setting, or {{}} with flavor={str(flavor)!r}"
+    if workload.make_optimizer is not None:
+        raise UnsupportedError(
+            f"make_optimizer of a workload is not expressed by flavor={str(flavor)!r}; "
+            "use flavor='pytorch', which knows it, or leave it out"
+        )
     for field in fields(config):
         value, known = getattr(config, field.name), KNOWN.get(field.name, (field.default,))
         if known is not None and value not in known:
-            written = str(value) if isinstance(value, StrEnum) else value
+            written = config.to_dict()[field.name]
             default = str(known[0]) if isinstance(known[0], StrEnum) else known[0]
             raise UnsupportedError(
                 f"{field.name}={written!r} is not expressed by flavor={str(flavor)!r}; "

@@ -80,6 +80,7 @@ def _labels(
         build_model=partial(_build_of_nodes, workload.build_model, nodes),
         sample_size=None,
         choices=None,
+        make_optimizer=None,
     )
     plain = StepConfig(
         batch_size=config.micro_batch_size, precision=config.precision, optimizer=Optimizer.SGD

@@ -11,6 +11,7 @@ from memlab.config import StepConfig
 from memlab.techniques import precision
 from memlab.techniques.batch_tensors import moved
 from memlab.techniques.contract import check_loss
+from memlab.techniques.loss.several_losses import several_losses
 from memlab.workload import Workload
 
 NUM_SAMPLES = 2
@@ -47,6 +48,8 @@ class Trial:
         self.set_seed()
         with precision.autocast(self.config, self.device), around or contextlib.nullcontext():
             loss: torch.Tensor = self.workload.compute_loss(self.model, batch)
+        if not isinstance(loss, torch.Tensor):
+            several_losses(loss, self.config)  # which refuses what is tried with one loss
         check_loss(loss)
         return loss
 

@@ -73,6 +73,7 @@ class AccumulationEffect:
 def accumulation_in_process(workload: Workload, *, report: Report) -> AccumulationEffect:
     """Return what micro-batches do, from runs of a few samples where these are cheap."""
     report(Progress(text="whether micro-batches give the same gradient", fraction=0.0))
+    workload = dataclasses.replace(workload, make_optimizer=None)  # no gradient depends on it
     with preserved_random_state(torch.device("cpu")):
         set_seed(0)
         model = build_cheaply(workload).train()

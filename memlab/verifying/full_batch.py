@@ -51,6 +51,7 @@ def judge_full_batch(
         return "no", f"{divided.random[0]} draws other random numbers for each micro-batch"
 
     # the optimizer does not matter for gradients, and SGD is the cheapest
+    workload = dataclasses.replace(workload, make_optimizer=None)
     parts = dataclasses.replace(reference, optimizer=Optimizer.SGD)
     whole = dataclasses.replace(parts, accumulation_steps=1)
     try:

@@ -57,6 +57,7 @@ class Update:
         after: what the next update starts from.
         random_state: of the CPU's generator, after backward.
         hooks: number of hooks in each registry of torch, by path of the module.
+        parts: what each of several losses left after its update.
     """
 
     loss: float
@@ -65,6 +66,7 @@ class Update:
     after: UpdateStart
     random_state: torch.Tensor
     hooks: dict[str, int]
+    parts: list[UpdateStart] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,7 +125,8 @@ def run_updates(
     for index in range(num_updates):
         if like is not None:
             _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
-        run.updates.append(_update(step, seed + index, used, num_parts))
+        parts = _Parts(step, like.updates[index].parts if like is not None else [])
+        run.updates.append(_update(step, seed + index, used, num_parts, parts))
         # a step draws random numbers if it leaves another state than a fresh seed does
         if index == 0:
             set_seed(seed)
@@ -152,7 +155,53 @@ def start_of(step: Step) -> UpdateStart:
     return UpdateStart(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
 
 
-def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Update:
+class _Parts:
+    """The updates of one step by several losses; each goes on from those of another step.
+
+    Attributes:
+        gradients: of each loss, by path; by its number too if an earlier one has that path.
+        ended: what each update left.
+    """
+
+    def __init__(self, step: Step, like: list[UpdateStart]) -> None:
+        self.gradients: Tensors = {}
+        self.ended: list[UpdateStart] = []
+        self._step, self._like = step, like
+        self._trained: list[set[str]] = []
+        step.on_part = self._on_part
+
+    def _on_part(self, place: int, is_over: bool) -> None:
+        named = self._step.model.named_parameters()
+        if is_over:
+            self.ended.append(start_of(self._step))
+            if place < len(self._like) - 1:  # in the graphs of later losses others must not change
+                _go_on_from(self._step, _of_paths(self._like[place], self._trained[place]))
+            return
+        found = {name: p.grad.to_dense() for name, p in named if p.grad is not None}
+        self._trained.append(set(found))
+        for name, gradient in _on_the_host(found).items():
+            is_new = name not in self.gradients
+            self.gradients[name if is_new else f"{name} of loss {place + 1}"] = gradient
+
+    def after(self, end: UpdateStart) -> UpdateStart:
+        """Return the end of the step, with what each loss has trained as its update left it."""
+        for ended, trained in zip(self.ended, self._trained, strict=True):
+            own = _of_paths(ended, trained)
+            end.weights.update(own.weights)
+            end.states.update(own.states)
+        return end
+
+
+def _of_paths(start: UpdateStart, paths: set[str]) -> UpdateStart:
+    """Return the weights and optimizer states of some parameters."""
+    return UpdateStart(
+        weights={path: t for path, t in start.weights.items() if path in paths},
+        buffers={},
+        states={key: t for key, t in start.states.items() if key.partition(": ")[0] in paths},
+    )
+
+
+def _update(step: Step, seed: int, used: Tensors | None, num_parts: int, parts: _Parts) -> Update:
     """Run one update. After an fp16 overflow it runs again with a smaller loss scale."""
     before = _on_the_host(dict(step.with_loss.named_buffers()))
     loss = 0.0
@@ -168,14 +217,15 @@ def _update(step: Step, seed: int, used: Tensors | None, num_parts: int) -> Upda
         step.skip_update()  # as training does after an overflow
         _copy_into(dict(step.with_loss.named_buffers()), before)
 
-    gradients = _gradients(step) | _on_the_host(used or {})
+    gradients = _gradients(step) | _on_the_host(used or {}) | parts.gradients
     buffers = _buffers(step)
     random_state = torch.get_rng_state()
     step.update()
     if used is not None:
         used.clear()
 
-    return Update(loss, gradients, buffers, start_of(step), random_state, _hooks(step.model))
+    after = parts.after(start_of(step))
+    return Update(loss, gradients, buffers, after, random_state, _hooks(step.model), parts.ended)
 
 
 def _accumulate(step: Step, seed: int, num_parts: int) -> float:
