@@ -226,6 +226,7 @@ def _bag_backward(
         counts = offsets.new_zeros(indices.shape[0] + 1)
         counts.index_add_(0, offsets, torch.ones_like(offsets))
         bag_of = counts.cumsum(0)[:-1]
+        del counts  # the kernel holds their sums alone
 
     backward = aten._embedding_bag_sparse_backward.default
     return backward.decompose(

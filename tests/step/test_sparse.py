@@ -81,6 +81,13 @@ def workload_of(name: str) -> Workload:
     )
 
 
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_the_backward_of_a_bag_is_predicted_to_the_byte(mode):
+    """Its peak is in the backward of the bag, which counts the indices of each bag of a sum."""
+    workload = dataclasses.replace(workload_of("embedding"), build_model=lambda: bag(mode))
+    assert error_of(workload, StepConfig(batch_size=64, optimizer="sgd")) == 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sum_over_micro_batches_is_predicted_to_the_byte(name):
