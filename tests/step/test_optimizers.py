@@ -301,3 +301,28 @@ def test_eight_bit_states_take_a_quarter_and_train_as_well():
     plain, _ = trained(StepConfig(batch_size=16), wide(), 20)
     assert losses[-1] < 0.9 * losses[0]
     assert np.allclose(losses, plain, rtol=0.02)
+
+
+@EIGHT_BIT
+def test_8_bit_states_of_complex_weights_are_refused_wherever_the_step_is_built():
+    """Bitsandbytes writes their real part alone on a CPU, and refuses them on a card."""
+
+    def build():
+        model = nn.Linear(IN, OUT, bias=False)
+        model.register_parameter("turn", nn.Parameter(torch.ones(8, 8, dtype=torch.complex64)))
+        return model
+
+    workload, config = (
+        Workload(
+            name="complex",
+            build_model=build,
+            make_batch=lambda n: torch.randn(n, IN),
+            compute_loss=lambda model, x: model(x).square().mean() + model.turn.abs().mean(),
+        ),
+        StepConfig(batch_size=8, optimizer="adamw-8bit"),
+    )
+    found = predicted(config, workload=workload)
+    real = measure(workload, config, "cpu", repeats=1, isolate=False)
+    assert found.outcome == real.outcome == "unsupported"
+    assert found.message == real.message
+    assert "imaginary" in real.message

@@ -176,6 +176,17 @@ def implementation_refusals(asked: Setup) -> Iterator[Refusal]:
         yield from _of_fused_sgd(config, asked.device, what)
 
 
+def _of_complex(config: StepConfig, model: torch.nn.Module) -> Iterator[Refusal]:
+    """Refuse an 8-bit optimizer for complex weights: on a CPU it runs, and writes real ones."""
+    is_complex = any(p.is_complex() and p.requires_grad for p in model.parameters())
+    if is_complex and config.optimizer is Optimizer.ADAMW_8BIT:
+        yield Refusal(
+            why="optimizer='adamw-8bit' with complex weights: bitsandbytes drops their imaginary "
+            "parts (0.50)",
+            remedies=({"optimizer": Optimizer.ADAMW},),
+        )
+
+
 def _of_fused_sgd(config: StepConfig, device: torch.device, what: str) -> Iterator[Refusal]:
     """Refuse fused SGD for weights of 16 bits on a CPU."""
     is_fused = config.optimizer_implementation is OptimizerImplementation.FUSED
@@ -215,6 +226,7 @@ def make(
         made = own.made("make_optimizer", make_optimizer, model)
         return own.checked("make_optimizer", made, model, parameters), None
 
+    refuse(_of_complex(config, model))
     if config.has_own_optimizer:
         return _own(model, config, parameters, weights), None
     half = next((p for p in parameters if p.dtype in (torch.bfloat16, torch.float16)), None)
