@@ -217,7 +217,7 @@ class Step:
                 loss = self.workload.compute_loss(self.run_model, batch)
 
             if not isinstance(loss, torch.Tensor):
-                several = several_losses(loss, self.config)
+                several = several_losses(loss, self.config, self.loss.parameters)
                 del loss
                 return self._one_after_another(several, mark)
 

@@ -49,7 +49,7 @@ class Trial:
         with precision.autocast(self.config, self.device), around or contextlib.nullcontext():
             loss: torch.Tensor = self.workload.compute_loss(self.model, batch)
         if not isinstance(loss, torch.Tensor):
-            several_losses(loss, self.config)  # which refuses what is tried with one loss
+            several_losses(loss, self.config, {})  # which refuses what is tried with one loss
         check_loss(loss)
         return loss
 

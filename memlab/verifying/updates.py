@@ -171,7 +171,7 @@ class _Parts:
         step.on_part = self._on_part
 
     def _on_part(self, place: int, is_over: bool) -> None:
-        named = self._step.model.named_parameters()
+        named = self._step.with_loss.named_parameters()
         if is_over:
             self.ended.append(start_of(self._step))
             if place < len(self._like) - 1:  # in the graphs of later losses others must not change

@@ -205,22 +205,35 @@ def test_a_loss_that_an_update_has_spoilt_is_said_to_need_a_function():
 
 
 WRONG = {
-    "a number": 1.0,
-    "nothing": None,
-    "an empty list": [],
-    "a number in a list": [1.0],
-    "names that are no text": {0: torch.ones((), requires_grad=True)},
-    "no submodule": {"judge": torch.ones((), requires_grad=True)},
-    "a vector": [torch.ones(2, requires_grad=True)],
-    "a function of nothing": [lambda: None],
+    "a number": lambda loss: 1.0,
+    "nothing": lambda loss: None,
+    "an empty list": lambda loss: [],
+    "a number in a list": lambda loss: [1.0],
+    "names that are no text": lambda loss: {0: loss},
+    "no submodule": lambda loss: {"judge": loss},
+    "a vector": lambda loss: [loss[None].expand(2)],
+    "a function of nothing": lambda loss: [lambda: None],
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_loss_is_refused(name):
-    wrong = workload(lambda model, batch: WRONG[name])
+    wrong = workload(lambda model, batch: WRONG[name](model(batch[1]).mean()))
     with pytest.raises(WorkloadError, match=r"^compute_loss returned .*(return|rename)"):
         build_step(wrong, StepConfig(batch_size=8), "cpu")()
+
+
+def test_a_parameter_of_the_loss_is_trained_in_order_and_refused_by_name():
+    scale = nn.Parameter(torch.ones(()))
+    each = workload(lambda model, batch: [model(batch[1]).mean() * scale, lambda: scale.square()])
+    step = build_step(each, StepConfig(batch_size=8, optimizer="sgd"), "cpu")
+    step()
+    (trained,) = step.loss.parameters.values()
+    assert trained.item() != 1.0
+    assert scale.item() == 1.0
+    named = workload(lambda model, batch: {"generator": model(batch[1]).mean() * scale})
+    with pytest.raises(UnsupportedError, match="is a parameter of its own"):
+        build_step(named, StepConfig(batch_size=8), "cpu")()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 
 from memlab.arguments.quoting import shown
 from memlab.config import Precision, Sharding, StepConfig
-from memlab.errors import WorkloadError
+from memlab.errors import UnsupportedError, WorkloadError
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.technique import Refusal, refuse
 
@@ -26,8 +26,15 @@ STALE = "modified by an inplace operation"
 FREED = "backward through the graph a second time"
 
 
-def several_losses(returned: Any, config: StepConfig) -> list[tuple[str, Any]]:
+def several_losses(
+    returned: Any, config: StepConfig, of_loss: Mapping[str, torch.Tensor]
+) -> list[tuple[str, Any]]:
     """Return the losses that `compute_loss` returned, with their names; "" in a sequence.
+
+    Args:
+        returned: by `compute_loss`.
+        config: of the step.
+        of_loss: parameters that the loss brings along, by name.
 
     Raises:
         WorkloadError: these are no losses.
@@ -46,6 +53,12 @@ def several_losses(returned: Any, config: StepConfig) -> list[tuple[str, Any]]:
             "or a function that returns one: return the loss alone"
         )
     refuse(_refusals(config))
+    own = [path for path, parameter in of_loss.items() if parameter.requires_grad]
+    if is_mapping and own:
+        raise UnsupportedError(
+            f"compute_loss returned losses by name, and {own[0]} is a parameter of its own, which "
+            "no submodule has and nothing would train; make it a parameter of the model"
+        )
     return list(zip(names, values, strict=True))
 
 
