@@ -125,7 +125,7 @@ def run_updates(
     for index in range(num_updates):
         if like is not None:
             _go_on_from(step, like.begin if index == 0 else like.updates[index - 1].after)
-        parts = _Parts(step, like.updates[index].parts if like is not None else [])
+        parts = _LossUpdates(step, like.updates[index].parts if like is not None else [])
         run.updates.append(_update(step, seed + index, used, num_parts, parts))
         # a step draws random numbers if it leaves another state than a fresh seed does
         if index == 0:
@@ -155,7 +155,7 @@ def start_of(step: Step) -> UpdateStart:
     return UpdateStart(*(_on_the_host(tensors) for tensors in (weights, buffers, states)))
 
 
-class _Parts:
+class _LossUpdates:
     """The updates of one step by several losses; each goes on from those of another step.
 
     Attributes:
@@ -201,7 +201,9 @@ def _of_paths(start: UpdateStart, paths: set[str]) -> UpdateStart:
     )
 
 
-def _update(step: Step, seed: int, used: Tensors | None, num_parts: int, parts: _Parts) -> Update:
+def _update(
+    step: Step, seed: int, used: Tensors | None, num_parts: int, parts: _LossUpdates
+) -> Update:
     """Run one update. After an fp16 overflow it runs again with a smaller loss scale."""
     before = _on_the_host(dict(step.with_loss.named_buffers()))
     loss = 0.0
