@@ -18,7 +18,7 @@ from memlab._panel.state import (
     to_config,
 )
 from memlab._panel.verdicts import BAD, WARN, gradient_verdict
-from memlab.arguments.units import MIB, format_bytes, parse_bytes
+from memlab.arguments.units import MIB, TIB, format_bytes, parse_bytes, with_unit
 from memlab.config import (
     FP32_FORMATS,
     MOST_SAMPLES,
@@ -360,7 +360,7 @@ def limit_line(typed: str, capacity_bytes: int | None, whose: str) -> Line | Non
     size = parse_bytes(typed)
 
     if re.fullmatch(r"[0-9.]+", typed) and size < MIB:
-        meant = f"{typed} MiB"
+        meant = with_unit(typed, capacity_bytes or TIB)
         remedy = (f"did you mean {meant}?", {"memory_limit": meant})
         return Line(
             f"a limit of {_count(size, 'byte')}: no unit was given", remedy=remedy, kind=WARN

@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar, Union
 
 from memlab.arguments.binding import bound_arguments
 from memlab.arguments.quoting import is_a, shown
-from memlab.arguments.units import parse_bytes
+from memlab.arguments.units import MIB, parse_bytes, with_unit
 from memlab.errors import ConfigError, DeviceError, MemlabError, WorkloadError
 
 P = ParamSpec("P")
@@ -267,8 +268,19 @@ def seconds(name: str, value: Any) -> float:
 
 
 def size(name: str, value: Any) -> int | None:
-    """Return a size in bytes from an int or a text such as "24GiB"; None stays None."""
-    return None if value is None else parse_bytes(value, name)
+    """Return a size in bytes from an int or a text such as "24GiB"; None stays None.
+
+    A text without a unit that is less than any step takes is asked about.
+    """
+    if value is None:
+        return None
+    found = parse_bytes(value, name)
+    if is_a(value, str) and found < MIB and re.fullmatch(r"[0-9.\s]+", str.__str__(value)):
+        raise ConfigError(
+            f"{name}={shown(value)} has no unit and means {found} bytes; did you mean "
+            f"{with_unit(str.__str__(value))!r}?"
+        )
+    return found
 
 
 def choice(*allowed: Any) -> Rule:

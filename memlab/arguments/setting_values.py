@@ -8,7 +8,8 @@ from typing import Any
 
 from memlab.arguments.checks import Rule, count, text
 from memlab.arguments.quoting import is_a, shown
-from memlab.errors import ConfigError
+from memlab.arguments.units import parse_bytes, parse_share
+from memlab.errors import ConfigError, MemlabError
 
 Policy = str | Callable[..., Any]
 MakeOptimizer = str | Callable[..., Any]
@@ -25,11 +26,14 @@ def fraction(means: str) -> Rule:
 
 def _fraction(name: str, value: Any, means: str) -> float:
     try:
-        if isinstance(value, bool | str):
+        if isinstance(value, bool):
             raise TypeError
-        number = float(value)
+        number = parse_share(value) if isinstance(value, str) else float(value)
     except Exception:  # no number, or of a person's own class, which may raise anything
-        raise ConfigError(f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0") from None
+        raise ConfigError(
+            f"{name}={shown(value)} is not a number; allowed is 0.0 to 1.0, or a text such as "
+            f"'40 %'{_of_a_size(value)}"
+        ) from None
 
     if not 0.0 <= number <= 1.0:
         raise ConfigError(
@@ -37,6 +41,18 @@ def _fraction(name: str, value: Any, means: str) -> float:
         )
 
     return number
+
+
+def _of_a_size(value: Any) -> str:
+    """Return what to do instead of giving a size; "" if none was given."""
+    try:
+        size = parse_bytes(value)
+    except MemlabError:
+        return ""
+    return (
+        f"; for settings that fit a size use memlab.recommend(..., memory_limit={size}), or the "
+        "command memlab recommend"
+    )
 
 
 def norm(name: str, value: Any) -> float | None:

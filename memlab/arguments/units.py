@@ -60,6 +60,28 @@ def parse_bytes(value: int | str, field: str = "memory_limit") -> int:
     return size
 
 
+def with_unit(number: str, most_bytes: int = TIB) -> str:
+    """Return the size that is meant by a number without a unit: in GiB, if that is not too much.
+
+    >>> with_unit("8"), with_unit("200", 16 * GIB)
+    ('8 GiB', '200 MiB')
+    """
+    return f"{number.strip()} {'GiB' if float(number) * GIB <= most_bytes else 'MiB'}"
+
+
+def parse_share(text: str) -> float:
+    """Return a share as people type it.
+
+    Raises:
+        ValueError: the text is no number.
+
+    >>> parse_share("0,5"), parse_share("40 %")
+    (0.5, 0.4)
+    """
+    number = text.strip().replace(",", ".")
+    return float(number.removesuffix("%")) / 100 if number.endswith("%") else float(number)
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return a size with about three significant digits, in the largest unit that is below it.
 

@@ -4,6 +4,7 @@
   function without arguments that returns one, a `(module, example_batch, loss_fn)`, or a module.
 - a config of transformers: a JSON file, or a folder with a `config.json`.
 - a name of the zoo: `memlab.workloads.names()`.
+- a name as it is published, such as meta-llama/Llama-3.2-1B, bert-base-uncased or timm/resnet50.
 
 With an adapter, or another option of `memlab.workloads.finetune`, it is a base model that this
 function takes: one of its names, such as llama-1b, or a config of transformers.
@@ -22,6 +23,15 @@ from memlab.commands import made_up
 from memlab.commands.imports import IMPORT_PATH, cause, imported, to_stderr
 from memlab.errors import ConfigError, MemlabError, WorkloadError
 from memlab.workload import Workload
+from memlab.workloads.bases import BASES
+from memlab.workloads.published import (
+    TIMM,
+    config_named,
+    is_allowed,
+    is_hub_name,
+    known_as,
+    unknown,
+)
 
 UNITS = {"tokens": "--tokens", "pixels": "--image-size"}  # of a `SampleSize`, and its option
 
@@ -42,6 +52,7 @@ class AskedModel:
         targets: names of layers with commas between them, or "all-linear".
         base: number format of the frozen weights, or several.
         prepare_for_kbit: whether peft prepares the base.
+        from_hub: whether the config of another name is read from Hugging Face's hub.
     """
 
     model: str
@@ -52,6 +63,7 @@ class AskedModel:
     targets: str | None = None
     base: str | None = None
     prepare_for_kbit: bool | None = None
+    from_hub: bool | None = None
 
     def workload(self) -> Workload:
         """Return the workload of single values.
@@ -76,7 +88,7 @@ class AskedModel:
         """
         listed, fixed = self._listed(), self._fixed()
         if not listed and not fixed:
-            return workload_of(self.model, self.tokens, self.image_size)
+            return workload_of(self.model, self.tokens, self.image_size, bool(self.from_hub))
         if self.image_size is not None:
             raise WorkloadError(
                 f"--image-size {self.image_size} does nothing for a language model; use --tokens"
@@ -84,6 +96,7 @@ class AskedModel:
         refused = None
         for values in itertools.product(*listed.values()):
             given = dict(zip(listed, values, strict=True)) | fixed
+            given |= {"from_hub": True} if self.from_hub else {}
             try:
                 return _finetuned(self.model, self.tokens, given)
             except WorkloadError as error:
@@ -152,15 +165,9 @@ def _finetuned(model: str, tokens: int | None, given: dict[str, Any]) -> Workloa
     return workloads.finetune(model, tokens=tokens, **given)
 
 
-def _is_base(model: str) -> bool:
-    try:
-        workloads.finetune(model)
-    except WorkloadError:
-        return False
-    return True
-
-
-def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workload:
+def workload_of(
+    model: str, tokens: int | None, image_size: int | None, from_hub: bool = False
+) -> Workload:
     """Return the workload that a person has named.
 
     Raises:
@@ -168,23 +175,20 @@ def workload_of(model: str, tokens: int | None, image_size: int | None) -> Workl
     """
     if ":" in model and not os.path.exists(model):
         return _imported(model, tokens, image_size)
-    is_path = os.sep in model or model.endswith(".json") or os.path.isdir(model)
-    if is_path and model not in workloads.names():
-        return workloads.from_config(model, tokens=tokens, image_size=image_size)
-    try:
+    is_file = os.path.exists(model) and model not in workloads.names()
+    is_timm = model.startswith(TIMM)
+    if not is_file and not is_timm and known_as(model, workloads.names()):
         return _in_size(workloads.get(model), tokens, image_size)
-    except WorkloadError as error:
-        if model in workloads.names():
-            raise
-        if _is_base(model):
-            raise WorkloadError(
-                f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
-                "train all of its weights"
-            ) from None
+    is_allowed_name = is_file or is_timm or is_allowed(from_hub) or config_named(model)
+    if not is_allowed_name and known_as(model, BASES):
         raise WorkloadError(
-            f"{error}; or a model of your own as package.module:function, or a config of "
-            "transformers as a path"
-        ) from None
+            f"{model} is a base for fine-tuning; add --adapter lora, or --adapter none to "
+            "train all of its weights"
+        )
+    if not is_allowed_name and is_hub_name(model):
+        known = unknown(model, [*workloads.names(), *BASES])
+        raise WorkloadError(f"{known}, or a model of your own as package.module:function")
+    return workloads.from_config(model, tokens=tokens, image_size=image_size, from_hub=from_hub)
 
 
 def _in_size(workload: Workload, tokens: int | None, image_size: int | None) -> Workload:

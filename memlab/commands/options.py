@@ -38,6 +38,8 @@ MODEL_OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
     ("--base", str, "|".join(BASE_FORMATS), "number format of the base  [default: bf16]"),
     ("--prepare-for-kbit/--no-prepare-for-kbit", bool, None,
      "cast by peft what is not quantized to fp32  [default: off]"),
+    ("--from-hub/--no-from-hub", bool, None,
+     "read the config of another name from Hugging Face's hub  [default: off]"),
 )  # fmt: skip
 
 

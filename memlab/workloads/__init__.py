@@ -8,14 +8,13 @@
 """
 
 import dataclasses
-import difflib
 import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from memlab.arguments.checks import choice, count, number, of_type
-from memlab.arguments.quoting import MAX_SHOWN, is_a, shown
+from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import Workload
 from memlab.workloads import sizes
@@ -24,6 +23,7 @@ from memlab.workloads.finetuned import finetune, made_of
 from memlab.workloads.jpegs import JpegDigits as JpegDigits
 from memlab.workloads.language import Gpt, Llama, Lstm
 from memlab.workloads.plain import PlainConvNet, PlainMlp, PlainTransformer
+from memlab.workloads.published import config_named, known_as, nearest
 from memlab.workloads.text_lengths import lengths_of
 from memlab.workloads.vision import ResNet, ViT
 from memlab.workloads.volumes import DenseNet, VNet
@@ -136,7 +136,7 @@ def get(name: str, **options: Any) -> Workload:
     """Return a workload of the zoo.
 
     Args:
-        name: one of `names()`.
+        name: one of `names()`, also in another spelling or as it is published ("vit-l/16").
         **options: what to change in it: `dropout` (0 by default), and its sizes, such as
             `sequence_length` or `image_size`; the fields of the spec in `SPECS`.
 
@@ -148,10 +148,12 @@ def get(name: str, **options: Any) -> Workload:
     >>> inputs.shape
     torch.Size([2, 48])
     """
-    name = str.__str__(name) if is_a(name, str) else name
+    asked = str.__str__(name) if is_a(name, str) else name
+    name = asked if not is_a(asked, str) or asked in SPECS else known_as(asked, SPECS) or asked
+    if is_a(name, str) and name not in SPECS and config_named(name) and not options:
+        return from_config(name)
     if not is_a(name, str) or name not in SPECS:
-        near = difflib.get_close_matches(name[:MAX_SHOWN], SPECS, n=1) if is_a(name, str) else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = nearest(name, SPECS) if is_a(name, str) else ""
         raise WorkloadError(f"workload {shown(name)} is unknown{hint}; allowed is one of {names()}")
 
     spec = SPECS[name]

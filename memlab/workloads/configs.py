@@ -2,7 +2,7 @@
 
 The model is what `AutoModel....from_config` builds, in the number format that the config names. Its
 loss is its own. Tokens, pixels and labels are random, since what they say costs nothing. Nothing is
-downloaded, and no code that a config names is run.
+downloaded but a config that a person asks for, and no code that a config names is run.
 """
 
 import difflib
@@ -22,6 +22,13 @@ from memlab.arguments.quoting import is_a, printable, shown
 from memlab.errors import MemlabError, WorkloadError
 from memlab.workload import SampleSize, Workload
 from memlab.workloads.data import zoo_import
+from memlab.workloads.published import (
+    TIMM,
+    config_named,
+    config_of_hub,
+    is_hub_name,
+    timm_workload,
+)
 
 CONFIG_FILE = "config.json"
 LONGEST_BY_DEFAULT = 1024  # tokens; models take up to millions
@@ -88,7 +95,11 @@ def _size(name: str, value: Any) -> int | None:
 
 @checked(path=anything, tokens=_size, image_size=_size)
 def from_config(
-    path: str | os.PathLike[str], *, tokens: int | None = None, image_size: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    tokens: int | None = None,
+    image_size: int | None = None,
+    from_hub: bool = False,
 ) -> Workload:
     """Return a workload of the model that a config of transformers describes.
 
@@ -96,9 +107,12 @@ def from_config(
     is that of the first of the config's `architectures`.
 
     Args:
-        path: of a JSON file, or of a folder with a `config.json`.
+        path: of a JSON file, or of a folder with a `config.json`; or the name of a published model,
+            such as "bert-base-uncased", or of a model of timm, such as "timm/resnet50".
         tokens: of a sample; None is as many as the model takes, at most 1024.
         image_size: pixels along each side of an image; None is what the config says, or 224.
+        from_hub: whether the config of another name, such as "owner/model", may be read from
+            Hugging Face's hub, or from its cache; so it may if MEMLAB_FROM_HUB is "1".
 
     Raises:
         WorkloadError: the file is no such config, or of a model that memlab makes no batches for;
@@ -112,20 +126,30 @@ def from_config(
     >>> memlab.workloads.from_config(path, tokens=64).name
     'tiny, sequence length 64'
     """
-    label, model = model_of(path, tokens, image_size)
+    name = str.__str__(path) if isinstance(path, str) and not os.path.exists(path) else ""
+    if name.startswith(TIMM):
+        if tokens is not None:
+            raise WorkloadError(f"tokens={tokens} does nothing for {shown(name)}; use image_size")
+        return timm_workload(name, image_size)
+    label, model = model_of(path, tokens, image_size, from_hub=from_hub)
     return _sized(model.size, label=label, model=model)
 
 
 def model_of(
-    path: Any, tokens: int | None = None, image_size: int | None = None
+    path: Any,
+    tokens: int | None = None,
+    image_size: int | None = None,
+    *,
+    from_hub: bool = False,
 ) -> tuple[str, ConfiguredModel]:
     """Return a name for the model that a config describes, and the model.
 
     Raises:
         WorkloadError: as `from_config`.
     """
-    file = _file_of(path)
-    values = _values_of(file)
+    named = _named(path, from_hub)
+    file = Path(named[0]) if named else _file_of(path)
+    values = _checked_values(file, named[1]) if named else _values_of(file)
     config = _config_of(file, values)
     auto_class = _task_of(file, values)
     is_image = auto_class == "AutoModelForImageClassification"
@@ -141,6 +165,7 @@ def model_of(
     if is_image and hasattr(config, "image_size"):
         values = {**values, "image_size": size}
     label = file.parent.name if file.name == CONFIG_FILE and file.parent.name else file.stem
+    label = named[0] if named else label
     return label, ConfiguredModel(auto_class=auto_class, values=values, size=size)
 
 
@@ -184,6 +209,20 @@ def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
+def _named(path: Any, from_hub: bool) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the config of what is no path; None of a path.
+
+    Raises:
+        WorkloadError: as `config_of_hub`.
+    """
+    if not is_a(path, str):
+        return None
+    name = str.__str__(path)
+    if not is_hub_name(name) or os.path.exists(name):
+        return None
+    return config_named(name) or (name, config_of_hub(name, from_hub))
+
+
 def _file_of(path: Any) -> Path:
     try:
         if callable(getattr(path, "save_pretrained", None)):
@@ -215,6 +254,10 @@ def _values_of(file: Path) -> dict[str, Any]:
         raise WorkloadError(
             f"{file} is no JSON ({why}); allowed is a config of transformers"
         ) from None
+    return _checked_values(file, values)
+
+
+def _checked_values(file: Path, values: Any) -> dict[str, Any]:
     if not is_a(values, dict) or not is_a(values.get("model_type"), str):
         raise WorkloadError(
             f"{file} has no model_type, so it is no config of transformers; pass what "

@@ -18,6 +18,7 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
+from memlab.workloads.published import known_as
 from memlab.workloads.quantizing import (
     QUANTIZED,
     WEIGHT_ONLY,
@@ -244,6 +245,7 @@ def finetune(
     prepare_for_kbit: bool = False,
     tokens: int | None = None,
     lengths: Sequence[int] | None = None,
+    from_hub: bool = False,
 ) -> Workload:
     """Return a workload that fine-tunes a language model of transformers, with random weights.
 
@@ -251,7 +253,8 @@ def finetune(
     the weights of LoRA are fp32 on a base of 16 bits.
 
     Args:
-        model: a name in `BASES`, or the path of a config of transformers, as in `from_config`.
+        model: a name in `BASES`, also as it is published ("meta-llama/Llama-3.2-1B"), or what
+            `from_config` takes.
         adapter: "lora", "dora", "rslora", "ia3", "prefix", "prompt", or "none": all weights are
             trained.
         rank: of the low-rank adapters; alpha is twice the rank, which costs nothing.
@@ -269,6 +272,7 @@ def finetune(
         tokens: of a sample; None is 512, or as many as the model takes if they are fewer.
         lengths: of the data set's samples, one int for each, which `predict_lengths` then takes. A
             step is of `tokens` all the same.
+        from_hub: as in `from_config`.
 
     Raises:
         WorkloadError: the model or a value is not allowed; the message says what is. A library that
@@ -279,7 +283,7 @@ def finetune(
     >>> memlab.workloads.finetune("llama-1b", adapter="lora", rank=16, base="nf4").name
     'llama-1b, lora of rank 16 on nf4, sequence length 512'
     """
-    label, configured = _configured(model, tokens)
+    label, configured = _configured(model, tokens, from_hub)
     made = Finetuned(
         label=label,
         model=configured,
@@ -367,18 +371,17 @@ def _chosen(
     return _sized(made.model.size, made=other)
 
 
-def _configured(model: Any, tokens: int | None) -> tuple[str, ConfiguredModel]:
+def _configured(
+    model: Any, tokens: int | None, from_hub: bool = False
+) -> tuple[str, ConfiguredModel]:
     """Return the name and the config of a model that is given by name or path."""
-    if is_a(model, str) and model in BASES:
-        values = dict(BASES[model])
+    is_name = is_a(model, str) and not os.path.exists(model)
+    known = known_as(model, BASES) if is_name else None
+    if known is not None:
+        values = dict(BASES[known])
         size = tokens or min(USUAL_TOKENS, values["max_position_embeddings"])
-        return str(model), ConfiguredModel(auto_class=CAUSAL, values=values, size=size)
-    if is_a(model, str) and os.sep not in model and not os.path.exists(model):
-        raise WorkloadError(
-            f"model={shown(model)} is unknown; allowed is one of {list(BASES)}, or the path of a "
-            "config of transformers"
-        )
-    label, found = model_of(model, tokens)
+        return known, ConfiguredModel(auto_class=CAUSAL, values=values, size=size)
+    label, found = model_of(model, tokens, from_hub=from_hub)
     if found.auto_class != CAUSAL:
         raise WorkloadError(
             f"model={shown(str(model))} is no causal language model but one for "

@@ -273,10 +273,10 @@ def test_advice_says_what_does_not_fit_and_counts_no_prediction_as_a_run():
     assert begins() == begins(dataclasses.replace(run, result=make_result(device="h200"))) == ""
 
 
-@pytest.mark.parametrize("typed", ["200", "1.5", "1048575"])
-def test_a_small_limit_without_a_unit_is_asked_about(typed):
-    line = texts.limit_line(typed, 2**40, "the card")
-    assert line.remedy == (f"did you mean {typed} MiB?", {"memory_limit": f"{typed} MiB"})
+@pytest.mark.parametrize(("typed", "unit"), [("200", "MiB"), ("8", "GiB"), ("1048575", "MiB")])
+def test_a_small_limit_without_a_unit_is_asked_about(typed, unit):
+    line = texts.limit_line(typed, 2**36, "the card")
+    assert line.remedy == (f"did you mean {typed} {unit}?", {"memory_limit": f"{typed} {unit}"})
     for meant in ("200 KiB", "2000000", ""):
         assert texts.limit_line(meant, 2**40, "the card") is None
 

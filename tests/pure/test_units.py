@@ -1,6 +1,7 @@
 import pytest
 
-from memlab import MemlabError
+from memlab import MemlabError, StepConfig
+from memlab.arguments.checks import size
 from memlab.arguments.units import format_bytes, format_seconds, parse_bytes
 
 
@@ -35,3 +36,33 @@ def test_sizes_print_in_binary_units():
 
 def test_durations_print_in_the_unit_that_reads():
     assert [format_seconds(s) for s in (0.4123, 12.34, 0.00002)] == ["412 ms", "12.3 s", "20 us"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "share"),
+    [("40 %", 0.4), ("0,5", 0.5), ("0.25", 0.25), ("50%", 0.5), (" 1 ", 1.0), (",75", 0.75)],
+)
+def test_a_share_is_read_as_people_type_it(typed, share):
+    assert StepConfig(memory_budget=typed) == StepConfig(memory_budget=share)
+    assert isinstance(StepConfig(memory_budget=typed).memory_budget, float)
+
+
+@pytest.mark.parametrize("bad", ["", "%", "half", "1,000.5", "0.5 %%", "nan", "inf", "140 %", "-1"])
+def test_what_is_no_share_is_refused(bad):
+    with pytest.raises(MemlabError, match="memory_budget"):
+        StepConfig(memory_budget=bad)
+
+
+def test_a_size_as_a_budget_leads_to_what_finds_settings_for_a_size():
+    with pytest.raises(MemlabError, match=r"memory_budget='8GB'.*recommend.*limit=8000000000"):
+        StepConfig(memory_budget="8GB")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("8", "8 GiB"), ("7.5", "7.5 GiB"), ("8000", "8000 MiB")]
+)
+def test_a_limit_without_a_unit_is_asked_about(typed, meant):
+    with pytest.raises(MemlabError, match=f"did you mean '{meant}'"):
+        size("memory_limit", typed)
+    assert size("memory_limit", "8589934592") == size("memory_limit", 2**33) == 2**33
+    assert size("memory_limit", 8) == 8  # an int is bytes

@@ -1,14 +1,17 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from torch.nn.modules.dropout import _DropoutNd
 
 import memlab
 from memlab import MemlabError, StepConfig, workloads
 from memlab.errors import WorkloadError
 from memlab.worker import isolation
-from memlab.workloads import data
+from memlab.workloads import data, published
+from memlab.workloads.bases import BASES
 
 
 def test_small_ones_come_first_and_all_have_names():
@@ -219,3 +222,96 @@ def test_packages_that_a_workload_does_not_need_may_be_missing(monkeypatch):
         workloads.finetune("llama-tiny", adapter="none"),
     ):
         workloads.check_installed(workload)
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("vit-l/16", "vit-large"),
+        ("google/ViT-large-patch16-224", "vit-large"),
+        ("resnet50", "resnet-50"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "llama-1b"),
+        ("GPT2_medium", "gpt2-medium"),
+        ("gpt2", "gpt2, sequence length 1024"),
+        ("google-bert/bert-base-uncased", "bert-base-uncased, sequence length 512"),
+    ],
+)
+def test_a_model_is_found_by_the_name_that_people_write(written, meant):
+    assert workloads.get(written).name == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("llama-3.2-1b", "llama-1b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("Qwen/Qwen2.5-0.5B", "qwen-0.5b"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+    ],
+)
+def test_a_base_is_found_by_its_published_name(written, meant):
+    found = workloads.finetune(written, tokens=64).name
+    assert found == f"{meant}, lora of rank 16 on bf16, sequence length 64"
+
+
+def test_every_published_name_means_something_and_none_means_two_things():
+    published_names = published._published()
+    known = {*workloads.names(), *BASES}
+    assert set(published_names["same"].values()) <= known
+    letters = [
+        published._letters(n) for n in (*published_names["same"], *published_names["config"])
+    ]
+    assert len(letters) == len(set(letters))
+    assert not {published._letters(name) for name in known} & set(letters)
+
+
+def of_hub(folder, name, **options):
+    """The hub's config, read from a local folder instead."""
+    transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2).save_pretrained(folder)
+    read = transformers.AutoConfig.from_pretrained
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.AutoConfig, "from_pretrained", lambda n, **o: read(folder, **o))
+        return workloads.from_config(name, **options)
+
+
+def test_a_config_of_the_hub_is_read_only_if_that_is_allowed(tmp_path, monkeypatch):
+    made = of_hub(tmp_path, "someone/tiny", tokens=32, from_hub=True)
+    assert made.name == "someone/tiny, sequence length 32"
+    assert len(made.build_model().transformer.h) == 1
+    with pytest.raises(WorkloadError, match=r"'someone/tiny' is no file.*from_hub=True"):
+        of_hub(tmp_path, "someone/tiny")
+    monkeypatch.setenv("MEMLAB_FROM_HUB", "1")
+    assert of_hub(tmp_path, "someone/tiny").name == "someone/tiny, sequence length 1024"
+
+
+def test_a_hub_that_cannot_be_reached_is_said_with_a_remedy(monkeypatch):
+    def fails(name, **options):
+        raise OSError("We couldn't connect to the hub")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fails)
+    with pytest.raises(WorkloadError, match=r"someone/tiny.*couldn't connect.*config\.json"):
+        workloads.finetune("someone/tiny", from_hub=True)
+
+
+def test_a_model_of_timm_without_its_weights(monkeypatch):
+    made = []
+
+    def create_model(name, **options):
+        made.append((name, options))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 1000))
+
+    entry = SimpleNamespace(input_size=(3, 32, 32), fixed_input_size=True)
+    timm = SimpleNamespace(
+        __version__="1", list_models=lambda: ["vit_tiny"], create_model=create_model,
+        get_pretrained_cfg=lambda name: entry,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    workload = workloads.from_config("timm/vit_tiny")
+    assert workload.name == "timm/vit_tiny, image size 32"
+    assert workload.compute_loss(workload.build_model(), workload.make_batch(2)).ndim == 0
+    assert made == [("vit_tiny", {"pretrained": False, "num_classes": 1000, "img_size": 32})]
+    with pytest.raises(WorkloadError, match=r"no model 'vit_tine' \(did you mean 'vit_tiny'\?\)"):
+        workloads.from_config("timm/vit_tine")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(WorkloadError, match=r"cannot be imported.*pip install timm"):
+        workloads.from_config("timm/vit_tiny")

@@ -1,0 +1,171 @@
+"""Models by the names that people write: other spellings, published names, hubs, and timm.
+
+A name is compared by its letters and digits alone, without its owner: "meta-llama/Llama-3.2-1B" and
+"llama_3.2_1b" are one. What is published stands in `published.toml`. The config of another name is
+read from Hugging Face's hub only if a person allows it; weights and code never are.
+"""
+
+import difflib
+import functools
+import importlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from memlab.arguments.quoting import MAX_SHOWN, printable, shown
+from memlab.errors import WorkloadError
+from memlab.workload import SampleSize, Workload
+from memlab.workloads.bases import BASES
+from memlab.workloads.data import zoo_import
+
+ALLOWED = "MEMLAB_FROM_HUB"  # an environment variable: "1" allows a hub without an argument
+TIMM = "timm/"
+TUNED = re.compile(r"[-_](instruct|chat|it|hf|bf16)(?=[-_]|$)", re.IGNORECASE)  # of one size
+OWNED = re.compile(r"^.*/(?=[^/]*[A-Za-z])")  # a number after a slash is the size of a patch
+
+
+@functools.cache
+def _published() -> Mapping[str, Mapping[str, Any]]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = tomllib.loads(text)
+    return found
+
+
+def config_named(name: str) -> tuple[str, dict[str, Any]] | None:
+    """Return a published name in its usual spelling with its config; None if it is none."""
+    configs = _published()["config"]
+    found = known_as(name, configs)
+    return None if found is None else (found, dict(configs[found]))
+
+
+def known_as(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of memlab's names that is meant; None if none is.
+
+    >>> known_as("meta-llama/Llama-3.2-1B-Instruct", ["llama-1b", "llama-3b"])
+    'llama-1b'
+    >>> known_as("ViT-L/16", ["vit-large"]), known_as("resnet50", ["resnet-50"])
+    ('vit-large', 'resnet-50')
+    """
+    names = list(names)
+    meant = {_letters(also): own for also, own in _published()["same"].items() if own in names}
+    meant |= {_letters(own): own for own in names}
+    return meant.get(_letters(name)) or meant.get(_letters(TUNED.sub("", name)))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return known names that look like this one, as the end of a sentence; "" if none does."""
+    names = list(names)
+    same = [also for also, own in _published()["same"].items() if own in names]
+    every = [*names, *_published()["config"], *same]
+    plain = {_letters(each): each for each in reversed(every)}
+    near = difflib.get_close_matches(_letters(name[:MAX_SHOWN]), plain, n=3)
+    return f" (did you mean {' or '.join(repr(plain[each]) for each in near)}?)" if near else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", OWNED.sub("", name).lower())
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a text may be the name of a model on a hub: "owner/name" or "name"."""
+    return re.fullmatch(r"([\w.-]+/)?[\w.-]+", name) is not None and not name.endswith(".json")
+
+
+def is_allowed(from_hub: bool) -> bool:
+    """Return whether a person lets configs be read from a hub."""
+    return from_hub or os.environ.get(ALLOWED) == "1"
+
+
+def unknown(name: str, names: Iterable[str]) -> str:
+    """Return what to do about a name that is none of these, and of no file."""
+    return (
+        f"{shown(name)} is no file, and no model that memlab knows by name{nearest(name, names)}; "
+        "if it is a model on Hugging Face's hub, allow its config to be read from there with "
+        f"from_hub=True (--from-hub, or {ALLOWED}=1), or pass the path of a config of transformers"
+    )
+
+
+def config_of_hub(name: str, from_hub: bool) -> dict[str, Any]:
+    """Return the config of a model on Hugging Face's hub, or in its cache on this machine.
+
+    Raises:
+        WorkloadError: that is not allowed, or cannot be read; the message says what to do.
+    """
+    if not is_allowed(from_hub):
+        raise WorkloadError(unknown(name, BASES))
+    transformers = zoo_import("transformers")
+    try:
+        found = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        values: dict[str, Any] = json.loads(found.to_json_string(use_diff=False))
+    except Exception as error:  # whatever the hub and transformers say of a name
+        why = printable(" ".join(str(error).split()))[:200]
+        raise WorkloadError(
+            f"the config of {shown(name)} cannot be read from the hub ({type(error).__name__}: "
+            f"{why}); check the name and the network, log in with `hf auth login` if the model is "
+            "gated, or download its config.json and pass the path"
+        ) from None
+    return values
+
+
+def timm_workload(name: str, image_size: int | None) -> Workload:
+    """Return the classification of random images with a model of timm, without its weights.
+
+    Raises:
+        WorkloadError: timm is not installed or has no such model, or it takes no such image.
+    """
+    try:
+        timm = importlib.import_module("timm")
+        known = timm.list_models()
+    except Exception as error:  # its torchvision may be one for another torch
+        raise WorkloadError(
+            f"{shown(name)} is a model of timm, which cannot be imported ({type(error).__name__}: "
+            f"{printable(str(error))[:100]}); run: pip install timm"
+        ) from None
+    own = name.removeprefix(TIMM)
+    if own not in known:
+        near = difflib.get_close_matches(own[:MAX_SHOWN], known, n=3)
+        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+        raise WorkloadError(
+            f"timm {timm.__version__} has no model {shown(own)}{hint}; allowed is one of "
+            "timm.list_models()"
+        )
+    entry = timm.get_pretrained_cfg(own)
+    channels, size, _ = entry.input_size
+    is_fixed = bool(entry.fixed_input_size)
+    return _of_timm(image_size or size, name=own, channels=channels, is_fixed=is_fixed)
+
+
+def _of_timm(size: int, *, name: str, channels: int, is_fixed: bool) -> Workload:
+    sample_size = SampleSize(
+        name="image size", unit="pixels", value=size, dimensions=2,
+        offered=tuple(sorted({max(1, size // 2), size, 2 * size})),
+        make_workload=functools.partial(_of_timm, name=name, channels=channels, is_fixed=is_fixed),
+    )  # fmt: skip
+    options = {"img_size": size} if is_fixed else {}
+    return Workload(
+        name=f"{TIMM}{name}, {sample_size}",
+        build_model=functools.partial(_timm_model, name, options),
+        make_batch=functools.partial(_images, channels, size),
+        compute_loss=_cross_entropy,
+        sample_size=sample_size,
+    )
+
+
+def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    create: Callable[..., nn.Module] = zoo_import("timm").create_model
+    return create(name, pretrained=False, num_classes=1000, **options)
+
+
+def _images(channels: int, size: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(n, channels, size, size), torch.randint(1000, (n,))
+
+
+def _cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
