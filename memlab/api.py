@@ -24,6 +24,7 @@ from memlab.store.rows import RunArguments
 from memlab.verifying.accumulation import AccumulationEffect
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
@@ -36,6 +37,7 @@ LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
 
 
 @checked(repeats=count(1), **LIMITS)
+@shows_progress
 def measure(
     workload: Workload,
     config: StepConfig,
@@ -48,6 +50,7 @@ def measure(
     timeout_seconds: float = 120,
     isolate: bool = True,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> StepResult:
     """Measure what one training step costs on a device of this machine.
@@ -76,6 +79,8 @@ def measure(
             writes two lines to standard error. The ranks of a sharded step are always processes
             of their own.
         on_progress: called with a `Progress` during the run.
+        progress: whether a notebook or a terminal shows a bar after the first second, unless
+            `on_progress` is given.
         cancel: once this event is set, the run ends as `cancelled`.
 
     Raises:
@@ -154,6 +159,7 @@ def measure_only(
 
 
 @checked(**LIMITS)
+@shows_progress
 def predict(
     workload: Workload,
     config: StepConfig,
@@ -163,6 +169,7 @@ def predict(
     memory_limit: int | str | None = None,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> StepResult:
     """Predict what one training step would cost, without running it.
@@ -183,6 +190,7 @@ def predict(
             allocated bytes on a CPU, reserved bytes on CUDA.
         timeout_seconds: the prediction ends as `timed_out` after this time.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
@@ -246,6 +254,7 @@ def predict_with_forecast(
 
 
 @checked(timeout_seconds=seconds)
+@shows_progress
 def verify(
     workload: Workload,
     config: StepConfig,
@@ -255,6 +264,7 @@ def verify(
     timeout_seconds: float = 120,
     isolate: bool = True,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> VerifyReport:
     """Check that `config` trains like the reference step: same gradients, weights and buffers.
@@ -272,6 +282,7 @@ def verify(
         timeout_seconds: the check ends as `timed_out` after this time.
         isolate: as for `measure`.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:

@@ -15,11 +15,13 @@ from memlab.loading import LoadingConfig, LoadingResult
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
 from memlab.running import Ended
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
 
 @checked(dataset=anything, num_steps=count(1), timeout_seconds=seconds)
+@shows_progress
 def measure_loading(
     workload: Workload,
     config: StepConfig,
@@ -31,6 +33,7 @@ def measure_loading(
     seed: int = 0,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> LoadingResult:
     """Measure a training step together with the loader that feeds it.
@@ -48,6 +51,7 @@ def measure_loading(
         seed: set before the model and before each step; it also orders the samples.
         timeout_seconds: the run ends as `timed_out` after this time.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:

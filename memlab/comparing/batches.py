@@ -16,6 +16,7 @@ from memlab.config import StepConfig
 from memlab.predicting.interpolation import interpolated
 from memlab.result import StepResult
 from memlab.store.frames import ResultList
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @checked(memory_limit=size, timeout_seconds=seconds)
+@shows_progress
 def predict_batches(
     workload: Workload,
     config: StepConfig,
@@ -34,6 +36,7 @@ def predict_batches(
     memory_limit: int | str | None = None,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> list[StepResult]:
     """Return what one training step would cost with each batch size, in the order of these.
@@ -51,6 +54,7 @@ def predict_batches(
         memory_limit: as for `predict`; `fits` of each result says whether it fits.
         timeout_seconds: after which a single prediction ends as `timed_out`.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:

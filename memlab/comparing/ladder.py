@@ -20,6 +20,7 @@ from memlab.errors import ConfigError
 from memlab.records.where import is_here
 from memlab.result import Outcome, StepResult
 from memlab.store.frames import ResultList
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
@@ -44,6 +45,7 @@ BUILT_ON = (Outcome.OK, Outcome.OUT_OF_MEMORY)
 
 
 @checked(rungs=anything, repeats=count(1), batch_size=count(1), timeout_seconds=seconds)
+@shows_progress
 def ladder(
     workload: Workload,
     rungs: Sequence[Rung] | None = None,
@@ -54,6 +56,7 @@ def ladder(
     repeats: int = 3,
     timeout_seconds: float = 600,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> list[StepResult]:
     """Return the cost of the plain step, and with each rung on top of those before it.
@@ -72,6 +75,7 @@ def ladder(
         repeats: timed steps of each rung, where it is measured.
         timeout_seconds: after which a rung ends as `timed_out`.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: once set, the rung that is running and all after it end as `cancelled`.
 
     Raises:

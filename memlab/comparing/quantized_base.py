@@ -21,6 +21,7 @@ from memlab.comparing.base_parts import QUANTIZED, BasePart, parts_of, place_wor
 from memlab.config import StepConfig
 from memlab.errors import ConfigError, MemlabError, UnsupportedError, WorkloadError
 from memlab.result import Outcome, StepResult
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 from memlab.workloads.finetuned import BASE_FORMATS, FORMATS
@@ -97,6 +98,7 @@ class BaseComparison:
 
 
 @checked(timeout_seconds=seconds)
+@shows_progress
 def compare_base(
     workload: Workload,
     config: StepConfig | None = None,
@@ -106,6 +108,7 @@ def compare_base(
     seed: int = 0,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> BaseComparison:
     """Say why a quantized base saves as much memory as it does, or does not help.
@@ -121,6 +124,7 @@ def compare_base(
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each of some six predictions.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:

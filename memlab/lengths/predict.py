@@ -18,6 +18,7 @@ from memlab.lengths.lengths_result import LengthsResult, check_batch, result_ove
 from memlab.lengths.recorded_lengths import recorded_curve
 from memlab.records import where
 from memlab.result import Outcome
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress
 from memlab.workload import SampleSize, Workload
 
@@ -32,6 +33,7 @@ def _max_length(name: str, value: Any) -> int | None:
 @checked(
     lengths=optional_lengths, max_length=_max_length, memory_limit=size, timeout_seconds=seconds
 )
+@shows_progress
 def predict_lengths(
     workload: Workload,
     lengths: Sequence[int] | None = None,
@@ -43,6 +45,7 @@ def predict_lengths(
     seed: int = 0,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> LengthsResult:
     """Predict what a step costs over batches of samples that differ in length.
@@ -64,6 +67,7 @@ def predict_lengths(
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each of the recordings.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Returns:

@@ -16,6 +16,7 @@ from memlab.limits.judgement import CountedPeak, Judgement
 from memlab.recommending.alternatives import counted
 from memlab.records import where
 from memlab.result import Outcome, StepResult
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
@@ -49,6 +50,7 @@ class LargestBatch(int):
 
 
 @checked(memory_limit=size, batch_limit=count(1), timeout_seconds=seconds)
+@shows_progress
 def largest_batch(
     workload: Workload,
     config: StepConfig | None = None,
@@ -59,6 +61,7 @@ def largest_batch(
     seed: int = 0,
     timeout_seconds: float = 600,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> LargestBatch:
     """Return the largest batch with which a step certainly fits, by prediction.
@@ -79,6 +82,7 @@ def largest_batch(
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each of some ten predictions.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Returns:

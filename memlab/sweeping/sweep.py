@@ -30,6 +30,7 @@ from memlab.sweeping.filling import Means, SweepLoop, Wanted
 from memlab.sweeping.settings import Setting, settings_of
 from memlab.sweeping.table import SweepTable
 from memlab.sweeping.tasks import Task, without_run
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import teller
 from memlab.workload import Workload
 
@@ -47,6 +48,7 @@ NO_IDENTITY = (
     memory_limit=size,
     timeout_seconds=seconds,
 )
+@shows_progress
 def sweep(
     workload: Workload,
     configs: Sequence[StepConfig] | Mapping[str, Sequence[Any]],
@@ -61,6 +63,7 @@ def sweep(
     timeout_seconds: float = 120,
     path: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = True,
     on_result: Callable[[StepResult], None] | None = None,
     pause: threading.Event | None = None,
     cancel: threading.Event | None = None,
@@ -89,6 +92,7 @@ def sweep(
         timeout_seconds: after which a setting ends as `timed_out`.
         path: of another store.
         on_progress: called in this thread with a `Progress`, its fraction that of the whole sweep.
+        progress: as for `measure`.
         on_result: called in this thread with each result, after it was written.
         pause: while this event is set, no further setting is begun.
         cancel: once this event is set, the sweep ends; what has not ended is `cancelled`. What an

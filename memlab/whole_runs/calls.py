@@ -16,6 +16,7 @@ from memlab.result import Source
 from memlab.running import Ended
 from memlab.stages.run_result import RunResult
 from memlab.stages.run_settings import TrainingRun
+from memlab.worker.bar import shows_progress
 from memlab.worker.isolation import OnProgress, runner
 from memlab.workload import Workload
 
@@ -23,6 +24,7 @@ LIMITS: dict[str, Any] = {"memory_limit": size, "timeout_seconds": seconds}
 
 
 @checked(**LIMITS)
+@shows_progress
 def predict_run(
     workload: Workload,
     config: StepConfig,
@@ -33,6 +35,7 @@ def predict_run(
     memory_limit: int | str | None = None,
     timeout_seconds: float = 120,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> RunResult:
     """Predict what a whole run would cost, stage by stage, without running it.
@@ -52,6 +55,7 @@ def predict_run(
             bytes on a CPU, reserved bytes on CUDA. None is what PyTorch can reserve on the card.
         timeout_seconds: the prediction ends as `timed_out` after this time.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
@@ -79,6 +83,7 @@ def predict_run(
 
 
 @checked(**LIMITS)
+@shows_progress
 def measure_run(
     workload: Workload,
     config: StepConfig,
@@ -90,6 +95,7 @@ def measure_run(
     timeout_seconds: float = 120,
     isolate: bool = True,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> RunResult:
     """Measure what a whole run costs on a device of this machine, stage by stage.
@@ -108,6 +114,7 @@ def measure_run(
         timeout_seconds: the run ends as `timed_out` after this time.
         isolate: as for `measure`.
         on_progress: as for `measure`.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:

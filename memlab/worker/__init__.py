@@ -2,6 +2,7 @@
 
 - In the caller: `isolation.py` decides where a job runs and waits for its turn. `process.py` is the
   worker process, `spare.py` keeps a second one ready, and `kept.py` is any process with a keeper.
+  `bar.py` shows how far a call is.
 - Between them: `keeper.py` is a small process that kills everything that would be left over.
   `job.py` is what they agree on, `wire.py` sends the messages.
 - In the worker: `start.py` prepares the process, `serving.py` serves one job after another,

@@ -26,6 +26,7 @@ from memlab.sending.environment import for_worker, without_cards
 from memlab.sending.own_values import own_values
 from memlab.sending.same_step import step_of
 from memlab.sending.sources import Stamp, own_files
+from memlab.worker.bar import tick
 from memlab.worker.job import PREDICTING, Job
 from memlab.worker.process import STARTING, TAKING, WorkerProcess
 from memlab.worker.spare import Spare
@@ -246,6 +247,7 @@ def _check(
     deadline = time.monotonic() + timeout_seconds
 
     def check() -> None:
+        tick()
         if over := _over(cancel, deadline, timeout_seconds, worker.doing, remedy):
             raise Ended(*over)
 
