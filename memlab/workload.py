@@ -93,7 +93,7 @@ class Workload:
     split_batch: Callable[[Any, list[int]], Sequence[Any]] | None = None
     make_optimizer: Callable[[torch.nn.Module], Any] | None = None
     sample_size: SampleSize | None = None
-    choices: WorkloadChoices | None = None
+    choices: WorkloadChoices | None = dataclasses.field(default=None, hash=False)
     lengths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

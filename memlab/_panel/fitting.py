@@ -23,13 +23,14 @@ from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
 from memlab.errors import ConfigError
 from memlab.limits.judgement import Judgement
+from memlab.recommending.alternatives import time_beside, time_width
 from memlab.recommending.recommend import recommend
 from memlab.recommending.recommendations import Recommendations
 from memlab.result import StepResult, format_percent
 from memlab.techniques.every import CONTROLS
 
+PATIENCE = 20  # seconds
 SEARCHED_ANEW = ("memory_budget", "accumulation_steps")
-SAME = 0.005  # a smaller difference of two times is none
 CHANGED_MEANWHILE = (
     "the settings were changed during the search, so nothing was moved; what fits is listed below "
     "the sliders"
@@ -79,7 +80,8 @@ class Fitting:
                 return
 
             self._job, self._found = None, []
-            self._view.fit.show("Searching; Stop ends it, and moves nothing.", _about(job))
+            said = f"Searching for about {PATIENCE} s; Stop ends it, and moves nothing."
+            self._view.fit.show(said, _about(job))
             self._view.open_fit()
             self._beside.ask(
                 job,
@@ -184,6 +186,7 @@ def _searched(job: FitJob, tell: Throttle) -> Recommendations:
         config=job.base.config,
         top=MOST_FITTING,
         confirm=0,
+        patience=PATIENCE,
         on_progress=tell,
         cancel=job.cancel,
     )
@@ -217,7 +220,10 @@ def _sentence(ranked: Recommendations) -> str:
     """Return how many settings fit, or why none does."""
     if not len(ranked):
         return ranked.message[:1].upper() + ranked.message[1:]
-    first = "fastest" if ranked[0].result.step_seconds is not None else "one that sends least"
+    best = ranked[0].result
+    first = "fastest" if best.step_seconds is not None else "one that sends least"
+    if any(time_beside(one.result, best).startswith("as fast") for one in ranked):
+        first = "one that is most likely the fastest"
     return f"{_number(len(ranked))} by prediction, the {first} first."
 
 
@@ -238,15 +244,19 @@ def _price(result: StepResult, fastest: StepResult) -> str:
     if peak is not None:
         about = f" ± {format_percent(peak.uncertainty)}" if peak.uncertainty else ""
         said.append(f"{format_bytes(peak.nbytes)}{about} {peak.kind}")
-        if limit and result.fit is Judgement.FITS and peak.nbytes > limit:
-            said.append("fits with less cache")
+        needed, is_above = peak.needed_bytes, limit is not None and peak.upper_bytes > limit
+        if needed is not None and is_above and result.fit is Judgement.FITS:
+            about = f" ± {format_percent(peak.needed_uncertainty)}"
+            said.append(f"can run in {format_bytes(needed)}{about}")
         elif limit and peak.nbytes <= limit:
             said.append(f"{format_percent(1 - peak.nbytes / limit)} free")
-    seconds, least = result.step_seconds, fastest.step_seconds
+    seconds = result.step_seconds
     if seconds is not None:
-        said.append(f"{format_seconds(seconds)} a step")
-        if least and seconds / least - 1 >= SAME:
-            said.append(f"{format_percent(seconds / least - 1)} slower than the fastest")
+        width = time_width(result)
+        about = f" ± {format_percent(width)}" if width else ""
+        said.append(f"{format_seconds(seconds)}{about} a step")
+        if beside := time_beside(result, fastest, "the first"):
+            said.append(beside)
     elif result.communication:
         sent = sum(each.sent_bytes for each in result.communication)
         said.append(f"a rank sends {format_bytes(sent)} a step")

@@ -81,12 +81,15 @@ def _tell_result(result: StepResult) -> None:
 @click.option("--top", type=int, default=5, show_default=True, help="most settings to print")
 @click.option("--confirm", type=int, default=3, show_default=True,
               help="most of them that are measured, if the device is here")  # fmt: skip
+@click.option("--patience", type=float, default=60.0, show_default=True, metavar="SECONDS",
+              help="after which the best so far is printed")  # fmt: skip
 @run_options
 @setting_options
 def recommend_command(
     asked: AskedModel, as_json: bool, device: str | None,
     memory_limit: str | None, seed: int, timeout_seconds: float, allow: tuple[str, ...],
-    exact: bool, headroom: float, top: int, confirm: int, **settings: Any,
+    exact: bool, headroom: float, top: int, confirm: int, patience: float,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Find the fastest settings that fit; settings that are given stay as they are.
 
@@ -97,7 +100,7 @@ def recommend_command(
         asked.first_workload(), memory_limit, None, device,
         config=config, allow=[name.replace("-", "_") for name in allow] or None,
         choices=asked.choices() or None, exact=exact, headroom=headroom, top=top, confirm=confirm,
-        seed=seed, timeout_seconds=timeout_seconds,
+        patience=patience, seed=seed, timeout_seconds=timeout_seconds,
     )  # fmt: skip
     show(found, as_json=as_json)
     end(ExitCode.YES if found else ExitCode.NO)

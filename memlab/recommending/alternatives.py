@@ -8,6 +8,7 @@ uncertainty, good enough to decide what is worth an exact prediction.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memlab.arguments.units import format_bytes, format_percent, format_seconds
 from memlab.config import StepConfig
 from memlab.limits.judgement import CountedPeak
 from memlab.planning.chain import Chain
@@ -75,12 +76,45 @@ def counted(result: StepResult) -> CountedPeak:
     return peak
 
 
+def in_brief(result: StepResult) -> str:
+    """Return what a step that fits costs, and its settings."""
+    peak = counted(result)
+    least = format_bytes(min(peak.nbytes, peak.needed_bytes or peak.nbytes))
+    seconds = result.step_seconds
+    time = "" if seconds is None else f"{format_seconds(seconds)} a step, "
+    return f"{time}{least}, with {result.config}"
+
+
+def time_beside(result: StepResult, fastest: StepResult, named: str = "") -> str:
+    """Return how much slower a step is than the fastest, if the times are certain enough; else "".
+
+    `named` is what the fastest is called here. Two times differ if their intervals, the predicted
+    times with their uncertainties, do not meet.
+    """
+    times = result.step_seconds, fastest.step_seconds
+    if times[0] is None or times[1] is None or result is fastest:
+        return ""
+    if not may_be_faster(result, fastest):
+        return f"{format_percent(times[0] / times[1] - 1)} slower{' than ' * bool(named)}{named}"
+    if not may_be_faster(fastest, result):
+        return f"{format_percent(1 - times[0] / times[1])} faster{' than ' * bool(named)}{named}"
+    width = max(map(time_width, (result, fastest)))
+    return f"as fast{' as ' * bool(named)}{named}" + (
+        f", within ± {format_percent(width)}" if width else ""
+    )
+
+
+def time_width(result: StepResult) -> float:
+    """Return the relative uncertainty of the time of a step; 0 of a measured one."""
+    return (result.uncertainty or {}).get("step_seconds", 0.0)
+
+
 def may_be_faster(result: StepResult, other: StepResult) -> bool:
     """Return whether a step may be faster than another one, as far as both times are certain."""
     times = result.step_seconds, other.step_seconds
     if times[0] is None or times[1] is None:
         return True
-    widths = [(one.uncertainty or {}).get("step_seconds", 0.0) for one in (result, other)]
+    widths = time_width(result), time_width(other)
     return times[0] * (1.0 - widths[0]) <= times[1] * (1.0 + widths[1])
 
 

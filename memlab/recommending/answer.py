@@ -12,11 +12,13 @@ from memlab.recommending.combinations import Combinations, in_words, values_of
 from memlab.recommending.goal import MOST_STEPS, Goal
 from memlab.recommending.reasons import reasons_of, reasons_of_choice
 from memlab.recommending.recommendations import AtLimit, Recommendation
-from memlab.recommending.search import PATIENCE, Found
+from memlab.recommending.search import MOST_IN_VAIN, Found
 from memlab.recommending.space import Space
+from memlab.result import StepResult
 from memlab.trace import Category
 from memlab.workload import Workload
 
+MOST_NAMED = 3  # of what was not tried
 NEAREST_LIMITS = 2  # smaller ones, and larger ones
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 ANOTHER_MODEL = (
@@ -114,6 +116,12 @@ def message_of(
 def _too_large(least: Alternative, batch: str, limit_bytes: int, free_bytes: int) -> str:
     """Return what the smallest step takes, and the remedy."""
     result, peak = least.result, counted(least.result)
+    if peak.nbytes <= free_bytes:
+        return (
+            f"nothing that was predicted exactly fits {format_bytes(limit_bytes)}; "
+            f"{result.workload_name}, {batch}, may take {format_bytes(peak.nbytes)} {peak.kind} by "
+            f"estimate, with {result.config}: search longer, with more patience"
+        )
     text = (
         f"nothing that was tried fits {format_bytes(limit_bytes)}: {result.workload_name}, "
         f"{batch}, takes at least {format_bytes(peak.nbytes)} {peak.kind}, with {result.config}"
@@ -156,14 +164,26 @@ def notes_of(
         notes += [f"{which}{note}" for note in one.goal.space.notes]
         refused = one.found.refused.items()
         notes += [f"{which}{what} is left out: {why}" for what, why in refused if what]
-    if not all(one.found.is_whole for one in searched):
+    if waiting := [what for one in searched for what in one.found.waiting]:
+        notes.append(_ended_by_time(searched[0].goal, list(dict.fromkeys(waiting))))
+    elif not all(one.found.is_whole for one in searched):
         notes.append(
             "Not every combination was tried: what saves no memory by itself is left out beside "
             f"other settings, and the search ends after {MOST_STEPS} recorded steps, or after "
-            f"{PATIENCE} in a row that bring nothing faster. A faster setting may exist; name "
+            f"{MOST_IN_VAIN} in a row that bring nothing faster. A faster setting may exist; name "
             "fewer fields in allow to search those wholly."
         )
     return list(dict.fromkeys(notes))
+
+
+def _ended_by_time(goal: Goal, waiting: Sequence[str]) -> str:
+    """Return what was not tried, because the search had taken too long."""
+    settings = "setting" if len(waiting) == 1 else "settings"
+    return (
+        f"The search ended by time, with patience={goal.steps.patience:g} seconds. Not tried: "
+        f"{len(waiting)} further {settings}, first {', then '.join(waiting[:MOST_NAMED])}. A "
+        f"faster one may be among them: patience={2 * goal.steps.patience:g} searches longer."
+    )
 
 
 def _not_recommended(one: Searched, names: Sequence[str], limit_bytes: int) -> str:
@@ -176,6 +196,8 @@ def _not_recommended(one: Searched, names: Sequence[str], limit_bytes: int) -> s
             f"{which} is not recommended: its fastest that fits {limit} takes "
             f"{_cost(best)}, with {best.result.config}"
         )
+    if not tried and found.waiting:
+        return f"{which} is not recommended: the time was over before it was tried"
     if not tried:
         return f"{which} is not recommended: {found.refused.get('', 'no step could be predicted')}"
     fastest = min(tried, key=lambda each: each.rank)
@@ -207,9 +229,10 @@ def other_limits(
 
     Limits are what cards can hold; halves and doubles on a CPU, or if the limit is smaller.
     """
-    best = min((one.seconds for each in searched for one in each.found.fitting), default=None)
-    if best is None:
+    fitting = [one for each in searched for one in each.found.fitting]
+    if not fitting:
         return
+    best = min(fitting, key=lambda one: one.seconds).result
     is_card = searched[0].goal.target.kind == "cuda"
     cards = {card.usable_bytes: card.name for card in TABLE if is_card}
     sizes = sorted(cards)
@@ -228,7 +251,7 @@ def other_limits(
 def _at_limit(
     combinations: Combinations,
     by_rank: Sequence[tuple[Workload, Alternative]],
-    best: float,
+    best: StepResult,
     limit_bytes: int,
     card: str,
 ) -> AtLimit:
@@ -240,13 +263,11 @@ def _at_limit(
     )
     workload, fastest = next(fits, (None, None))
     if workload is None or fastest is None:
-        return AtLimit(limit_bytes=limit_bytes, card=card, result=None, slower=None)
-    is_known = 0.0 < best < float("inf") and fastest.seconds < float("inf")
-    slower = fastest.seconds / best - 1.0 if is_known else None
+        return AtLimit(limit_bytes=limit_bytes, card=card, result=None, best=best)
     return AtLimit(
         limit_bytes=limit_bytes,
         card=card,
         result=fastest.result,
-        slower=slower,
+        best=best,
         chosen=_chosen(workload, combinations),
     )

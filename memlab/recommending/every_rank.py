@@ -23,13 +23,13 @@ def with_every_rank(goal: Goal, found: Found) -> Found:
         Ended: it was cancelled.
     """
     waiting, fitting, close = list(found.fitting), list[Alternative](), list[Alternative]()
-    while waiting and len(fitting) < goal.most:
+    while waiting and len(fitting) < goal.most and not (fitting and goal.steps.is_over):
         one = _whole(goal, waiting.pop(0))
         if one.result.fit is Judgement.FITS:
             fitting.append(one)
         elif one.result.fit is Judgement.TOO_CLOSE:
             close.append(one)
-    close += [_whole(goal, one) for one in found.close]
+    close += [one if goal.steps.is_over else _whole(goal, one) for one in found.close]
 
     looked_at = {one.result.config: one for one in (*fitting, *close)}
     return replace(

@@ -9,9 +9,11 @@ from memlab.recommending.goal import Goal
 from memlab.recommending.space import Settings, can_be_planned
 from memlab.result import Outcome, StepResult
 from memlab.running import Ended
+from memlab.techniques.technique import in_words
 from memlab.trace import CATEGORIES, Category
 
 STATES = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE)
+SAME_PEAK = 0.995  # a peak that is not below this share of another one saves nothing
 SAME_TIME = 1.02  # times that differ by less than this factor count as equal
 
 
@@ -39,7 +41,9 @@ def is_idle(result: StepResult, parent: StepResult) -> bool:
         (result.peak_reserved_bytes, parent.peak_reserved_bytes),
         (result.needed_bytes, parent.needed_bytes),
     )
-    return not any(now < then for now, then in pairs if now is not None and then is not None)
+    return not any(
+        now < SAME_PEAK * then for now, then in pairs if now is not None and then is not None
+    )
 
 
 def alternatives_at(
@@ -70,6 +74,7 @@ def exact(goal: Goal, start: Prediction, alternative: Alternative) -> StepResult
     found = start
     if not alternative.exact:
         config = alternative.result.config
+        goal.steps.settings = " and ".join(map(in_words, alternative.settings))
         found = goal.known.predicted(
             goal.workload, config, goal.device, goal.options, every_rank=False
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from memlab.arguments.quoting import shown
 from memlab.arguments.units import format_bytes
 from memlab.limits.judgement import Judgement
-from memlab.recommending.alternatives import Alternative, counted
+from memlab.recommending.alternatives import Alternative, counted, may_be_faster, time_width
 from memlab.recommending.combinations import in_words as chosen_in_words
 from memlab.recommending.combinations import values_of
 from memlab.recommending.one_step import key_of
@@ -16,6 +16,7 @@ from memlab.techniques.technique import in_words
 from memlab.workload import Value, Workload
 
 WORTH_SAYING = 0.005  # a smaller difference is none
+NOTHING = "takes the same memory and the same time"
 
 
 def reasons_of(
@@ -51,7 +52,9 @@ def _of_settings(
         if after is None:
             continue  # it was refused without the next one
         said = " and ".join(names)
-        yield f"{said} {_difference(before, after)}" if before else said
+        told = _difference(before, after) if before else ""
+        if told != NOTHING:
+            yield f"{said} {told}".strip()
         before, names = after, []
 
 
@@ -104,7 +107,11 @@ def _difference(before: StepResult, after: StepResult, *, with_bytes: bool = Fal
         more = peaks[1].nbytes - peaks[0].nbytes
         told = [f"{told[0]} ({'-' if more < 0 else '+'}{format_bytes(abs(more))} {peaks[1].kind})"]
     if before.step_seconds and after.step_seconds:
-        told.append(_change(after.step_seconds / before.step_seconds - 1.0, "time"))
+        change = _change(after.step_seconds / before.step_seconds - 1.0, "time")
+        width = max(map(time_width, (before, after)))
+        is_sure = not (may_be_faster(before, after) and may_be_faster(after, before))
+        about = f" (± {format_percent(width)})" if width and not is_sure else ""
+        told.append(change if change == "the same time" else f"{change}{about}")
     sent = before.sent_bytes, after.sent_bytes
     if sent[0] and sent[1]:
         told.append(_change(sent[1] / sent[0] - 1.0, "communication"))
@@ -139,6 +146,7 @@ def reason_of_limit(result: StepResult, limit_bytes: int, headroom: float) -> st
     peak = counted(result)
     kind = f"{peak.kind}, {result.source}"
     size, limit = format_bytes(peak.nbytes), format_bytes(limit_bytes)
+    about = f", ± {format_percent(peak.uncertainty)}" if peak.uncertainty else ""
     free = 1.0 - peak.nbytes / limit_bytes
     kept_free = f", of which {format_percent(headroom)} were to stay free" if headroom else ""
     if result.fit is Judgement.TOO_CLOSE:
@@ -149,6 +157,9 @@ def reason_of_limit(result: StepResult, limit_bytes: int, headroom: float) -> st
                 f"there is room; ± {about})"
             )
         return f"too close to say: {size} of {limit} ({kind}, ± {about})"
-    if free < 0:
-        return f"fits {limit} with less cache ({size} {kind} where there is room)"
-    return f"fits with {format_percent(free)} of {limit} free ({kind}){kept_free}"
+    if peak.needed_bytes is not None and peak.upper_bytes > limit_bytes * (1.0 - headroom):
+        least = f"{format_bytes(peak.needed_bytes)} ± {format_percent(peak.needed_uncertainty)}"
+        return (
+            f"fits: can run in {least} of {limit}, and reserves {size} where there is room ({kind})"
+        )
+    return f"fits with {format_percent(free)} of {limit} free ({kind}{about}){kept_free}"

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -40,10 +39,12 @@ from memlab.records.targets import target_for
 from memlab.records.where import is_here
 from memlab.running import Ended
 from memlab.techniques.sharding.sharding import most_ranks
-from memlab.worker.isolation import OnProgress, prewarm, runner
+from memlab.worker.bar import shows_progress
+from memlab.worker.isolation import OnProgress, prewarm
 from memlab.workload import Workload
 
 MOST_HEADROOM = 0.9
+LONGEST_TRIAL = 60.0  # seconds, of whether micro-batches give the same gradient
 
 
 @checked(
@@ -52,8 +53,10 @@ MOST_HEADROOM = 0.9
     choices=anything,  # `combinations_of` checks them
     top=count(1),
     confirm=count(0),
+    patience=seconds,
     timeout_seconds=seconds,
 )
+@shows_progress
 def recommend(
     workload: Workload,
     memory_limit: int | str | None = None,
@@ -68,9 +71,11 @@ def recommend(
     top: int = 5,
     confirm: int = 3,
     world_size: int | None = None,
+    patience: float = 60,
     seed: int = 0,
     timeout_seconds: float = 600,
     on_progress: OnProgress | None = None,
+    progress: bool = True,
     cancel: threading.Event | None = None,
 ) -> Recommendations:
     """Return the fastest settings that fit a memory limit, the best first.
@@ -111,9 +116,15 @@ def recommend(
             two fastest are run once more if their times overlap.
         world_size: number of ranks; None is that of `config`, or all cards of a cluster. Without a
             sharding in `config` their strategy is searched.
+        patience: seconds that the search may take, without the runs of `confirm`. Then what was
+            found so far is returned, and the notes say what was not tried. The prediction that goes
+            on is ended first; while nothing fits, the search takes up to twice as long. The step as
+            it is, is always predicted.
         seed: as for `predict`.
         timeout_seconds: as for `predict`, for each prediction and each run.
-        on_progress: as for `measure`; the text says which step of the search is predicted.
+        on_progress: as for `measure`; the text says which step of the search is predicted, how long
+            the search has taken, and what is the best so far.
+        progress: as for `measure`.
         cancel: as for `measure`.
 
     Raises:
@@ -126,6 +137,7 @@ def recommend(
     >>> ranked[0].config.accumulation_steps, ranked[0].result.fit
     (1, <Judgement.FITS: 'fits'>)
     """
+    steps = Steps(on_progress, patience)
     base = config or StepConfig()
     base = base if batch_size is None else replace(base, batch_size=batch_size)
     combinations = combinations_of(workload, choices)
@@ -135,8 +147,6 @@ def recommend(
     target = target_for(device, base)
     has_times = base.sharding is Sharding.NONE or cluster is not None
     prewarm()  # the worker for predictions starts while this inspects
-    steps = Steps(on_progress)
-    told: dict[str, Any] = {"on_progress": steps, "cancel": cancel}
 
     def goal_of(one: Workload) -> Goal:
         """Return what is searched of one workload."""
@@ -146,7 +156,13 @@ def recommend(
             space=space_of(
                 base,
                 allow,
-                partial(accumulation_effect, one, **told),
+                partial(
+                    accumulation_effect,
+                    one,
+                    timeout_seconds=min(patience, LONGEST_TRIAL),
+                    on_progress=steps,
+                    cancel=cancel,
+                ),
                 exact=exact,
                 any_strategy=any_strategy,
                 has_times=has_times,
@@ -157,8 +173,8 @@ def recommend(
             most=top,
             each_format=confirm > 0 and _can_run(base, device),
             seed=seed,
-            options={"seed": seed, "timeout_seconds": timeout_seconds, **told},
-            run=runner(True, timeout_seconds, steps, cancel),
+            timeout_seconds=timeout_seconds,
+            cancel=cancel,
             known=known_of(one, target, seed, beside=len(combinations.workloads)),
             steps=steps,
         )
@@ -218,7 +234,12 @@ def _answer(
         confirm if goal.each_format else 0,
         limit_bytes=limit_bytes,
         headroom=headroom,
-        options={"workload": goal.workload, "device": goal.device, **goal.options},
+        options={
+            **goal.options,
+            "workload": goal.workload,
+            "device": goal.device,
+            "timeout_seconds": goal.timeout_seconds,
+        },
     )
     too_close = [one for one in close if key_of(one.result) not in measured.keys]
     rest = [one for one in predicted if key_of(one.result) not in measured.keys]

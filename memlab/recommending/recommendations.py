@@ -7,11 +7,10 @@ from typing import Any, overload
 from memlab.arguments.tables import columns_table, facts_table
 from memlab.arguments.units import format_bytes, format_seconds
 from memlab.config import StepConfig
+from memlab.recommending.alternatives import time_beside, time_width
 from memlab.recommending.combinations import in_words
 from memlab.result import StepResult, format_percent
 from memlab.workload import Value, Workload
-
-WORTH_SAYING = 0.005  # a smaller difference of two times is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,7 +41,9 @@ class Recommendation:
     def cost(self) -> str:
         """The time of a step, and its source."""
         seconds = self.result.step_seconds
-        time = "time not known" if seconds is None else f"{format_seconds(seconds)} a step"
+        width = time_width(self.result)
+        about = f" ± {format_percent(width)}" if width else ""
+        time = "time not known" if seconds is None else f"{format_seconds(seconds)}{about} a step"
         return f"{time}, {self.result.source}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,15 +72,21 @@ class AtLimit:
         card: the name of a card that holds as much; "" if the limit is that of none.
         result: the fastest step that is estimated to fit it, on the same device; None if none of
             those tried does.
-        slower: its time over that of the best recommendation, minus 1; None if it is not known.
+        best: the step of the best recommendation; None if nothing has a time.
         chosen: by what its workload was chosen, in words; "" if nothing was to be chosen.
     """
 
     limit_bytes: int
     result: StepResult | None
-    slower: float | None
+    best: StepResult | None
     card: str = ""
     chosen: str = ""
+
+    @property
+    def slower(self) -> float | None:
+        """The time of the step over that of the best, minus 1; None if it is not known."""
+        times = self.result and self.result.step_seconds, self.best and self.best.step_seconds
+        return times[0] / times[1] - 1.0 if times[0] and times[1] else None
 
     def __str__(self) -> str:
         """Return a sentence."""
@@ -89,11 +96,9 @@ class AtLimit:
         if self.result is None:
             return f"{limit}: nothing that was tried fits"
         step = f"{self.chosen}{'; ' * bool(self.chosen)}{self.result.config}"
-        if self.slower is None:
+        change = time_beside(self.result, self.best) if self.best else ""
+        if not change:
             return f"{limit}: {step}"
-        word = "slower" if self.slower > 0 else "faster"
-        is_same = abs(self.slower) < WORTH_SAYING
-        change = "as fast" if is_same else f"{format_percent(abs(self.slower))} {word}"
         where = f"estimated for {self.result.device}"
         return f"{limit}: {change} ({where}), with {step}"
 

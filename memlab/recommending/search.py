@@ -11,28 +11,37 @@ bytes that a rank sends. Steps and estimates wait in one queue, those with the l
 can have first. So the search is over once the next of them costs more than what has been found.
 Steps that wait are left out once several in a row have brought no estimate that is faster and fits.
 
+A person waits meanwhile. So if the step as it is does not fit, what saves memory is piled up at
+once, with the smallest micro-batches, until something fits. Then an estimate that is faster than
+the best so far and most likely fits is predicted before anything else. A search that takes too long
+returns what it has found.
+
 Only an exact prediction decides whether a setting fits. Left out: compiled steps, which cannot be
 predicted, and channels last.
 """
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memlab.limits.judgement import Judgement
 from memlab.predicting.predict import Prediction
 from memlab.recommending.alternatives import (
     Alternative,
+    alternatives_of,
     cost_of,
     counted,
+    in_brief,
     likely_fits,
     may_be_faster,
     may_fit,
 )
 from memlab.recommending.goal import MOST_STEPS, Goal
 from memlab.recommending.one_step import (
+    SAME_PEAK,
     SAME_TIME,
     alternatives_at,
     exact,
@@ -40,12 +49,15 @@ from memlab.recommending.one_step import (
     is_idle,
     key_of,
 )
-from memlab.recommending.space import Settings, with_settings
+from memlab.recommending.space import ACCUMULATION, Settings, with_settings
 from memlab.result import Outcome, StepResult
 from memlab.techniques import every
 from memlab.techniques.technique import in_words
 
-PATIENCE = 8  # steps in a row that are recorded for nothing, once an estimate fits
+MOST_IN_VAIN = 8  # steps in a row that are recorded for nothing, once an estimate fits
+MOST_TOO_LARGE = (
+    3  # exact predictions of a step that do not fit, after which only likely ones are made
+)
 OTHER_PRODUCTS = "precision"  # of what may be faster only this changes the products of a step
 
 
@@ -62,6 +74,8 @@ class Found:
         refused: messages of settings that this model or device refuses, by setting; "" is the base.
         idle: settings that change nothing when they are added to the base.
         is_whole: whether the search ended because no step was left that may be faster.
+        waiting: what the time did not allow: steps and estimates, in words, those with the least
+            cost that they can have first.
     """
 
     fitting: list[Alternative] = field(default_factory=list)
@@ -71,6 +85,7 @@ class Found:
     refused: dict[str, str] = field(default_factory=dict)
     idle: set[str] = field(default_factory=set)
     is_whole: bool = True
+    waiting: list[str] = field(default_factory=list)
 
     def latest(self) -> list[Alternative]:
         """Return what was tried, each config once: an exact prediction instead of its estimate."""
@@ -118,7 +133,8 @@ def search_together(goals: Sequence[Goal]) -> list[Found]:
     """
     race = _Race(goals[0].most)
     race.searches = [_BestFirst(goal, race) for goal in goals]
-    while waiting := [one for one in race.searches if one.waiting]:
+    steps = goals[0].steps
+    while (waiting := [one for one in race.searches if one.waiting]) and not steps.is_over:
         min(waiting, key=lambda one: one.waiting[0]).look_at_next()
     return [one.ended() for one in race.searches]
 
@@ -148,10 +164,10 @@ class _Race:
         return costs[self.most - 1] if len(costs) >= self.most else float("inf")
 
     @property
-    def fastest(self) -> StepResult:
+    def fastest(self) -> Alternative | None:
         """The fastest step that fits, if one does."""
         fitting = (search.found.fitting[0] for search in self.searches if search.found.fitting)
-        return min(fitting, key=lambda one: one.rank).result
+        return min(fitting, key=lambda one: one.rank, default=None)
 
 
 class _BestFirst:
@@ -161,6 +177,7 @@ class _BestFirst:
         in_vain: steps recorded since the least cost of estimates that fit was last improved.
         bias: the least factor by which exact predictions were above their estimates, by the
             settings of the step; those of single samples apart, which are estimated less well.
+        too_large: exact predictions of a step that did not fit, by its settings.
         best_of: the fastest alternative of a step that fits, by the settings of the step.
     """
 
@@ -170,13 +187,14 @@ class _BestFirst:
         self.waiting = [_Waiting(0.0, 0.0, next(race.numbers), ())]
         self.in_vain = 0
         self.bias: dict[tuple[tuple[str, ...], bool], float] = {}
+        self.too_large: Counter[tuple[str, ...]] = Counter()
         self.best_of: dict[tuple[str, ...], Alternative] = {}
 
     def look_at_next(self) -> None:
         """Look at what waits with the least bound."""
         one = heapq.heappop(self.waiting)
         is_first = not one.settings and one.alternative is None
-        if not is_first and self._is_too_slow(one):
+        if not is_first and (self._is_too_slow(one) or self._is_done(one)):
             return
         if one.alternative is not None:
             self._confirm(one, one.alternative)
@@ -191,6 +209,10 @@ class _BestFirst:
         """Return what was found, once nothing waits."""
         self.goal.steps.number = 0
         found, worst = self.found, self.race.worst_cost
+        left = [one for one in sorted(self.waiting) if not self._is_too_slow(one)]
+        left = [one for one in left if not self._is_needless(one) and not self._is_done(one)]
+        found.waiting = list(dict.fromkeys(map(_in_words, left)))
+        found.is_whole &= not left
         close = [
             one
             for one in found.close
@@ -210,17 +232,22 @@ class _BestFirst:
         """Return whether a number format without a setting that fits may be the fastest here."""
         formats = {fits.result.config.precision for fits in self.found.fitting}
         is_of_another = self.goal.each_format and result.config.precision not in formats
-        return is_of_another and may_be_faster(result, self.race.fastest)
+        fastest = self.race.fastest
+        return is_of_another and fastest is not None and may_be_faster(result, fastest.result)
 
     def _is_enough(self, one: _Waiting) -> bool:
         """Return whether a step is left out, because those before it have brought nothing."""
-        is_in_vain = one.bound > 0.0 and self.in_vain >= PATIENCE
+        is_in_vain = one.bound > 0.0 and self.in_vain >= MOST_IN_VAIN
         is_in_vain = is_in_vain and self.race.least_cost < float("inf")
         return self.race.recorded >= MOST_STEPS or is_in_vain
 
     def _is_needless(self, one: _Waiting) -> bool:
         """Return whether a step saves memory for a time that is not known, and something fits."""
         return not self.goal.space.has_times and one.bound > 0.0 and bool(self.found.fitting)
+
+    def _is_done(self, one: _Waiting) -> bool:
+        """Return whether a step was recorded already, before its turn had come."""
+        return one.alternative is None and key_of(one.settings) in self.found.starts
 
     def _is_idle_saver(self, one: _Waiting) -> bool:
         """Return whether a step adds what only saves memory, and saves none by itself."""
@@ -229,18 +256,20 @@ class _BestFirst:
     def _record(self, one: _Waiting) -> None:
         """Predict a step; what it says of others waits from now on."""
         goal, race = self.goal, self.race
-        goal.steps.number = race.recorded + 1
-        goal.steps.settings = " and ".join(in_words(settings) for settings in one.settings)
-        goal.steps.workload = goal.workload.name if len(race.searches) > 1 else ""
+        self._begin(one.settings)
         predicted = _predicted(goal, one, self.found)
-        race.recorded += 1
         self.in_vain += 1
         if predicted is None or predicted.result.outcome is not Outcome.OK:
             return
 
-        alternatives = alternatives_at(goal, one.settings, predicted)
+        if not one.settings:
+            self._dive(predicted)
+        alternatives = [Alternative(settings=one.settings, result=predicted.result, exact=True)]
+        if not goal.steps.is_over:
+            alternatives = alternatives_at(goal, one.settings, predicted)
         self.found.tried += alternatives
         self._confirm_known(one.settings, predicted, alternatives)
+        self._confirm_likely(one.settings, predicted, alternatives)
         for alternative in alternatives:
             cost = alternative.cost
             is_known = goal.known.cost_of(alternative) is not None
@@ -267,6 +296,71 @@ class _BestFirst:
                     predicted.result,
                 )
 
+    def _begin(self, settings: tuple[Settings, ...]) -> None:
+        """Say which step is recorded next."""
+        goal, race = self.goal, self.race
+        race.recorded += 1
+        goal.steps.number = race.recorded
+        goal.steps.settings = " and ".join(in_words(one) for one in settings)
+        goal.steps.workload = goal.workload.name if len(race.searches) > 1 else ""
+
+    def _dive(self, start: Prediction) -> None:
+        """Find something that fits soon, if the step as it is does not and nothing else was found.
+
+        That is a number of micro-batches, or the smallest ones with what saves memory piled up
+        until it is enough; what saves nothing is taken off again. The step of what fits is then the
+        next to be recorded, for other micro-batches and budgets.
+        """
+        goal, space = self.goal, self.goal.space
+        plain = replace(space, budgets=())
+        divided = list(alternatives_of(start, (), plain, None, goal.target.kind))
+        if exact(goal, start, divided[0]).fit is Judgement.FITS:
+            return
+        self._confirm_likely((), start, divided)
+        smallest = {ACCUMULATION: max(space.accumulation_steps)}
+        chosen = tuple[Settings, ...]()
+        least = min(counted(one.result).nbytes for one in divided)
+        for group in sorted(space.savers, key=_leaves_plans):
+            if self.race.fastest is not None or goal.steps.is_over:
+                return
+            piled = ((*chosen, one) for one in group)
+            added = next((one for one in piled if not self._refuses((*one, smallest))), None)
+            if added is None:
+                continue
+            own = (*added, smallest) if smallest[ACCUMULATION] > 1 else added
+            self._begin(own)
+            config = with_settings(space.base, own)
+            found = goal.known.predicted(
+                goal.workload, config, goal.device, goal.options, every_rank=False
+            )
+            if found.forecast is None or counted(found.result).nbytes > SAME_PEAK * least:
+                continue
+            chosen, least = added, counted(found.result).nbytes
+            result = found.forecast.against_limit(found.result, goal.limit_bytes)
+            self._note(key_of(added), Alternative(settings=own, result=result, exact=True))
+            if result.fit is Judgement.FITS:
+                self._wait(-1.0, 0.0, added)  # before all else
+
+    def _refuses(self, settings: tuple[Settings, ...]) -> bool:
+        config = with_settings(self.goal.space.base, settings)
+        return every.is_refused(config, self.goal.target.kind)
+
+    def _confirm_likely(
+        self,
+        settings: tuple[Settings, ...],
+        start: Prediction,
+        alternatives: Sequence[Alternative],
+    ) -> None:
+        """Predict the fastest that most likely fits, if it is faster than the best so far."""
+        best = self.race.fastest
+        if self.goal.steps.is_over:
+            return
+        likely = [one for one in alternatives if likely_fits(one, self.goal.limit_bytes)]
+        one = min(likely, key=lambda one: one.rank, default=None)
+        if one is not None and (best is None or one.cost < best.cost / SAME_TIME):
+            waiting = _Waiting(one.cost, 0.0, next(self.race.numbers), settings, None, start, one)
+            self._confirm(waiting, one)
+
     def _wait(
         self, bound: float, products: float, settings: tuple[Settings, ...], *rest: Any
     ) -> None:
@@ -287,7 +381,8 @@ class _BestFirst:
         known = [(cost, one) for one in alternatives if (cost := cost_of(one)) is not None]
         for cost, one in sorted(known, key=lambda pair: pair[0]):
             waiting = _Waiting(cost, 0.0, next(self.race.numbers), settings, None, start, one)
-            if self._is_too_slow(waiting) or key_of(settings) in self.best_of:
+            best = self.best_of.get(key_of(settings))
+            if self._is_too_slow(waiting) or (best is not None and best.cost <= cost):
                 return
             self._confirm(waiting, one)
 
@@ -301,6 +396,11 @@ class _BestFirst:
         asked = goal.limit_bytes, key, goal.space.accumulation_steps, goal.space.budgets, config
         if asked in goal.known.too_large:
             return False
+        is_hopeless = self.too_large[key] >= MOST_TOO_LARGE
+        if is_hopeless and not likely_fits(alternative, goal.limit_bytes):
+            self.found.is_whole = False
+            goal.known.too_large.add(asked)
+            return False
         bias = self.bias.get((key, alternative.is_single))
         if may_fit(alternative, start.result, goal.limit_bytes, bias):
             return True
@@ -313,24 +413,34 @@ class _BestFirst:
         One that is estimated to be faster by so little that it counts as the same time is not worth
         a prediction. Most estimates are too fast, since they leave out what adds to gradients.
         """
-        goal, found, key = self.goal, self.found, key_of(one.settings)
+        goal, key = self.goal, key_of(one.settings)
         assert one.start is not None
         best = self.best_of.get(key)
         is_slower = best is not None and best.cost <= SAME_TIME * one.bound
+        is_slower = is_slower and not alternative.exact  # which costs no prediction
         if is_slower or not self._may_fit(one.settings, one.start, alternative):
             return
         result = exact(goal, one.start, alternative)
         if result.outcome is not Outcome.OK:
             return
         self._learn(key, alternative, counted(result).nbytes)
-        sure = Alternative(settings=alternative.settings, result=result, exact=True)
-        if not alternative.exact:
+        if not alternative.exact and result.fit is not Judgement.FITS:
+            self.too_large[key] += 1
+        self._note(key, Alternative(settings=alternative.settings, result=result, exact=True))
+
+    def _note(self, key: tuple[str, ...], sure: Alternative) -> None:
+        """Note an exact prediction of a step with these settings."""
+        found, best = self.found, self.best_of.get(key)
+        if sure.result.config not in {one.result.config for one in found.tried if one.exact}:
             found.tried.append(sure)
-        if result.fit is Judgement.TOO_CLOSE:
+        if sure.result.fit is Judgement.TOO_CLOSE:
             found.close.append(sure)
-        if result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
+        if sure.result.fit is Judgement.FITS and (best is None or sure.rank < best.rank):
             self.best_of[key] = sure
             found.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
+            fastest = self.race.fastest
+            assert fastest is not None
+            self.goal.steps.best = in_brief(fastest.result)
 
     def _learn(self, key: tuple[str, ...], alternative: Alternative, nbytes: int) -> None:
         """Note what an exact prediction says of other estimates of the same step."""
@@ -348,8 +458,9 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
     predicted = goal.known.predicted(
         goal.workload, config, goal.device, goal.options, every_rank=False
     )
+    goal.steps.has_begun = True
     result, parent = predicted.result, waiting.parent
-    if result.outcome is not Outcome.OK and is_alone:
+    if result.outcome is not Outcome.OK and is_alone and not goal.steps.is_over:
         found.refused[name] = result.message
     found.starts[key_of(waiting.settings)] = result
     if result.outcome is Outcome.OK and parent is not None and is_idle(result, parent):
@@ -357,6 +468,18 @@ def _predicted(goal: Goal, waiting: _Waiting, found: Found) -> Prediction | None
             found.idle.add(name)
         return None
     return predicted
+
+
+def _leaves_plans(group: tuple[Settings, ...]) -> bool:
+    """Return whether settings leave alone what is allocated, or move it over a bus."""
+    fields = set(group[0])
+    return any(fields & set(t.fields) and not t.changes_plans for t in every.EVERY)
+
+
+def _in_words(one: _Waiting) -> str:
+    """Return what a step or an estimate adds to the base."""
+    settings = one.alternative.settings if one.alternative else one.settings
+    return " and ".join(map(in_words, settings)) or "the step as it is"
 
 
 def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> bool:

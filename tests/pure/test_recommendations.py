@@ -96,7 +96,7 @@ def test_without_a_setting_the_message_is_the_picture():
 
 def test_every_reason_limit_and_note_has_a_cell_of_its_own():
     one = Recommendation(result=BEST, reasons=("halves <it>", "fits"), predicted=BEST)
-    limits = (AtLimit(limit_bytes=MIB, result=None, slower=None),)
+    limits = (AtLimit(limit_bytes=MIB, result=None, best=None),)
     page = replace(
         recommended(), fitting=(one,), other_limits=limits, notes=("first", "second")
     )._repr_html_()
@@ -105,9 +105,9 @@ def test_every_reason_limit_and_note_has_a_cell_of_its_own():
 
 
 def test_another_limit_names_the_card_that_holds_it_and_the_device_it_is_estimated_for():
-    other = AtLimit(limit_bytes=8 * 2**30, card="rtx-4060", result=BEST, slower=0.12)
+    other = AtLimit(limit_bytes=8 * 2**30, card="rtx-4060", result=SECOND, best=BEST)
     assert str(other) == (
-        "at 8.00 GiB, as much as rtx-4060 can hold: 12 % slower (estimated for t4), with "
-        f"{BEST.config}"
+        "at 8.00 GiB, as much as rtx-4060 can hold: 50 % slower (estimated for t4), with "
+        f"{SECOND.config}"
     )
     assert "as much as" not in str(replace(other, card=""))

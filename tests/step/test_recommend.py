@@ -5,6 +5,7 @@ import importlib
 import itertools
 import random
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import memlab
-from memlab import MemlabError, StepConfig, Workload, largest_batch, recommend
+from memlab import MemlabError, StepConfig, Workload, largest_batch
 from memlab.api import predict_with_forecast
 from memlab.arguments.units import MIB
 from memlab.recommending import confirming, known, largest
@@ -26,6 +27,8 @@ from memlab.techniques.technique import Keeps
 from memlab.worker import isolation
 from tests.models import IN, blocks, linear
 from tests.verify_parts import alike
+
+recommend = partial(memlab.recommend, patience=3600)  # on a busy machine too
 
 CARD = "t4"
 BATCH = 4096  # 4 MiB for each activation of `wide`, whose weights take 2 MiB
@@ -106,10 +109,65 @@ def test_progress_says_which_step_of_the_search_it_is():
     told = []
     recommend(linear(), "1GiB", 8, CARD, allow=["precision"], on_progress=told.append)
     texts = [progress.text for progress in told]
-    assert any(text.startswith("step 1 of at most 40: ") for text in texts)
+    assert any("step 1 of at most 40: " in text for text in texts)
     assert any("with precision=" in text for text in texts)
-    fractions = [progress.fraction for progress in told if progress.text.startswith("step")]
+    assert all("; best so far: " in text for text in texts if ", step 2 " in text)
+    fractions = [progress.fraction for progress in told if ", step " in progress.text]
     assert 0 <= min(fractions) <= max(fractions) < 1
+
+
+def test_a_search_that_takes_too_long_gives_what_it_has_found(plain):
+    limit = int(plain.peak_reserved_bytes * 0.4)
+    steps = dict.fromkeys(["accumulation_steps", "memory_budget", "checkpointing"])
+    with_policies = [*steps, "checkpoint_policy"]
+    ranked = recommend(wide(), limit, BATCH, CARD, allow=with_policies, patience=1e-6)
+    assert ranked.tried[0].config == StepConfig(batch_size=BATCH)  # always predicted
+    assert len(ranked.tried) == 1
+    assert any("ended by time, with patience=1e-06 seconds. Not tried: " in n for n in ranked.notes)
+    whole = recommend(wide(), limit, BATCH, CARD, allow=with_policies)
+    assert not any("ended by time" in note for note in whole.notes)
+
+
+def test_something_that_fits_is_found_before_all_else_is_tried(plain, monkeypatch):
+    """The third step that is recorded fits; what may be faster is looked at later."""
+    recorded = []
+
+    def predicted(workload, config, *args, **options):
+        found = predict_with_forecast(workload, config, *args, **options)
+        recorded.append(found.result)
+        return found
+
+    monkeypatch.setattr(known, "predict_with_forecast", predicted)
+    limit = int(plain.peak_reserved_bytes * 0.4)
+    monkeypatch.setattr(known, "_known", known.OrderedDict())
+    ranked = recommend(wide(), limit, BATCH, CARD)
+    fitting = [result.against_limit(limit).fit == "fits" for result in recorded]
+    assert any(fitting[:3])
+    assert ranked[0].result.step_seconds <= recorded[fitting.index(True)].step_seconds
+
+
+def test_the_plans_of_a_fine_tuned_model_are_made_once():
+    """A workload with choices has a hash, so that what was planned for it is found again."""
+    workload = memlab.workloads.get("gpt-small", num_layers=1)
+    chosen = dataclasses.replace(
+        workload,
+        choices=memlab.WorkloadChoices(
+            values={"width": 1}, offered={"width": (1,)}, make_workload=lambda width: workload
+        ),
+    )
+    assert hash(chosen) == hash(workload)
+    assert chosen != workload
+
+
+def test_a_setting_that_changes_nothing_is_not_recommended(plain):
+    """One block fills a segment: expandable segments reserve what others do, within 0.5 %."""
+    limit = int(plain.peak_reserved_bytes * 0.8)
+    ranked = recommend(
+        wide(), limit, BATCH, CARD, allow=["accumulation_steps", "expandable_segments"]
+    )
+    reasons = [reason for one in ranked for reason in one.reasons]
+    assert not any("the same memory and the same time" in reason for reason in reasons)
+    assert ranked[0].config.expandable_segments is False
 
 
 def test_what_is_chosen_stays():

@@ -145,7 +145,7 @@ def test_what_else_fits_is_listed_with_its_price_and_a_click_that_goes_there(pan
     text = shown(panel)
     assert "2 settings fit by prediction, the fastest first" in text
     assert "<b>budget 0.5</b>: 5.00 MiB" in text
-    assert "20 % slower than the fastest" in text
+    assert "20 % slower than the first" in text
     assert "17 % free" in text
     assert "tf32 is left out" in text
     uses(panel)[1].click()
