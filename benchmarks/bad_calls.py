@@ -15,6 +15,7 @@ import inspect
 import itertools
 import json
 import math
+import os
 import random
 import shutil
 import tempfile
@@ -68,6 +69,7 @@ OWN = {
 }
 TELLER = "teller.<locals>.tell"  # in isolation.py, calls on_progress
 MEMLAB_FOLDER = str(Path(memlab.__file__).parent)
+os.environ["HF_HUB_OFFLINE"] = "1"  # a bad name is not looked for on a hub
 
 
 class Awkward:
@@ -119,7 +121,9 @@ def bad_values() -> dict[str, Any]:
     texts = {repr(text): text for text in (
         "", " ", "no", "1", "nan", "-1GiB", "1e999", "9" * 40, "24GiB", "a\x00b", "\ud800",
         'x"""\nraise SystemExit', "$\\frac{$", "cpu", "cuda:-1", "cuda:99999999999", "auto",
-        "h200, recorded", "٣", "every 99999999999999999999")}  # fmt: skip
+        "h200, recorded", "٣", "every 99999999999999999999",
+        "8", "40 %", "0,5", "8GB", "llama-3.3-70b", "owner/model", "timm/resnet50",
+        "vit-l/16")}  # fmt: skip
     numbers = {f"{type(n).__name__} {n}": n for n in (
         -1, 0, 1, 3, 2**31, 2**63, -(2**63), 0.5, -0.0, 1e308, float("nan"), math.inf,
         -math.inf, np.int64(3), np.float32(0.5), np.bool_(True), 1j)}  # fmt: skip

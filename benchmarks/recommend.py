@@ -45,6 +45,7 @@ from memlab.recommending import recommend as recommending
 from memlab.recommending.goal import Goal
 from memlab.recommending.search import SAME_TIME, Found
 from memlab.recommending.space import can_be_planned, with_settings
+from memlab.running import Progress
 from memlab.techniques import every
 
 CARD, SEARCHED_BATCH, SEARCHED_LIMITS = "rtx-4060", 240, ("600MiB", "500MiB")
@@ -57,6 +58,10 @@ GRID_SHARE, GRID_BATCH = 0.6, 32
 THROUGHPUT_GOAL, RUNS_GOAL = 0.98, 5
 NUM_FINALISTS, NUM_ROUNDS, NUM_QUICK_ROUNDS = 3, 5, 2
 SAMPLE_SECONDS = 0.1
+PATIENCE_SECONDS, FIRST_GOAL = (
+    60.0,
+    10.0,
+)  # of a fine-tuning that is too large for the card as it is
 CHILD = "from benchmarks.recommend import searched; searched({quick})"
 
 
@@ -233,6 +238,39 @@ def search_rows(quick: bool) -> dict[str, Any]:
     return found
 
 
+def first_row(quick: bool) -> dict[str, Any]:
+    """Return when a search for a model that does not fit has its first answer, and its best one."""
+    name, tokens = ("llama-tiny", 512) if quick else ("llama-1b", 2048)
+    workload = memlab.workloads.finetune(name, tokens=tokens)
+    limit = "96MiB" if quick else None
+    first: list[float] = []
+    started = time.perf_counter()
+
+    def told(progress: Progress) -> None:
+        if "best so far" in progress.text and not first:
+            first.append(time.perf_counter() - started)
+
+    ranked = memlab.recommend(
+        workload, limit, 8, CARD, confirm=0, patience=PATIENCE_SECONDS, on_progress=told
+    )
+    seconds = time.perf_counter() - started
+    peak = ranked[0].result.counted_peak if len(ranked) else None
+    row = {
+        "model": workload.name, "first answer s": first[0] if first else None, "all s": seconds,
+        "best": ranked[0].result.settings if len(ranked) else ranked.message,
+    }  # fmt: skip
+    if peak is None:
+        return row | {"goal": report.verdict(False)}
+    margin = 1.0 - min(peak.nbytes, peak.needed_bytes or peak.nbytes) / ranked.limit_bytes
+    is_soon = bool(first) and first[0] <= FIRST_GOAL and seconds <= 2 * PATIENCE_SECONDS
+    least = peak.judged_uncertainty / (1 + peak.judged_uncertainty)  # of the limit
+    is_sure = ranked[0].result.fit == "fits" and margin >= least
+    return row | {
+        "margin": margin, "uncertainty": peak.judged_uncertainty,
+        "goal": report.verdict(is_soon and is_sure),
+    }  # fmt: skip
+
+
 def limit_rows(quick: bool) -> dict[str, Any]:
     """Return how the answers to random limits hold, measured, and whether they are in order."""
     workload, batch = perceptron(), GRID_BATCH
@@ -347,6 +385,7 @@ def main() -> None:
             is_met = all(row[what] == 0 for row in rounds)
             print(f"goal: none {what}: {report.verdict(is_met)}")
 
+        report.show(f"LoRA, batch 8, on {CARD}", [first_row(given.quick)])
         search = search_rows(given.quick)
         report.show(f"gpt-small on {CARD}, batch {SEARCHED_BATCH}, predicted", search["calls"])
         kinds = ("legal", "judged by prediction", "slower by a bound")

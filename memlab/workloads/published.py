@@ -65,7 +65,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     same = [also for also, own in _published()["same"].items() if own in names]
     every = [*names, *_published()["config"], *same]
     plain = {_letters(each): each for each in reversed(every)}
-    near = difflib.get_close_matches(_letters(name[:MAX_SHOWN]), plain, n=3)
+    near = difflib.get_close_matches(_letters(name[:MAX_SHOWN]), plain, n=3, cutoff=0.75)
     return f" (did you mean {' or '.join(repr(plain[each]) for each in near)}?)" if near else ""
 
 
@@ -85,10 +85,12 @@ def is_allowed(from_hub: bool) -> bool:
 
 def unknown(name: str, names: Iterable[str]) -> str:
     """Return what to do about a name that is none of these, and of no file."""
+    known = list(names)
     return (
-        f"{shown(name)} is no file, and no model that memlab knows by name{nearest(name, names)}; "
-        "if it is a model on Hugging Face's hub, allow its config to be read from there with "
-        f"from_hub=True (--from-hub, or {ALLOWED}=1), or pass the path of a config of transformers"
+        f"{shown(name)} is no file, and no model that memlab knows by name{nearest(name, known)}: "
+        f"these are {', '.join(map(repr, known))}, and published names; if it is a model on "
+        "Hugging Face's hub, allow its config to be read from there with from_hub=True "
+        f"(--from-hub, or {ALLOWED}=1), or pass the path of a config of transformers"
     )
 
 

@@ -222,6 +222,8 @@ def test_packages_that_a_workload_does_not_need_may_be_missing(monkeypatch):
         workloads.finetune("llama-tiny", adapter="none"),
     ):
         workloads.check_installed(workload)
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
