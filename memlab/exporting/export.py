@@ -30,6 +30,7 @@ from memlab.techniques import every
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import map_tensors
 from memlab.techniques.batches import tensors_of
+from memlab.techniques.loss.loss_tensors import LossTensors
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import is_tensor_parallel
@@ -117,7 +118,10 @@ def export_script(
     else:
         layers = layers_of(workload, config, device)
         loop = with_pytorch.loop(workload, config, where, plan, layers)
-    return whole_file.written(workload, config, kind, loop)
+    text = whole_file.written(workload, config, kind, loop)
+    if kind != "cpu":
+        _check_own_tensors(workload, kind)
+    return text
 
 
 def _check_engine(config: StepConfig, flavor: Flavor) -> None:
@@ -156,6 +160,17 @@ def _check_loss(workload: Workload) -> None:
         raise UnsupportedError(
             f"{shown(workload.name)} has several losses, and memlab writes no script with an "
             "update for each; write the loop as docs/training.md does, or return one loss"
+        )
+
+
+def _check_own_tensors(workload: Workload, kind: str) -> None:
+    """Refuse a loss that holds a tensor, which a script makes where it is defined: on the CPU."""
+    own = LossTensors(workload.compute_loss, torch.nn.Module(), torch.device("cpu"))
+    if names := [*own.parameters, *own.buffers]:
+        raise UnsupportedError(
+            f"compute_loss of {shown(workload.name)} uses {names[0]}, a tensor that a script for "
+            f"{kind!r} would leave on the CPU; make it in compute_loss, on the device of what the "
+            "model returns, or keep it as a buffer of the model"
         )
 
 

@@ -29,8 +29,7 @@ class TrainingStep:
 
     Attributes:
         model: on its device, in the format of its weights; with sharding, this rank's part.
-        loss_parameters: of the loss, by name: the step trains copies of them.
-        optimizer: of the trainable parameters of both.
+        optimizer: of its trainable parameters, and of those of the loss.
         config: how it is trained.
         device: where.
         num_updates: made so far, those before a checkpoint that was loaded included.
@@ -39,7 +38,6 @@ class TrainingStep:
     def __init__(self, step: Step) -> None:
         self._step = step
         self.model, self.optimizer = step.model, step.optimizer
-        self.loss_parameters = step.loss.parameters
         self.config, self.device = step.config, step.device
         self.num_updates = 0
 
@@ -60,6 +58,11 @@ class TrainingStep:
         loss = self._step()
         self.num_updates += 1
         return loss if self._step.sharded is None else _mean(loss, self.device)
+
+    @property
+    def loss_parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters that the loss brings along, by name: copies, which this step trains."""
+        return self._step.loss.parameters
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint into a folder, all ranks together, and return where it is.

@@ -331,6 +331,16 @@ def test_an_optimizer_of_the_model_alone_refuses_a_parameter_of_the_loss():
         step()
 
 
+def weighted(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], CLASSES)
+
+
+def test_a_script_for_a_card_refuses_a_tensor_that_stays_on_the_cpu():
+    assert "CLASSES = torch.tensor" in memlab.export_script(workload_of(weighted), CONFIG, "cpu")
+    with pytest.raises(UnsupportedError, match=r"uses loss\.CLASSES, a tensor that a script for"):
+        memlab.export_script(workload_of(weighted), CONFIG, "rtx-4060")
+
+
 def test_a_checkpoint_holds_the_parameters_of_the_loss(tmp_path):
     workload = workload_of(Margin())
     step, other = (memlab.training_step(workload, CONFIG, "cpu", seed=s) for s in (0, 1))
