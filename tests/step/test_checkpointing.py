@@ -110,6 +110,12 @@ def test_gradients_buffers_and_random_numbers_are_the_same(name, policy):
         assert_same(state_after(workload, config), expected)
 
 
+def test_blocks_of_torchscript_are_refused_by_name():
+    traced = torch.jit.trace(nn.Linear(8, 8), torch.randn(4, 8))
+    with pytest.raises(UnsupportedError, match="TorchScript runs other operators"):
+        state_after(make_workload(lambda: [traced]), plain_config(checkpointing="blocks"))
+
+
 def test_a_saved_tensor_may_be_written_without_raising_its_version():
     workload = make_workload(lambda: [nn.Linear(8, 8), WritesUnseen()])
     found = state_after(workload, plain_config(checkpointing="blocks"))

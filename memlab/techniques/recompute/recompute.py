@@ -57,9 +57,16 @@ def wrap(path: str, module: nn.Module, keeps: Keeps | None, after_forward: After
         after_forward: called after each forward that ran under autograd.
 
     Raises:
-        UnsupportedError: a recompute cannot draw the random numbers of its forward.
+        UnsupportedError: a recompute cannot draw the random numbers of its forward, or not run its
+            operators.
     """
     for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{path} cannot be recomputed: {type(part).__name__} of TorchScript runs other "
+                "operators the second time than the first; build the model without torch.jit, or "
+                "leave the module out by checkpoint_modules"
+            )
         if isinstance(part, nn.RNNBase) and part.dropout > 0 and _is_on_an_accelerator(part):
             raise UnsupportedError(
                 f"{path} cannot be recomputed: cuDNN draws the dropout={part.dropout:g} between "
