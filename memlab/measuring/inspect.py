@@ -6,7 +6,7 @@ import torch
 
 from memlab.config import Precision
 from memlab.recording.built import own_formats
-from memlab.recording.outlined import quantized_outline
+from memlab.recording.outlined import outline_of
 from memlab.running import Progress, Report
 from memlab.step import set_seed
 from memlab.techniques import precision
@@ -83,7 +83,7 @@ def build_cheaply(workload: Workload) -> torch.nn.Module:
     # some models read values of tensors while they are built
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         pass
-    return quantized_outline(workload.build_model) or workload.build_model()
+    return outline_of(workload.build_model).quantized or workload.build_model()
 
 
 def _num_values(parameter: torch.nn.Parameter) -> int:

@@ -6,27 +6,33 @@ real only if it cannot be built of fake tensors. Real tensors are then replaced 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from memlab.arguments.units import MIB
+from memlab.arguments.units import MIB, format_bytes
 from memlab.devices.generators import preserved_random_state
+from memlab.devices.here import available_memory_bytes
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.recording.built import Learn, made_fake, own_formats
-from memlab.recording.outlined import MOST_WITH_VALUES, quantized_outline
+from memlab.recording.outlined import MOST_WITH_VALUES, Outline, outline_of, said_by
 from memlab.recording.tracker import Tracker
-from memlab.recording.values import for_real
+from memlab.recording.values import for_real, tensors_in
+from memlab.running import is_out_of_memory
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import is_object, map_tensors
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.loss.loss_tensors import CopiedLoss
 from memlab.torch_private import pytree
-from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.dispatch import TorchDispatchMode, without_modes
+from memlab.torch_private.fakes import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from memlab.torch_private.tensors import storage_key
 from memlab.workload import Workload
 
@@ -157,13 +163,15 @@ def _build_model(
         return build()
     except Exception as error:  # fake tensors raise many kinds of errors
         torch.set_rng_state(state)
-        quantized = quantized_outline(build)
-        if quantized is not None:
-            return made_fake(quantized, mode, partial(_learn_small, learn))
+        outline = outline_of(build)
+        if outline.quantized is not None:
+            return made_fake(outline.quantized, mode, partial(_learn_small, learn))
+        _check_real_build(error, outline)
 
         torch.set_rng_state(state)
-        with for_real():
-            model = build()
+        with unset_fake_temporarily(), without_modes():
+            with _errors_of_memory(error):
+                model = build()
             if not isinstance(model, torch.nn.Module):
                 return model
             formats = own_formats(model)
@@ -193,6 +201,74 @@ def _copied(
     tracker.outputs.values.learn(made, real)
     made.numpy = real.numpy  # type: ignore[method-assign]
     return made
+
+
+def _check_real_build(error: Exception, outline: Outline) -> None:
+    """Raise an error if the model need not, or cannot, be built for real.
+
+    Args:
+        error: that its build raised over fake tensors.
+        outline: of the same build over ordinary tensors without memory.
+    """
+    again = outline.error
+    if again is not None and (isinstance(again, MemlabError) or said_by(again) == said_by(error)):
+        raise again from None  # it has nothing to do with the tensors
+    available = available_memory_bytes()
+    if again is not None and is_out_of_memory(again):
+        raise _too_large(error, "takes more than there is", available)
+    if available is not None and outline.nbytes > available:
+        raise _too_large(error, f"takes {format_bytes(outline.nbytes)}", available)
+
+
+@contextlib.contextmanager
+def _errors_of_memory(error: Exception) -> Iterator[None]:
+    """Say why a model is built for real, if that takes more memory than there is."""
+    available = available_memory_bytes()
+    try:
+        with _Within(available):
+            yield
+    except Exception as raised:
+        if not isinstance(raised, _Exceeded) and not is_out_of_memory(raised):
+            raise
+        raise _too_large(error, "takes more than there is", available) from None
+
+
+def _too_large(error: Exception, takes: str, available: int | None) -> UnsupportedError:
+    there_is = "this machine has too little memory"
+    if available is not None:
+        there_is = f"{format_bytes(available)} of memory are available here"
+    return UnsupportedError(
+        f"build_model raises {said_by(error)} over tensors without memory, and the model cannot be "
+        f"built for real instead: it {takes}, and {there_is}; mend what raises this error, build a "
+        "model of fewer layers, or predict on a machine with more memory"
+    )
+
+
+class _Exceeded(Exception):
+    """The tensors of a build take more memory than there is."""
+
+
+class _Within(TorchDispatchMode):
+    """Ends a build whose tensors take more memory than there is, before they are filled."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._most = most_bytes
+        self._live: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+                continue
+            storage = tensor.untyped_storage()
+            key = storage_key(storage)
+            if key not in self._live:
+                self._live[key] = storage.nbytes()
+                weakref.finalize(storage, self._live.pop, key, None)
+        if self._most is not None and sum(self._live.values()) > self._most:
+            raise _Exceeded
+        return out
 
 
 def _learn_small(learn: Learn, fake: torch.Tensor, real: torch.Tensor) -> None:

@@ -80,17 +80,51 @@ def unnoticed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written_as(value_of: Callable[[Any], Any]) -> Iterator[None]:
-    """Make a fake number format like a real one in a text, such as the name of a module."""
+def read_as(
+    number_of: Callable[[Any], Any], values_of: Callable[[Any], torch.Tensor]
+) -> Iterator[None]:
+    """Let Python read fake tensors: as a text, a list, or an array of NumPy.
+
+    Args:
+        number_of: returns the number to write into a text, such as the name of a module.
+        values_of: returns a real tensor of the same shape and format.
+    """
 
     def as_text(self: Any, spec: str) -> str:
-        return object.__format__(self, spec) if self.dim() else format(value_of(self), spec)
+        return object.__format__(self, spec) if self.dim() else format(number_of(self), spec)
 
-    FakeTensor.__format__ = as_text  # type: ignore[method-assign]
+    def as_array(self: Any, *, force: bool = False) -> Any:
+        tensor = self.detach().cpu() if force else self
+        if tensor.requires_grad:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                "instead."
+            )
+        if tensor.device.type != "cpu":
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        real = values_of(tensor)
+        with unset_fake_temporarily(), without_python():
+            return real.numpy()
+
+    def as_list(self: Any) -> Any:
+        if not self.dim():
+            return self.item()
+        real = values_of(self)
+        with unset_fake_temporarily(), without_python():
+            return real.tolist()
+
+    own: Any = FakeTensor
+    read = {"__format__": as_text, "numpy": as_array, "tolist": as_list}
+    for name, method in read.items():
+        setattr(own, name, method)
     try:
         yield
     finally:
-        del FakeTensor.__format__
+        for name in read:
+            delattr(own, name)
 
 
 @contextlib.contextmanager

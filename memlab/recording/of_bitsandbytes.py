@@ -1,4 +1,4 @@
-"""Kernels of bitsandbytes in 8 bits, as a card runs them.
+"""Kernels of bitsandbytes in 8 bits, as a card runs them, and what is not quantized.
 
 To the dispatcher a product in 8 bits is one operator. On CUDA it is a few lines of Python around
 kernels in C, and these lines allocate. Here they run over fake tensors, so that what they allocate
@@ -21,12 +21,50 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from memlab.arguments.units import format_bytes
+from memlab.recording.built import kind_of
+
+CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 NAMESPACE = "bitsandbytes"
 NO_OUTLIERS = (
     "bitsandbytes multiplies columns of activations with outliers in 16 bits; assumed that there "
     "are none."
 )
+
+
+LEAST_SHARE = 0.01  # of a model's bytes, to be worth a note
+
+
+def unquantized_notes(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return a note on the weights of a quantized model that stay as they are, if they are many.
+
+    Only linear layers are quantized. The experts of a mixture are one parameter of three dimensions
+    in transformers, and no layer.
+    """
+    every = list(model.parameters())
+    if all(kind_of(parameter) is torch.nn.Parameter for parameter in every):
+        return ()
+    found = {
+        id(parameter): (name, parameter)
+        for module in model.modules()
+        if not isinstance(module, CONVOLUTIONS)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() == 3 and parameter.is_floating_point()
+    }
+    kept = [parameter for _, parameter in found.values()]
+    nbytes = sum(parameter.nbytes for parameter in kept)
+    if nbytes <= LEAST_SHARE * sum(parameter.nbytes for parameter in every):
+        return ()
+    names = " and ".join(sorted({name for name, _ in found.values()}))
+    formats = " and ".join(sorted({str(p.dtype).removeprefix("torch.") for p in kept}))
+    return (
+        f"Only linear layers are quantized. Parameters of three dimensions ({names}), such as the "
+        f"experts of a mixture, stay in {formats} and take {format_bytes(nbytes)}.",
+    )
 
 
 Kernel = tuple[Callable[..., Any], str | None]

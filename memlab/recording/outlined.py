@@ -11,6 +11,7 @@ Left out: what numpy or a list shows of a large tensor is zeros.
 import contextlib
 import mmap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,23 +96,48 @@ class _Outlines(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def outlines() -> Iterator[None]:
+def outlines() -> Iterator[_Outlines]:
     """Make large tensors without memory, inside a run over fake ones."""
-    with unset_fake_temporarily(), without_modes(), _Outlines():
-        yield
+    with unset_fake_temporarily(), without_modes(), _Outlines() as made:
+        yield made
 
 
-def quantized_outline(build: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
-    """Return a model without memory whose parameters have quantized themselves.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """What building a model without memory has shown.
 
-    It is None if its build or its parameters read values, or if it has no such parameters: then
-    the build failed for another reason, and knowing all values helps.
+    Attributes:
+        quantized: the model, if its parameters have quantized themselves. Otherwise None: its build
+            or its parameters read values, or it has no such parameters.
+        nbytes: that the model takes if it is built for real; if the build failed, what its large
+            tensors would have taken until then.
+        error: that the build raised; None if it went well.
     """
-    try:
-        with outlines():
+
+    quantized: torch.nn.Module | None = None
+    nbytes: int = 0
+    error: Exception | None = None
+
+
+def outline_of(build: Callable[[], torch.nn.Module]) -> Outline:
+    """Build a model without memory, and let its parameters quantize themselves."""
+    nbytes = 0
+    with outlines() as made:
+        try:
             model = build()
-            if not isinstance(model, torch.nn.Module) or not own_formats(model):
-                return None
-            return model.to("cpu")
-    except Exception:  # a library may do anything with a tensor that has no memory
-        return None
+            if not isinstance(model, torch.nn.Module):
+                return Outline()
+            storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
+            nbytes = sum({storage_key(s): s.nbytes() for s in storages}.values())
+            quantized = model.to("cpu") if own_formats(model) else None
+            return Outline(quantized=quantized, nbytes=nbytes)
+        except Exception as error:  # a library may do anything with a tensor that has no memory
+            asked = sum(storage.nbytes() for storage in made.storages.values())
+            # whose frames hold the model
+            return Outline(nbytes=nbytes or asked, error=error.with_traceback(None))
+
+
+def said_by(error: Exception) -> str:
+    """Return the class and the first line of an error."""
+    text = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

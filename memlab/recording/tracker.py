@@ -43,13 +43,13 @@ from memlab.recording.fake_outputs import FakeOutputs
 from memlab.recording.faking import (
     as_for_real,
     copied_as_fakes,
+    read_as,
     replaced_parameters,
     unnoticed,
     uses_of_own_gradient,
-    written_as,
 )
 from memlab.recording.live_blocks import LiveBlocks
-from memlab.recording.of_bitsandbytes import kernel_of
+from memlab.recording.of_bitsandbytes import kernel_of, unquantized_notes
 from memlab.recording.packed import lengths_known
 from memlab.recording.recording import CompiledCall, ModuleCall, Operator, Recording
 from memlab.recording.saved_numbers import SavedNumbers
@@ -149,6 +149,7 @@ class Tracker(TorchDispatchMode):
         self.recording.repeated = tuple(find_blocks(model))
         self.recording.recomputed = recomputed(model)
         self.recording.logits = logits_of(model)
+        self.recording.notes += unquantized_notes(model)
         if is_scripted(model):
             self.know_of_script()
         self._know_parameters(with_loss)
@@ -382,13 +383,14 @@ def _attempt(run: Callable[[FakeTensorMode], None], tracker: Tracker) -> Recordi
     mode = OneMode(allow_non_fake_inputs=True)
     uses_of_own_gradient()
     with older_objects_frozen():
-        written = written_as(tracker.outputs.unknown.text)
+        unknown = tracker.outputs.unknown
+        read = read_as(unknown.text, unknown.whole)
         missing = fake_kernels.missing_ones_run_on_cpu()
         replaced = replaced_parameters(mode)
         known = lengths_known(tracker.outputs.values)
         scripted = noticed_script_functions(tracker.know_of_script)
         launches = triton_launches.noted(tracker.note_launch)
-        fakes = unnoticed(), copied_as_fakes(), replaced, written, missing, known, scripted
+        fakes = unnoticed(), copied_as_fakes(), replaced, read, missing, known, scripted
         with tracker.restoring, contextlib.ExitStack() as stack:
             for context in (*fakes, noted_by(tracker.note_attention), launches, mode, tracker):
                 stack.enter_context(context)

@@ -143,6 +143,32 @@ class UnknownValues:
             return 1.0
         return tensor.item()
 
+    def whole(self, tensor: Any) -> Any:
+        """Return the values of a tensor that Python reads as a list or an array.
+
+        Unknown numbers are made up: those between 0 and 1 are all different, as costs are that a
+        matching compares; whole numbers are 0, which is an index of anything; masks are full.
+        """
+        real = self.values.of(tensor)
+        does = f"{_line(_reader())} reads the values of a tensor"
+        with for_real():
+            if real is not None:
+                self._say_if_picked([tensor], does)
+                return real.clone()
+            shape, dtype = tuple(tensor.shape), tensor.dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                count = tensor.numel()
+                made: Any = ((torch.arange(count) + 0.5) / max(1, count)).to(dtype).view(shape)
+                assumed = "assumed different numbers between 0 and 1"
+            elif dtype is torch.bool:
+                made, assumed = torch.ones(shape, dtype=dtype), "assumed that all are true"
+            else:
+                made, assumed = torch.zeros(shape, dtype=dtype), "assumed zeros"
+        self._assume(
+            f"{does} of shape {shape}", f"{assumed}, and all that follows from them", "branch"
+        )
+        return made
+
     def largest(self, func: Any, args: Any) -> Any:
         """Return the largest possible output of an operator whose shape depends on values."""
         does = f"{_line(_reader())} calls {func}, whose shape depends on values"
@@ -243,6 +269,7 @@ def _reader() -> FrameType:
     core = (
         "torch._",
         "torch.utils",
+        "numpy.",
         "memlab.torch_private",
         __name__,
         "memlab.recording.tracker",
