@@ -21,6 +21,7 @@ from memlab.arguments.units import MIB, format_bytes
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import available_memory_bytes
 from memlab.errors import MemlabError, UnsupportedError
+from memlab.recording import triton_launches
 from memlab.recording.built import Learn, made_fake, own_formats
 from memlab.recording.outlined import MOST_WITH_VALUES, Outline, outline_of, said_by
 from memlab.recording.tracker import Tracker
@@ -44,6 +45,7 @@ BATCH_BYTES = 256 * MIB  # of a larger batch two samples are made, which show th
 def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Workload:
     """Return the workload with a model and batches of fake tensors."""
     batches = _Batches(workload, mode, tracker)
+    triton_launches.told((workload.build_model, workload.make_batch, workload.compute_loss))
     # num_loss_terms would read values, and the weights of micro-batches change no size
     return dataclasses.replace(
         workload,

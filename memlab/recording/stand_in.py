@@ -8,8 +8,8 @@ the device; these are registered here: functions that CUDA does not take apart
 and cuDNN's RNN. Registering affects the whole process and cannot be undone, so a process that
 measures on a card must not do it.
 
-Files that use Triton take it for CUDA (`triton_launches.py`). Left out: what other files do if
-`device.type == "cuda"`.
+Files that use Triton, and a person's own, take it for CUDA (`triton_launches.py`). Left out: what
+other files do if `device.type == "cuda"`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -95,6 +96,24 @@ class _Module:
 
     def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
         return self.capability >= (8, 0)
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return nothing of what the step holds: it is only counted afterwards."""
+        return 0
+
+    max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+
+    def set_device(self, device: Any) -> None:
+        """Stay on the only card."""
+
+    ipc_collect = reset_peak_memory_stats = manual_seed = set_device
+
+    @property
+    def amp(self) -> Any:
+        return SimpleNamespace(
+            autocast=functools.partial(torch.autocast, NAME),
+            GradScaler=functools.partial(torch.amp.GradScaler, NAME),
+        )
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for nothing: no kernel runs."""

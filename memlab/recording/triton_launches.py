@@ -14,7 +14,16 @@ the name of an attribute:
     if x.is_cuda and y.device.type == "cuda"      becomes
     if x.is_cudalike and y.device.type == "cudalike"
 
-Left out: what a file has decided when it was imported; the candidates that an autotuner times on a
+A person's own functions are told likewise (`told`): those of the workload, and of files that belong
+to no installed package. In them `torch.cuda` answers for the card. A variable of their file that is
+"cuda" becomes the other name, and one that asks whether there is a card is computed again:
+
+    DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+`Tensor.cuda` moves to the device that stands in, whoever calls it.
+
+Left out: what else a file has decided when it was imported, and constants of a notebook, whose
+source is not known here; the candidates that an autotuner times on a
 card, before the first step; the time of kernels. `SHORT` names kernels whose time does not matter,
 and a step with any other kernel has no time. `card_answers.py` answers code that asks for the
 number of processors or the shared memory of the card. A kernel that is compiled to look at it
@@ -23,16 +32,21 @@ number of processors or the shared memory of the card. A kernel that is compiled
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
+from memlab.arguments.libraries import OWN_PACKAGE, is_library
 from memlab.errors import UnsupportedError
 from memlab.recording import triton_of_trl
 
@@ -50,11 +64,13 @@ class _LeftOut:
         name: of the device that stands in for CUDA.
         restoring: gives everything back.
         seen: the files that were looked at.
+        told: the code that a person's functions have in the meantime.
     """
 
     name: str
     restoring: contextlib.ExitStack
     seen: set[str] = field(default_factory=set)
+    told: set[CodeType] = field(default_factory=set)
 
 
 _now: _LeftOut | None = None
@@ -72,6 +88,7 @@ def left_out(name: str, driver: Any) -> Iterator[None]:
     global _now
     before = _now
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_moved_by_cuda(name))
         if find_spec("triton") is not None:
             stack.enter_context(_without_launches())
             stack.enter_context(_answered_by(driver))
@@ -101,15 +118,30 @@ def look() -> None:
     if of_trl is not None:
         _now.restoring.enter_context(triton_of_trl.given_kernels(of_trl, launched))
         _tell(of_trl, _now)
-    if "triton" not in sys.modules:
-        return
+    if "triton" in sys.modules and "triton" not in _now.seen:
+        _now.seen.clear()  # a file may have imported it since
     for name in [name for name in sys.modules if name not in _now.seen]:
         _now.seen.add(name)
         module = sys.modules.get(name)
         if not isinstance(module, ModuleType) or name.split(".")[0] in NOT_TOLD:
             continue
-        if _uses_triton(module):
+        if "triton" in sys.modules and _uses_triton(module):
             _tell(module, _now)
+        elif _is_own(module):
+            _tell_own(vars(module), (), _now)
+
+
+def told(functions: Iterable[Any]) -> None:
+    """Have a person's functions, and those that they see, take this device for CUDA."""
+    if _now is None:
+        return
+    for function in functions:
+        while not isinstance(function, FunctionType) and function is not None:
+            function = next(
+                (getattr(function, n) for n in ("func", "__func__") if hasattr(function, n)), None
+            )
+        if function is not None and not is_library(function.__code__.co_filename):
+            _tell_own(function.__globals__, (function,), _now)
 
 
 def launched(file: str, kernel: str) -> None:
@@ -123,32 +155,100 @@ def _tell(module: ModuleType, now: _LeftOut) -> None:
     words = {"cuda": now.name, "is_cuda": f"is_{now.name}"}
     for word in [word for word in words if word in vars(module)]:
         del words[word]  # a variable of the file
-    for function in _functions_of(module):
+    for function in _functions_of(vars(module)):
         now.restoring.callback(setattr, function, "__code__", function.__code__)
         function.__code__ = _with_words(function.__code__, words, now.name)
 
 
-def _functions_of(module: ModuleType) -> list[FunctionType]:
-    """Return the functions and methods that a file defines, also those that a decorator wraps."""
+def _is_own(module: ModuleType) -> bool:
+    """Return whether a file is a person's own."""
+    file = getattr(module, "__file__", None) or OWN_PACKAGE
+    return not (file.startswith(OWN_PACKAGE) or is_library(file))
+
+
+def _tell_own(names: dict[str, Any], functions: Sequence[FunctionType], now: _LeftOut) -> None:
+    """Have a person's functions that see these names take the device that stands in for CUDA."""
+    for function in _functions_of(names, functions):
+        if function.__code__ in now.told:
+            continue
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            now.restoring.callback(setattr, function, name, getattr(function, name))
+        words = {"is_cuda": f"is_{now.name}"}
+        function.__code__ = _with_words(function.__code__, words, now.name)
+        function.__defaults__ = _renamed(function.__defaults__, now.name)
+        function.__kwdefaults__ = _renamed(function.__kwdefaults__, now.name)
+        now.told.add(function.__code__)
+    again = dict(_constants_of(names, now.name))
+    for name, value in list(names.items()):
+        other = _Torch(now.name) if value is torch else _renamed(again.get(name, value), now.name)
+        if other is not value and not name.startswith("__"):
+            now.restoring.callback(names.__setitem__, name, value)
+            names[name] = other
+
+
+def _renamed(value: Any, device: str) -> Any:
+    """Return the device that stands in for CUDA where CUDA is named, alone or among defaults."""
+    if isinstance(value, torch.device):
+        return torch.device(device, value.index or 0) if value.type == "cuda" else value
+    if type(value) is str:
+        return value.replace("cuda", device) if CUDA.fullmatch(value) else value
+    if type(value) is dict:
+        return {key: _renamed(one, device) for key, one in value.items()}
+    return tuple(_renamed(one, device) for one in value) if type(value) is tuple else value
+
+
+class _Torch(ModuleType):
+    """PyTorch, except that `torch.cuda` is the module of the device that stands in for CUDA."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__("torch")
+        self.cuda = getattr(torch, device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _constants_of(names: dict[str, Any], device: str) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a file that say whether there is a card, as on one that has it."""
+    file = names.get("__file__")
+    if not file or not str(file).endswith(".py"):
+        return
+    seen = {**names, **{n: _Torch(device) for n, value in names.items() if value is torch}}
+    for line in ast.parse("".join(linecache.getlines(str(file)))).body:
+        match line:
+            case ast.Assign([ast.Name(name)], value) if "cuda.is_available" in ast.unparse(value):
+                code = compile(ast.Expression(value), str(file), "eval")
+                with contextlib.suppress(Exception):  # it stays as it was
+                    yield name, eval(_with_words(code, {}, device), seen)
+
+
+def _functions_of(
+    names: dict[str, Any], functions: Sequence[FunctionType] = ()
+) -> list[FunctionType]:
+    """Return the functions and methods that see these names, also those that a decorator wraps."""
     found: dict[int, FunctionType] = {}
     wrapping: set[int] = set()
 
     def visit(value: Any) -> None:
+        if isinstance(value, type):
+            if id(value) not in wrapping:
+                wrapping.add(id(value))
+                for one in list(vars(value).values()):
+                    visit(one)
+            return
         value = getattr(value, "__func__", value)  # of a class method or a static one
         value = value.fget if isinstance(value, property) else value
         if not isinstance(value, FunctionType) or id(value) in wrapping:
             return
         wrapping.add(id(value))
-        if value.__globals__ is vars(module):
+        if value.__globals__ is names:
             found[id(value)] = value
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # a cell without a value
                 visit(cell.cell_contents)
 
-    for value in list(vars(module).values()):
-        owned = vars(value).values() if isinstance(value, type) else (value,)
-        for one in list(owned):
-            visit(one)
+    for value in (*functions, *names.values()):
+        visit(value)
     return list(found.values())
 
 
@@ -207,6 +307,21 @@ def _without_launches() -> Iterator[None]:
     finally:
         for kind, method in own:
             kind.run = method
+
+
+@contextlib.contextmanager
+def _moved_by_cuda(name: str) -> Iterator[None]:
+    """Have `Tensor.cuda`, which modules call too, move to the device that stands in for CUDA."""
+
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False, **more: Any) -> Any:
+        return self.to(name, non_blocking=non_blocking, **more)
+
+    tensors: Any = torch.Tensor
+    tensors.cuda = cuda
+    try:
+        yield
+    finally:
+        del tensors.cuda  # what is left is that of the class above
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What the device that stands in for CUDA dispatches: the operators and formats of CUDA."""
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,9 +10,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+import memlab
 from memlab.recording import stand_in
 from memlab.recording.recording import Recording
 from memlab.recording.tracker import Tracker, record_fake
+from tests.predictions import predicted
 
 
 @pytest.fixture
@@ -235,3 +238,51 @@ def test_an_error_in_backward_is_raised_and_aborts_no_process(where: str) -> Non
     for _ in range(3):
         with pytest.raises(expected), stand_in.as_cuda() as device:
             recorded(device, functools.partial(run, device))
+
+
+OWN_FILE = """
+import torch
+from torch import nn
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAMED = "cuda:0"
+
+
+class Model(nn.Module):
+    def __init__(self, device="cuda"):
+        super().__init__()
+        self.layer = nn.Linear(8, 8).to(DEVICE)
+        self.device, self.shift = device, torch.ones(8).cuda()
+
+    def forward(self, x):
+        here = "cuda" if torch.cuda.is_available() else "cpu"
+        assert x.is_cuda and x.device.type == here and torch.cuda.device_count() == 1
+        with torch.cuda.amp.autocast(dtype=torch.bfloat16):
+            x = self.layer(x.to(here))
+        torch.cuda.synchronize()
+        return x + torch.ones(8, device=self.device) + torch.zeros(8, device=NAMED) + self.shift
+
+
+def compute_loss(model, x):
+    return (model(x) - torch.zeros(8, device="cuda")).mean() + torch.ones(1, device=DEVICE).sum()
+"""
+
+
+def test_a_persons_own_file_is_answered_for_the_card_and_then_is_as_before(tmp_path, monkeypatch):
+    (tmp_path / "asks_for_cuda.py").write_text(OWN_FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("asks_for_cuda")
+    before = dict(vars(own)), own.compute_loss.__code__
+    made = memlab.Workload(
+        name="own",
+        build_model=own.Model,
+        make_batch=lambda n: torch.randn(n, 8),
+        compute_loss=own.compute_loss,
+    )
+    found = predicted(memlab.StepConfig(batch_size=4), "h200", made)
+    assert found.outcome == memlab.Outcome.OK, found.message
+    assert (dict(vars(own)), own.compute_loss.__code__) == before
+    assert torch.device("cpu") == own.DEVICE
+
+    asked = predicted(memlab.StepConfig(batch_size=4), "cpu", made)
+    assert asked.outcome == memlab.Outcome.FAILED, "a step on this CPU asks for a card"
