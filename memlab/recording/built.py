@@ -9,7 +9,7 @@ in an object of another class that is itself an attribute.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -71,6 +71,8 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode, learn: Learn) -> tor
             "for instance) cannot be predicted; use memlab.measure, or the module before tracing"
         )
 
+    for path, own in (*model.named_parameters(), *model.named_buffers()):
+        check_dense([own], f"the model's {path}")
     for kind, tensor in ((type(t), t) for t in (*model.parameters(), *model.buffers())):
         if hasattr(kind, "__tensor_flatten__") and not is_wrapper(kind):
             raise UnsupportedError(
@@ -113,6 +115,18 @@ def made_fake(model: torch.nn.Module, mode: FakeTensorMode, learn: Learn) -> tor
     _carry_plain_tensors(model, fake, changed, learn)
     follow(model, changed)
     return model
+
+
+def check_dense(tensors: Iterable[torch.Tensor], where: str) -> None:
+    """Raise UnsupportedError for a sparse tensor, whose parts fake tensors do not hold."""
+    for tensor in tensors:
+        if tensor.layout not in (torch.strided, torch.jagged):
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise UnsupportedError(
+                f"{where} has a tensor of layout {layout} and shape {tuple(tensor.shape)}, and a "
+                "prediction does not know what operators on sparse tensors take; use "
+                "memlab.measure, or gather and index_add over the indices (edges) as dense tensors"
+            )
 
 
 def _carry_plain_tensors(

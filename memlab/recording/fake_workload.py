@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from memlab.arguments.units import MIB, format_bytes
+from memlab.arguments.units import GIB, MIB, format_bytes
 from memlab.devices.generators import preserved_random_state
 from memlab.devices.here import available_memory_bytes
 from memlab.errors import MemlabError, UnsupportedError
 from memlab.recording import triton_launches
-from memlab.recording.built import Learn, made_fake, own_formats
+from memlab.recording.built import Learn, check_dense, made_fake, own_formats
 from memlab.recording.outlined import MOST_WITH_VALUES, Outline, outline_of, said_by
 from memlab.recording.tracker import Tracker
 from memlab.recording.values import for_real, tensors_in
@@ -39,6 +39,7 @@ from memlab.workload import Workload
 
 MOST_OBJECTS = 100_000  # of a batch that are searched for tensors
 NO_DATA = (type, ModuleType, FunctionType, torch.nn.Module)
+REAL_BYTES = GIB  # up to which a build for real, which knows all values, is worth its time
 BATCH_BYTES = 256 * MIB  # of a larger batch two samples are made, which show the shapes
 
 
@@ -82,6 +83,7 @@ class _Batches:
         with for_real():
             with preserved_random_state(torch.device("cpu")):
                 batch = workload.make_batch(made)
+            check_dense(tensors_of(batch), "a batch")
             is_plain = not is_counted and has_samples_first(batch, made)
             nbytes = sum(t.nbytes for t in tensors_of(batch))
             if not is_plain or nbytes * n <= BATCH_BYTES * made:
@@ -212,8 +214,9 @@ def _check_real_build(error: Exception, outline: Outline) -> None:
         error: that its build raised over fake tensors.
         outline: of the same build over ordinary tensors without memory.
     """
-    again = outline.error
-    if again is not None and (isinstance(again, MemlabError) or said_by(again) == said_by(error)):
+    again, is_large = outline.error, outline.nbytes > REAL_BYTES
+    is_same = isinstance(again, MemlabError) or (again and said_by(again) == said_by(error))
+    if again is not None and is_same and is_large:
         raise again from None  # it has nothing to do with the tensors
     available = available_memory_bytes()
     if again is not None and is_out_of_memory(again):

@@ -57,7 +57,8 @@ class _Outlines(TorchDispatchMode):
         return self._on_shapes(operator, args, kwargs)
 
     def _is_outlined(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_meta and storage_key(tensor.untyped_storage()) in self.storages
+        has_memory = tensor.layout is torch.strided and not tensor.is_meta
+        return has_memory and storage_key(tensor.untyped_storage()) in self.storages
 
     def _on_shapes(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for given, argument in zip(args, schema_of(operator).arguments, strict=False):
@@ -127,7 +128,8 @@ def outline_of(build: Callable[[], torch.nn.Module]) -> Outline:
             model = build()
             if not isinstance(model, torch.nn.Module):
                 return Outline()
-            storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
+            tensors = [*model.parameters(), *model.buffers()]
+            storages = [t.untyped_storage() for t in tensors if t.layout is torch.strided]
             nbytes = sum({storage_key(s): s.nbytes() for s in storages}.values())
             quantized = model.to("cpu") if own_formats(model) else None
             return Outline(quantized=quantized, nbytes=nbytes)

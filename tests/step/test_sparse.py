@@ -8,7 +8,7 @@ import torch
 import memlab
 from memlab import Outcome, StepConfig, Workload
 from tests.models import blocks
-from tests.predictions import error_of
+from tests.predictions import error_of, predicted
 
 TOKENS, PER_SAMPLE, WIDTH = 300, 6, 32
 
@@ -155,3 +155,33 @@ def test_what_is_not_known_is_refused_by_name():
 def test_verify_compares_sparse_gradients_and_momenta(config):
     report = memlab.verify(workload_of("embedding"), config, "cpu")
     assert report.ok, report
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_sparse_data_is_refused_in_a_sentence(layout, is_buffer):
+    def adjacency():
+        return torch.eye(8).to_sparse(layout=layout)
+
+    class Graph(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+            if is_buffer:
+                self.register_buffer("adjacency", adjacency())
+
+        def forward(self, x, edges=None):
+            return torch.sparse.mm(self.adjacency if is_buffer else edges, self.layer(x))
+
+    made = Workload(
+        name="graph",
+        build_model=Graph,
+        make_batch=lambda n: (torch.randn(8, 4), *(() if is_buffer else (adjacency(),))),
+        compute_loss=lambda model, batch: model(*batch).mean(),
+        count_samples=lambda batch: 1,
+        split_batch=lambda batch, sizes: [batch],
+    )
+    for device in ("cpu", "h200"):
+        found = predicted(StepConfig(batch_size=1), device, made)
+        assert found.outcome == Outcome.UNSUPPORTED, found.message
+        assert f"of layout {str(layout).removeprefix('torch.')} and shape (8, 8)" in found.message
