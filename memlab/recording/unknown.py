@@ -23,6 +23,7 @@ from memlab.errors import UnsupportedError
 from memlab.recording.packed import packed
 from memlab.recording.values import Values, for_real, tensors_in
 from memlab.torch_private.operators import schema_of
+from memlab.trace import Phase
 
 aten = torch.ops.aten
 ALL = frozenset(("aten::all", "aten::_is_all_true"))
@@ -150,6 +151,9 @@ class UnknownValues:
         matching compares; whole numbers are 0, which is an index of anything; masks are full.
         """
         real = self.values.of(tensor)
+        if real is None and getattr(self._place(), "phase", None) is Phase.BUILD:
+            # a model that is built for real has its own values
+            raise RuntimeError(".numpy() and .tolist() are not supported for tensor subclasses.")
         does = f"{_line(_reader())} reads the values of a tensor"
         with for_real():
             if real is not None:
