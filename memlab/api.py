@@ -345,10 +345,8 @@ def accumulation_effect(
     """Return whether micro-batches give the gradient of the whole batch.
 
     A few samples are trained, or else the shapes of the step are looked at. A session asks once
-    for a workload, as long as its code and the files that it comes from stay.
-
-    Raises:
-        Ended: it was cancelled.
+    for a workload, as long as its code and the files that it comes from stay. What was cancelled
+    or took too long is unknown, and asked for again.
     """
     key, stamps = circumstances_here([workload])
     if key in _effects and all(stamp(file) == was for file, was in _effects[key][1].items()):
@@ -359,8 +357,6 @@ def accumulation_effect(
         try:
             answer: AccumulationEffect = run(job, {"workload": workload})
         except Ended as ended:
-            if ended.outcome is Outcome.CANCELLED:
-                raise
             answer, key = AccumulationEffect(same="unknown", why=str(ended)), None
         both = "; ".join(filter(None, [found.why, answer.why]))
         found = answer if answer.same != "unknown" else replace(found, why=both)

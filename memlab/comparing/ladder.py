@@ -1,8 +1,9 @@
 """`ladder`: switch on one technique after another, and find the cost of each rung.
 
 The effective batch stays as it is, so the gradient does too, within what a narrower format rounds;
-`memlab.verify` of each result's config says how closely. Which rungs are worth their time is left
-to the reader.
+`memlab.verify` of each result's config says how closely. If a rung divides the batch, and that
+gives another gradient, the notes of the last result say so. Which rungs are worth their time is
+left to the reader.
 """
 
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memlab.api import measure, predict
+from memlab.api import accumulation_effect, measure, predict
 from memlab.arguments.checks import anything, checked, count, of_type, seconds
 from memlab.arguments.quoting import is_a, shown
 from memlab.config import StepConfig
@@ -111,6 +112,9 @@ def ladder(
         if result.outcome in BUILT_ON and (not why or rungs is not None):
             config = result.config
 
+    if any(one.config.accumulation_steps * one.config.data_parallel_size > 1 for one in results):
+        said = str(accumulation_effect(workload, on_progress=on_progress, cancel=cancel))
+        left_out += [said] if said else []
     results[-1] = replace(results[-1], notes=(*results[-1].notes, *left_out))
     return ResultList(results)
 

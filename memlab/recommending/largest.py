@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memlab.api import predict_with_forecast
+from memlab.api import accumulation_effect, predict_with_forecast
 from memlab.arguments.checks import checked, count, seconds, size
 from memlab.arguments.units import format_bytes
 from memlab.config import Sharding, StepConfig
@@ -69,7 +69,8 @@ def largest_batch(
     It certainly fits if its predicted peak does at the upper end of its uncertainty. Nothing runs.
     A batch that the workload cannot make, because its data set is smaller, does not count. With
     sharding the batch is that of all ranks together, a multiple of `data_parallel_size` and of
-    `accumulation_steps`, and each rank must fit the limit.
+    `accumulation_steps`, and each rank must fit the limit. If micro-batches do not give the
+    gradient of the whole batch, or that is not known, the notes of the result say why.
 
     Args:
         workload: what is trained.
@@ -104,7 +105,11 @@ def largest_batch(
     options: dict[str, Any] = {"seed": seed, "timeout_seconds": timeout_seconds}
     options |= {"on_progress": on_progress, "cancel": cancel}
     search = LargestSearch(workload, limit_bytes, device, batch_limit, options)
-    return LargestBatch.of(search.largest(config, FIRST_BATCH), batch_limit)
+    found = search.largest(config, FIRST_BATCH)
+    if config.accumulation_steps * config.data_parallel_size > 1:
+        said = str(accumulation_effect(workload, on_progress=on_progress, cancel=cancel))
+        found = replace(found, notes=(*found.notes, *([said] if said else [])))
+    return LargestBatch.of(found, batch_limit)
 
 
 def unit_of(config: StepConfig) -> int:

@@ -219,7 +219,10 @@ def lines(config: StepConfig, workload: Workload | None = None) -> list[str]:
         return [f"micro_batch = {move.format('batch')}"]
 
     # the comments are lines of the script
-    first = ["# one micro-batch after another, whose gradients add up to that of the whole batch"]
+    first = [
+        "# one micro-batch after another: the gradients add up to that of the whole batch if the"
+    ]
+    first += ["# loss is a mean over its samples, and no module or loss mixes them"]
     first += [f"sizes = {sizes}"]
     if own_kind:
         first += ["parts = split_batch(batch, sizes)"]

@@ -84,3 +84,14 @@ def test_a_gradient_of_zero_shows_nothing():
     assert accumulation_effect(workload).same == "unknown"
     ranked = recommend(workload, "1GiB", 32, "cpu", allow=ALLOWED, exact=True, confirm=0)
     assert any("accumulation_steps=2" in note for note in ranked.notes)
+
+
+def test_largest_batch_and_ladder_say_that_a_divided_batch_trains_another_way():
+    workload = accumulation.case("Dice, whole batch").workload
+    config = StepConfig(accumulation_steps=2)
+    limits = {"memory_limit": "64MiB", "batch_limit": 16}
+    divided, whole = (memlab.largest_batch(workload, c, "cpu", **limits) for c in (config, None))
+    assert any("give another gradient" in note for note in divided.result.notes)
+    assert not any("gradient" in note for note in whole.result.notes)
+    rungs = memlab.ladder(workload, [{"accumulation_steps": 2}], device="t4", batch_size=8)
+    assert any("give another gradient" in note for note in rungs[-1].notes)
