@@ -70,6 +70,9 @@ class StepResult:
         saving_peak_bytes: most bytes while `TrainingStep.save` runs after it; None if measured, or
             if what such a checkpoint holds is not known.
         saving_host_bytes: what the rank that copies most to the host has there; None on a CPU.
+        host_bytes: the most that offloading held in host memory; None where nothing is offloaded,
+            or if that is not known.
+        locked_host_bytes: what PyTorch locks of host memory for them, each block a power of two.
         timeline: the step whose peak this is.
         step_seconds: median of `step_seconds_all`.
         step_seconds_all: wall time of every counted repeat, in order.
@@ -126,6 +129,8 @@ class StepResult:
     first_step_peak_bytes: int | None = None
     saving_peak_bytes: int | None = None
     saving_host_bytes: int | None = None
+    host_bytes: int | None = None
+    locked_host_bytes: int | None = None
     timeline: Timeline | None = None
     step_seconds: float | None = None
     step_seconds_all: tuple[float, ...] = ()

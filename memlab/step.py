@@ -102,11 +102,11 @@ class Step:
         return WithLoss(self.model, self.loss)
 
     @property
-    def host_bytes(self) -> int:
-        """The most bytes that offloading held in host memory since the last new batch."""
+    def host_memory(self) -> offload.HostMemory:
+        """The most that offloading held in host memory since the last new batch."""
         if self.engine is not None and self.device.type != "cpu":
-            return self.engine.host_bytes()
-        return offload.host_bytes(self.config, self.model, self.optimizer, self.offloader)
+            return offload.HostMemory(self.engine.host_bytes(), None)
+        return offload.host_memory(self.config, self.model, self.optimizer, self.offloader)
 
     @property
     def engine(self) -> Engine | None:
@@ -143,6 +143,7 @@ class Step:
         self.config = config
         if self.offloader is not None:
             self.offloader.peak_host_bytes = 0
+            self.offloader.most_of_size.clear()
 
     def use(self, batch: Any, sizes: Sequence[int]) -> list[float]:
         """Continue with a batch of a person's own, in micro-batches of these sizes.

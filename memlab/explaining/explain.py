@@ -223,6 +223,10 @@ def _peak(result: StepResult, peak: int) -> str:
     limit, counted = result.memory_limit_bytes, result.counted_peak
     if limit is not None and counted is not None and counted.nbytes > limit:
         text += f"; {counted.beside(limit, fits=result.fits)}"
+    if result.host_bytes:
+        text += f"; {format_bytes(result.host_bytes)} are held in host memory"
+        if result.locked_host_bytes is not None:
+            text += f", where {format_bytes(result.locked_host_bytes)} are locked for them"
     if result.sent_bytes:
         how = "; ".join(map(str, result.communication))
         text += f"; a rank sends {format_bytes(result.sent_bytes)} a step ({how})"

@@ -146,7 +146,7 @@ def _memory_pass(
     """
     peaks: list[cuda.Peaks | None] = []
     settled: list[tuple[int, bool]] = []
-    host_bytes: list[int] = []
+    hosts: list[offload.HostMemory] = []
 
     def run() -> None:
         report(Progress(text=f"building {workload.name}", fraction=0.0))
@@ -155,7 +155,7 @@ def _memory_pass(
         # hooks on the calls of modules would change a compiled graph
         with contextlib.nullcontext() if is_compiled(config) else meter.modules(step.model):
             settled.append(_run_until_settled(step, partial(metered_step, step)))
-        host_bytes.append(step.host_bytes)
+        hosts.append(step.host_memory)
         meter.mark(-1, Phase.TEARDOWN, 0)
 
     def metered_step(step: Step, index: int, what: str) -> float:
@@ -199,7 +199,8 @@ def _memory_pass(
             "the peak may be too high by as much."
         )
     built = peak_notes(config, build_peak_bytes(trace)) if len(trace.nbytes) else []
-    facts["notes"] = (*said, *built, *offload.notes(config, host_bytes[0]))
+    facts["notes"] = (*said, *built, *offload.notes(config, hosts[0], facts.get("timeline")))
+    facts |= offload.facts(config, hosts[0])
     if memory_limit is None or device.type == "cuda":  # there the allocator was held to the limit
         return facts, unseen
     return facts | _if_over(memory_limit, trace, facts["peak_allocated_bytes"]), unseen

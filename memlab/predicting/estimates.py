@@ -50,6 +50,8 @@ def estimated(
         first_step_peak_bytes=None,
         saving_peak_bytes=None,
         saving_host_bytes=None,
+        host_bytes=None,
+        locked_host_bytes=None,
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,
         uncertainty={name: w for name, w in uncertainty.items() if name != "needed_bytes"},

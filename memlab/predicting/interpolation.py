@@ -39,8 +39,10 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         spread = {name: width + INTERPOLATED for name, width in spread.items()}
 
     # how much offloading holds in host memory is known of the batch that was recorded
-    of_batch = offload.notes(base.result.config, forecast.program.recording.host_bytes)
-    is_same = config.batch_size == base.result.config.batch_size
+    of_batch = offload.notes(
+        base.result.config, forecast.program.recording.host_memory, base.result.timeline
+    )
+    is_same = sizes == base.result.config.micro_batch_sizes
 
     how = "predicted" if exact else "interpolated"
     return dataclasses.replace(
@@ -55,6 +57,8 @@ def interpolated(base: Prediction, config: StepConfig) -> StepResult:
         peak_place=memory.peak_place,
         peak_holdings=memory.holdings(),
         first_step_peak_bytes=step_memory(trace, 0).peak_bytes,
+        host_bytes=base.result.host_bytes if is_same else None,
+        locked_host_bytes=base.result.locked_host_bytes if is_same else None,
         saving_peak_bytes=_saving_peak(base.result, memory.timeline),
         step_seconds=seconds,
         samples_per_second=config.batch_size / seconds if seconds else None,

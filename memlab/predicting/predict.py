@@ -191,10 +191,11 @@ def _predicted(
         *notes(config, step.device, plan),
         *notes_of_recording(recording, target),
         *_rank_notes(config, target),
-        *offload.notes(config, recording.host_bytes),
+        *offload.notes(config, recording.host_memory, facts["timeline"]),
     )
     facts = facts | {
         "parameter_formats": recording.parameter_formats,
+        **offload.facts(config, recording.host_memory),
         "notes": (*of_step, *facts["notes"]),
         "message": _summary(facts, None if overlap is None else overlap.slow_seconds),
     }

@@ -234,7 +234,7 @@ def _recorded(
             del before
             step.set_seed(seed)
             step(partial(tracker.mark, 1))
-            tracker.recording.host_bytes = step.host_bytes
+            tracker.recording.host_memory = step.host_memory
             tracker.recording.notes += attention_notes(tracker.recording)
         with without_modes():  # what is only looked at is no operator of the step
             tracker.recording.saved = saved_tensors(step)

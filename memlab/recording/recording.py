@@ -10,6 +10,7 @@ import numpy as np
 from memlab.operators.signatures import Signature, TensorSpec
 from memlab.recording.stand_in_attention import AttentionCall
 from memlab.saving.contents import SavedTensor
+from memlab.techniques.offload.offload import HostMemory
 from memlab.trace import Interval, Phase
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Recording:
         attention: calls of `scaled_dot_product_attention` on a card, each with its interval.
         notes: sentences about how the step was built.
         assumptions: sentences that say what was assumed about unknown values.
-        host_bytes: the most bytes that offloading holds in host memory.
+        host_memory: the most that offloading holds in host memory.
         saved: what a checkpoint of the step holds; None if it cannot be saved.
         is_ragged: whether batches, or micro-batches, differ in more than the number of samples.
         is_scripted: whether TorchScript runs a part of the model.
@@ -177,7 +178,7 @@ class Recording:
     attention: list[tuple[AttentionCall, int]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     assumptions: list[str] = field(default_factory=list)
-    host_bytes: int = 0
+    host_memory: HostMemory = field(default_factory=HostMemory)
     saved: tuple[SavedTensor, ...] | None = None
     is_ragged: bool = False
     is_scripted: bool = False

@@ -154,7 +154,7 @@ def record_run(asked: AskedRun, device: torch.device, tracker: Tracker) -> RunRe
                 save=lambda: saved.append(_bytes_of_saving(step, tracker)),
                 stepped=lambda: tracker.know_states(step.with_loss, step.optimizer),
             )
-        tracker.recording.host_bytes = step.host_bytes
+        tracker.recording.host_memory = step.host_memory
         tracker.recording.notes += attention_notes_of_stages(tracker.recording, names_of(run))
         tracker.mark(-1, Phase.TEARDOWN, 0)
 

@@ -3,18 +3,20 @@
 import dataclasses
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import memlab
-from memlab import MemlabError, StepConfig
+from memlab import MemlabError, StepConfig, Workload
 from memlab.recording import stand_in
 from memlab.script import script
 from memlab.step import build_step
-from memlab.techniques.offload import offloading
+from memlab.techniques.offload import offload, offloading
 from memlab.techniques.offload.offloading import Offloader, offload_state
 from memlab.techniques.recompute import checkpointing
+from memlab.trace import CATEGORIES, PHASES, Timeline
 from memlab.workloads.language import Gpt
 from tests.models import blocks
 from tests.offload_parts import DEPTH, SAMPLES, WIDTH, Queue, chain, predicted, tanhs
@@ -30,6 +32,48 @@ def test_activations_wait_on_the_host_and_parameters_stay():
     # on the device: two that leave or come, what an operator reads and writes, and the batch
     assert plain.peak_allocated_bytes - moved.peak_allocated_bytes >= (DEPTH - 4) * ONE
     assert moved.peak_by_category["parameters"] == plain.peak_by_category["parameters"]
+
+
+def test_pinned_memory_is_locked_in_powers_of_two(monkeypatch):
+    sizes = {1: 1, 2**20: 2**20, 2**20 + 1: 2**21, 9 * 2**28: 4 * 2**30, 0: 0}
+    assert {size: offload.locked_bytes(size) for size in sizes} == sizes
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_max_round_threshold_mb:1")
+    assert offload.locked_bytes(3 * 2**20) == 3 * 2**20
+    assert offload.locked_bytes(3 * 2**18) == 2**20
+
+
+def test_a_result_states_what_is_asked_of_the_host_and_what_is_locked():
+    odd = Workload.from_module(
+        nn.Sequential(nn.Linear(1100, 1100), *(nn.Tanh() for _ in range(4)), nn.Linear(1100, 1)),
+        (torch.zeros(100, 1100), torch.zeros(100, 1)), nn.functional.mse_loss,
+    )  # fmt: skip
+    config = StepConfig(batch_size=100, optimizer="sgd", offload_activations=True)
+    found, plain = memlab.predict(odd, config, "t4"), memlab.predict(odd, StepConfig(), "t4")
+    num_saved = 5  # the batch and what each tanh returns, 440,000 bytes each
+    assert found.host_bytes == num_saved * 440_000
+    assert found.locked_host_bytes == num_saved * 2**19
+    assert "PyTorch locks 2.50 MiB for them" in " ".join(found.notes)
+    assert "where 2.50 MiB are locked for them" in memlab.explain(found).message
+    assert plain.host_bytes is plain.locked_host_bytes is None
+
+
+def test_a_policy_that_keeps_what_should_be_offloaded_is_said():
+    kept = np.zeros((2, len(CATEGORIES)), np.int64)
+    kept[:, CATEGORIES.index("activations")] = 300 * 2**20
+    zeros = np.zeros(2, np.int32)
+    phase = np.full(2, PHASES.index("forward"), np.int8)
+    timeline = Timeline(bytes_by_category=kept, phase=phase, micro_batch=zeros, operator=zeros)
+    little = offload.HostMemory(8 * 2**20, 8 * 2**20, 8 * 2**20)
+
+    def said(policy, host=little):
+        config = StepConfig(
+            offload_activations=True, checkpointing="blocks", checkpoint_policy=policy
+        )
+        return " ".join(offload.notes(config, host, timeline))
+
+    assert "Of 308 MiB of activations only 8.00 MiB were offloaded" in said("keep-matmuls")
+    assert "only" not in said("recompute-all")
+    assert "only" not in said("keep-matmuls", offload.HostMemory(2**28, 2**28, 2**28))
 
 
 def test_a_batch_that_is_interpolated_does_not_repeat_what_another_holds_in_the_host():

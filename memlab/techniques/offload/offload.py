@@ -4,16 +4,19 @@
 out: offloading inside a compiled graph.
 """
 
+import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from memlab.arguments.quoting import listed
 from memlab.arguments.units import format_bytes
-from memlab.config import Precision, Sharding, StepConfig
+from memlab.config import Checkpointing, Precision, Sharding, StepConfig
 from memlab.techniques.compiling.compilation import asked_by, is_compiled, without
 from memlab.techniques.loss.heads import find_head
 from memlab.techniques.offload import offloading, weight_offloading, weight_reads
@@ -22,7 +25,11 @@ from memlab.techniques.offload.weight_offloading import OffloadedWeights
 from memlab.techniques.sharding.ranks import local
 from memlab.techniques.source import ScriptLines, together, whole
 from memlab.techniques.technique import Control, Keeps, Refusal, Saving, Setup, Technique, switch
+from memlab.trace import PHASES, Category, Phase, Timeline
 
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+LARGEST_ROUNDED = r"pinned_max_(?:round_threshold|cached_size)_mb:(\d+)"
+USELESS = 0.1  # of the share that was asked for: less moved than that is not worth its copies
 FIELDS = {
     "offload_activations": "activations",
     "offload_parameters": "parameters",
@@ -81,46 +88,119 @@ def refusals(field: str, asked: Setup) -> Iterator[Refusal]:
         )
 
 
-def host_bytes(
+class HostMemory(NamedTuple):
+    """What an offloaded step takes of host memory: the bytes it holds, and what is locked for them.
+
+    PyTorch's allocator of pinned memory rounds each block up to a power of two, splits none and
+    keeps what is freed (aten/src/ATen/core/CachingHostAllocator.h). What DeepSpeed locks is not
+    known, and None.
+    """
+
+    asked_bytes: int = 0
+    locked_bytes: int | None = 0
+    activation_bytes: int = 0  # of `asked_bytes`
+
+
+def host_memory(
     config: StepConfig, model: nn.Module, optimizer: Any, offloader: Offloader | None
-) -> int:
-    """Return the most bytes that a step held in host memory since its last new batch."""
-    held = 0 if offloader is None else offloader.peak_host_bytes
+) -> HostMemory:
+    """Return the most that a step held in host memory since its last new batch."""
+    asked, blocks = 0, Counter[int]()
+    if offloader is not None:
+        asked, blocks = offloader.peak_host_bytes, Counter(offloader.most_of_size)
+    others: list[int] = []
     if offloader is not None and offloader.weights is not None:
-        held += offloader.weights.nbytes
+        others += offloader.weights.sizes
     if config.offloads_shards:
-        held += shard_bytes(model)
+        others += shard_sizes(model)
     if config.offload_optimizer:
-        held += state_bytes(optimizer)
-    return held
+        others += state_sizes(optimizer)
+    blocks.update(others)
+    locked = sum(locked_bytes(size) * number for size, number in blocks.items())
+    return HostMemory(asked + sum(others), locked, asked)
 
 
-def state_bytes(optimizer: Any) -> int:
-    """Return the bytes of an optimizer's state in host memory, without the step counters.
+def locked_bytes(nbytes: int) -> int:
+    """Return the bytes that PyTorch locks for a block of pinned memory.
+
+    Above `pinned_max_round_threshold_mb` or `pinned_max_cached_size_mb` of PYTORCH_ALLOC_CONF,
+    which newer versions of PyTorch know, it rounds none.
+
+    >>> locked_bytes(9 * 2**20) // 2**20
+    16
+    """
+    said = ",".join(os.environ.get(name, "") for name in ALLOCATOR_SETTINGS)
+    limits = [int(number) << 20 for number in re.findall(LARGEST_ROUNDED, said)]
+    is_exact = nbytes == 0 or nbytes > min(limits, default=nbytes)
+    return nbytes if is_exact else 1 << (nbytes - 1).bit_length()
+
+
+def state_sizes(optimizer: Any) -> list[int]:
+    """Return the bytes of each state of an optimizer in host memory, without the step counters.
 
     Of several ranks it is what this one keeps.
     """
     states = getattr(optimizer, "optim", optimizer).state.values()
     values = (value for state in states for value in state.values())
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.dim() > 0)
-    return sum(local(tensor).nbytes for tensor in tensors if tensor.device.type == "cpu")
+    return [local(tensor).nbytes for tensor in tensors if tensor.device.type == "cpu"]
 
 
-def shard_bytes(model: nn.Module) -> int:
+def shard_sizes(model: nn.Module) -> list[int]:
     """Return the bytes of this rank's parts of parameters and gradients, which are offloaded."""
     parts = [(local(p).nbytes, p.requires_grad) for p in model.parameters()]
-    return sum(nbytes * (2 if is_trained else 1) for nbytes, is_trained in parts)
+    return [nbytes for nbytes, is_trained in parts for _ in range(2 if is_trained else 1)]
 
 
-def notes(config: StepConfig, host_bytes: int) -> list[str]:
-    """Return a note on how many bytes an offloaded step holds in host memory."""
+def facts(config: StepConfig, host: HostMemory) -> dict[str, int | None]:
+    """Return the fields of a result that say what an offloaded step takes of host memory."""
+    if not _offloaded(config):
+        return {}
+    return {"host_bytes": host.asked_bytes, "locked_host_bytes": host.locked_bytes}
+
+
+def notes(config: StepConfig, host: HostMemory, timeline: Timeline | None) -> list[str]:
+    """Return notes on what an offloaded step holds in host memory, and what should have gone there.
+
+    Args:
+        config: of the step.
+        host: what it holds there.
+        timeline: of the step; None where it is not known.
+    """
+    found = _of_host(config, host)
+    return found if timeline is None else [*found, *_useless(config, host, timeline)]
+
+
+def _of_host(config: StepConfig, host: HostMemory) -> list[str]:
     if not (names := _offloaded(config)):
         return []
-    held = f"{format_bytes(host_bytes)} of {names} are held in host memory"
-    if host_bytes:
-        return [f"{held}, in addition to the allocated bytes of the device."]
-    least = format_bytes(offloading.SMALLEST_BYTES)
-    return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
+    held = f"{format_bytes(host.asked_bytes)} of {names} are held in host memory"
+    if not host.asked_bytes:
+        least = format_bytes(offloading.SMALLEST_BYTES)
+        return [f"{held}: every tensor is smaller than {least}, the least that is offloaded."]
+    held += ", in addition to the allocated bytes of the device"
+    if host.locked_bytes is None or host.locked_bytes <= host.asked_bytes:
+        return [f"{held}."]
+    return [
+        f"{held}; PyTorch locks {format_bytes(host.locked_bytes)} for them, since it rounds each "
+        "block of pinned memory up to a power of two."
+    ]
+
+
+def _useless(config: StepConfig, host: HostMemory, timeline: Timeline) -> list[str]:
+    """Return a note if hardly any activation has left the device since a policy keeps them."""
+    in_forward = timeline.phase == PHASES.index(Phase.FORWARD)
+    left = int(timeline.bytes_of(Category.ACTIVATIONS)[in_forward].max(initial=0))
+    moved, policy = host.activation_bytes, config.checkpoint_policy
+    is_plain = config.checkpointing is Checkpointing.NONE or policy == "recompute-all"
+    least = USELESS * config.offload_fraction * (moved + left)
+    if is_plain or not config.offload_activations or moved >= least:
+        return []
+    return [
+        f"Of {format_bytes(moved + left)} of activations only {format_bytes(moved)} were "
+        "offloaded: what a checkpoint policy keeps is not offered to the hooks that offload; use "
+        "checkpoint_policy='recompute-all', or leave offload_activations out."
+    ]
 
 
 def _offloaded(config: StepConfig) -> str:

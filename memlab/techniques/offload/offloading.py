@@ -17,7 +17,7 @@ are kept and run twice at once, and models on several devices.
 import contextlib
 import functools
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -42,12 +42,14 @@ class Offloader(saved_tensors_hooks):
     Attributes:
         host_bytes: bytes held in host memory now.
         peak_host_bytes: the most bytes held in host memory so far.
+        most_of_size: the most blocks of each size held in host memory so far.
     """
 
     def __init__(self, model: nn.Module, fraction: float = 1.0, weights: Any = None) -> None:
         super().__init__(self._send, self._fetch)
         self.model, self.fraction, self.weights = model, fraction, weights
         self.host_bytes = self.peak_host_bytes = 0
+        self.num_of_size, self.most_of_size = Counter[int](), Counter[int]()
         self._seen_bytes = self._sent_bytes = 0
         self._stay: set[int] = set()
         self._order: list[weakref.ref[_Moved]] = []
@@ -209,12 +211,15 @@ class _Moved:
         self.own_bytes = self.host.nbytes
         owner.host_bytes += self.own_bytes
         owner.peak_host_bytes = max(owner.peak_host_bytes, owner.host_bytes)
+        owner.num_of_size[self.own_bytes] += 1
+        owner.most_of_size |= owner.num_of_size
 
     def __del__(self) -> None:
         # its memory may go to another tensor, which must not write before the copy has read it
         self.leave()
         if self.own_bytes:
             self.owner.host_bytes -= self.own_bytes
+            self.owner.num_of_size[self.own_bytes] -= 1
 
     def leave(self) -> None:
         """Free the device memory once the copy to the host is complete."""

@@ -45,7 +45,7 @@ class OffloadedWeights:
         stay: parameters that stay on the device.
 
     Attributes:
-        nbytes: bytes held in host memory.
+        sizes: bytes of each weight in host memory.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OffloadedWeights:
                 away = nothing.setdefault(host.dtype, nan).expand(host.shape)
                 self._of[parameter] = _Weight(self, parameter, host, away)
             self._reads.setdefault(module, []).append(self._of[parameter])
-        self.nbytes = sum(weight.host.nbytes for weight in self._of.values())
+        self.sizes = [weight.host.nbytes for weight in self._of.values()]
         self._running: list[tuple[nn.Module, list[_Weight]]] = []
         self._borrowed: list[_Weight] = []  # until the pass ends
         self._used: list[_Weight] = []  # in the pass that is under way: a forward, a backward
