@@ -314,8 +314,8 @@ class _BestFirst:
         goal, space = self.goal, self.goal.space
         plain = replace(space, budgets=())
         divided = list(alternatives_of(start, (), plain, None, goal.target.kind))
-        if exact(goal, start, divided[0]).fit is Judgement.FITS:
-            return
+        if exact(goal, start, divided[0]).fit is Judgement.FITS or not space.has_times:
+            return  # without times what saves memory is tried only if no strategy fits by itself
         self._confirm_likely((), start, divided)
         smallest = {ACCUMULATION: max(space.accumulation_steps)}
         chosen = tuple[Settings, ...]()
