@@ -392,7 +392,7 @@ def test_every_optimizer_implementation_and_precision_is_explained():
     for field in ("optimizer", "optimizer_implementation"):
         for choice in type(getattr(StepConfig(), field)):
             seen.add(line_of("optimizer", settings(**{field: choice})).text)
-    assert len(seen) == 8  # adam and adamw are alike, and so are the defaults
+    assert len(seen) == 10  # adam and adamw are alike, and so are the defaults
     for precision in state.PRECISIONS:
         assert texts.precision_line(settings(precision=precision), None, "h200").kind == "open"
     for precision in ("tf32", "fp8-mixed"):

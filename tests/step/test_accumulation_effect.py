@@ -29,6 +29,13 @@ def test_shapes_alone_never_call_another_gradient_the_same(name):
     assert found.same == ("unknown" if name in undecided else one.same)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", memlab.workloads.names())
+def test_the_loss_of_a_workload_of_the_zoo_is_a_mean_over_the_samples(name):
+    found = accumulation_effect(memlab.workloads.get(name))
+    assert found.same != "no" or "normalises over the samples" in found.why
+
+
 @pytest.mark.slow
 def test_what_is_too_large_to_run_is_judged_by_shapes():
     tuned = memlab.workloads.finetune("llama-1b")
