@@ -79,6 +79,23 @@ def test_a_script_fills_what_was_saved_before_it_was_filled(name):
     assert [key for key in others if not torch.equal(weights[key], others[key])] == []
 
 
+def test_a_script_says_what_hooks_see_of_what_is_kept(monkeypatch):
+    """PyTorch 2.14 asks for it, and warns without it."""
+    seen = []
+    checkpoint = torch.utils.checkpoint.checkpoint
+
+    def newer(function, *args, respect_saved_tensors_hooks=None, **kwargs):
+        seen.append(respect_saved_tensors_hooks)
+        return checkpoint(function, *args, **kwargs)
+
+    config = StepConfig(batch_size=16, checkpointing="blocks", checkpoint_policy="keep-matmuls")
+    expected, _ = by_script(blocks(), config)
+    monkeypatch.setattr("torch.utils.checkpoint.checkpoint", newer)
+    losses, _ = by_script(blocks(), config)
+    assert losses == expected
+    assert set(seen) == {False}
+
+
 def test_a_script_carries_out_a_plan():
     keep = frozenset({("aten.gelu.default", 0)})
     regions = (Region(path="0"), Region(path="2", keep=keep))

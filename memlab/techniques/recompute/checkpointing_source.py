@@ -26,6 +26,7 @@ from memlab.techniques.technique import Setup
 IMPORTS = (
     "import contextlib",
     "import functools",
+    "import inspect",
     "from torch.utils.checkpoint import checkpoint",
 )
 OF_POLICIES = (
@@ -33,6 +34,11 @@ OF_POLICIES = (
 )
 
 CHECKPOINTED = '''
+HOW = {"use_reentrant": False}
+if "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters:
+    HOW["respect_saved_tensors_hooks"] = False  # what is kept stays on the device in every torch
+
+
 @contextlib.contextmanager
 def again(block, context):
     """Run a recompute, which must not update running statistics a second time."""
@@ -58,7 +64,7 @@ def checkpointed(block, contexts=None):
         return first, again(block, second)
 
     def run(*args, **kwargs):
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+        return checkpoint(forward, *args, context_fn=context_fn, **HOW, **kwargs)
 
     block.forward = run
 '''.strip()
@@ -113,7 +119,7 @@ def source(asked: Setup) -> ScriptLines:
     files, chosen = _chosen(config.checkpoint_modules)
     if is_compiled(config):
         lines = ScriptLines(
-            imports=IMPORTS[1:],
+            imports=("import functools", IMPORTS[-1]),
             functions=(COMPILED,),
             model=(WHY, f"for block in {chosen}:", "    checkpointed(block)"),
         )
