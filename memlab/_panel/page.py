@@ -7,7 +7,6 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from memlab._panel import as_code, choices, state, status, style, texts, verdicts
 from memlab._panel.advice import recorded_line
@@ -253,10 +252,9 @@ class Page:
         """Return what more micro-batches would do to the gradient; empty if nothing."""
         facts, name = self._facts.get(self._asked.name), self._asked.name
         known = facts if isinstance(facts, WorkloadFacts) else None
-        steps = min(2 * config.accumulation_steps, config.rank_batch_size)
-        if steps == config.accumulation_steps:
+        divided = config.divided_further()
+        if divided is None:
             return ""
-        divided = replace(config, accumulation_steps=steps)
         verdict = verdicts.gradient_verdict(divided, known, self._effect_of(name))
         return "" if verdict.kind == verdicts.GOOD else verdict.text
 

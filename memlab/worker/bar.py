@@ -81,7 +81,7 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
         if _shown or not _is_main_thread():
             return function(*args, **kwargs)
         is_wanted = kwargs.get("progress", True) and kwargs.get("on_progress") is None
-        bar = Bar() if is_wanted and (_is_notebook() or sys.stderr.isatty()) else None
+        bar = Bar() if is_wanted and (_is_notebook() or _is_terminal()) else None
         _shown.append(bar)
         if bar is not None:
             kwargs["on_progress"] = bar
@@ -97,6 +97,13 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # a stand-in, none at all, or closed
+        return False
 
 
 def _is_notebook() -> bool:

@@ -56,6 +56,13 @@ def test_a_call_that_is_over_at_once_shows_nothing(terminal, monkeypatch):
     assert shown.getvalue() == ""
 
 
+@pytest.mark.parametrize("stream", [None, object()])
+def test_a_standard_error_that_is_no_stream_is_no_terminal(monkeypatch, stream):
+    monkeypatch.setattr(bar, "_is_notebook", lambda: False)
+    monkeypatch.setattr("sys.stderr", stream)
+    assert outer() is None
+
+
 def test_a_bar_is_not_left_behind_by_an_error(terminal):
     @bar.shows_progress
     def fails(*, on_progress=None, progress=True):

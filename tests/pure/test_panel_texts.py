@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from memlab import Outcome, StepConfig
 from memlab._panel import advice, guide, snapshot, state, texts, verdicts
 from memlab._panel.line import Line
+from memlab._panel.page import Page
 from memlab._panel.rows import table_html
 from memlab._panel.runs import Run, RunLog
 from memlab.errors import ConfigError
@@ -155,6 +157,13 @@ def test_channels_last_is_explained_by_device():
     assert verdicts.setting_words("channels_last", False) == "channels first"
     assert "rarely helps" in line_of("more", now, device="cpu").text
     assert "half precision" in line_of("more", now, device="cuda").text
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_what_a_further_division_does_is_said_of_one_that_ranks_can_take(steps):
+    page = SimpleNamespace(_facts={}, _asked=SimpleNamespace(name=""), _effect_of=lambda name: None)
+    asked = StepConfig(batch_size=12, accumulation_steps=steps, sharding="zero3", world_size=2)
+    assert bool(Page._said_of_division(page, asked)) == (steps < 6)
 
 
 def test_uneven_micro_batches_are_counted():
