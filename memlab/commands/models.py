@@ -29,6 +29,7 @@ from memlab.workloads.published import (
     config_named,
     is_allowed,
     is_hub_name,
+    is_of_hub,
     known_as,
     unknown,
 )
@@ -177,7 +178,8 @@ def workload_of(
         return _imported(model, tokens, image_size)
     is_file = os.path.exists(model) and model not in workloads.names()
     is_timm = model.startswith(TIMM)
-    if not is_file and not is_timm and known_as(model, workloads.names()):
+    is_elsewhere = is_file or is_timm or is_of_hub(model, from_hub)
+    if not is_elsewhere and known_as(model, workloads.names()):
         return _in_size(workloads.get(model), tokens, image_size)
     is_allowed_name = is_file or is_timm or is_allowed(from_hub) or config_named(model)
     if not is_allowed_name and known_as(model, BASES):

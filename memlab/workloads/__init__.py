@@ -150,7 +150,12 @@ def get(name: str, **options: Any) -> Workload:
     """
     asked = str.__str__(name) if is_a(name, str) else name
     name = asked if not is_a(asked, str) or asked in SPECS else known_as(asked, SPECS) or asked
-    if is_a(name, str) and name not in SPECS and config_named(name) and not options:
+    if is_a(name, str) and name not in SPECS and config_named(name):
+        if options:
+            raise WorkloadError(
+                f"{next(iter(options))} is given with {shown(name)}, but options are for memlab's own "
+                f"models; memlab.workloads.from_config({shown(name)}) takes tokens or image_size"
+            )
         return from_config(name)
     if not is_a(name, str) or name not in SPECS:
         hint = nearest(name, SPECS) if is_a(name, str) else ""

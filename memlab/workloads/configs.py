@@ -27,6 +27,7 @@ from memlab.workloads.published import (
     config_named,
     config_of_hub,
     is_hub_name,
+    is_of_hub,
     timm_workload,
 )
 
@@ -111,8 +112,8 @@ def from_config(
             such as "bert-base-uncased", or of a model of timm, such as "timm/resnet50".
         tokens: of a sample; None is as many as the model takes, at most 1024.
         image_size: pixels along each side of an image; None is what the config says, or 224.
-        from_hub: whether the config of another name, such as "owner/model", may be read from
-            Hugging Face's hub, or from its cache; so it may if MEMLAB_FROM_HUB is "1".
+        from_hub: whether the config of a name such as "owner/model", or of one that memlab does not
+            know, is read from Hugging Face's hub, or its cache; so it is if MEMLAB_FROM_HUB is "1".
 
     Raises:
         WorkloadError: the file is no such config, or of a model that memlab makes no batches for;
@@ -220,7 +221,8 @@ def _named(path: Any, from_hub: bool) -> tuple[str, dict[str, Any]] | None:
     name = str.__str__(path)
     if not is_hub_name(name) or os.path.exists(name):
         return None
-    return config_named(name) or (name, config_of_hub(name, from_hub))
+    known = None if is_of_hub(name, from_hub) else config_named(name)
+    return known or (name, config_of_hub(name, from_hub))
 
 
 def _file_of(path: Any) -> Path:

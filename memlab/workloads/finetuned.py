@@ -18,7 +18,7 @@ from memlab.errors import ConfigError, WorkloadError
 from memlab.workload import FUNCTIONS, SampleSize, Workload, WorkloadChoices
 from memlab.workloads.bases import BASES
 from memlab.workloads.configs import ConfiguredModel, model_of, offered_sizes, own_loss
-from memlab.workloads.published import known_as
+from memlab.workloads.published import is_of_hub, known_as
 from memlab.workloads.quantizing import (
     QUANTIZED,
     WEIGHT_ONLY,
@@ -376,7 +376,7 @@ def _configured(
 ) -> tuple[str, ConfiguredModel]:
     """Return the name and the config of a model that is given by name or path."""
     is_name = is_a(model, str) and not os.path.exists(model)
-    known = known_as(model, BASES) if is_name else None
+    known = known_as(model, BASES) if is_name and not is_of_hub(model, from_hub) else None
     if known is not None:
         values = dict(BASES[known])
         size = tokens or min(USUAL_TOKENS, values["max_position_embeddings"])

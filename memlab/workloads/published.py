@@ -1,8 +1,9 @@
 """Models by the names that people write: other spellings, published names, hubs, and timm.
 
-A name is compared by its letters and digits alone, without its owner: "meta-llama/Llama-3.2-1B" and
-"llama_3.2_1b" are one. What is published stands in `published.toml`. The config of another name is
-read from Hugging Face's hub only if a person allows it; weights and code never are.
+A name is compared by its letters and numbers alone: "meta-llama/Llama-3.2-1B" and "llama_3.2_1b"
+are one. An owner has to be the one who published the model. What is published stands in
+`published.toml`. The config of another name is read from Hugging Face's hub only if a person allows
+it; weights and code never are.
 """
 
 import difflib
@@ -54,9 +55,14 @@ def known_as(name: str, names: Iterable[str]) -> str | None:
     ('vit-large', 'resnet-50')
     """
     names = list(names)
-    meant = {_letters(also): own for also, own in _published()["same"].items() if own in names}
-    meant |= {_letters(own): own for own in names}
-    return meant.get(_letters(name)) or meant.get(_letters(TUNED.sub("", name)))
+    same = {_letters(also): own for also, own in _published()["same"].items() if own in names}
+    own, base = _letters(name), _letters(TUNED.sub("", name))
+    if owner := OWNED.match(name):
+        published = map(_letters, _published()["owner"].get(owner[0][:-1].lower(), ()))
+        if not {own, base} & set(published):
+            return None
+    # of memlab's own names none says its version, so a name that adds to it may be of another
+    return {**same, **{_letters(each): each for each in names}}.get(own) or same.get(base)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -70,7 +76,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", OWNED.sub("", name).lower())
+    parts = re.split(r"(?<=\d)[^a-z0-9]+(?=\d)", OWNED.sub("", name).lower())
+    return ".".join(re.sub(r"[^a-z0-9]", "", part) for part in parts)  # "3-21b" is not "3.2-1b"
 
 
 def is_hub_name(name: str) -> bool:
@@ -81,6 +88,11 @@ def is_hub_name(name: str) -> bool:
 def is_allowed(from_hub: bool) -> bool:
     """Return whether a person lets configs be read from a hub."""
     return from_hub or os.environ.get(ALLOWED) == "1"
+
+
+def is_of_hub(name: str, from_hub: bool) -> bool:
+    """Return whether a person lets the config of this name, which says an owner, be read there."""
+    return OWNED.match(name) is not None and is_allowed(from_hub)
 
 
 def unknown(name: str, names: Iterable[str]) -> str:

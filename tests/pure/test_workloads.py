@@ -256,6 +256,19 @@ def test_a_base_is_found_by_its_published_name(written, meant):
     assert found == f"{meant}, lora of rank 16 on bf16, sequence length 64"
 
 
+@pytest.mark.parametrize(
+    "other", ["Qwen/Qwen-7B-Chat", "Qwen-7B-Chat", "huggyllama/llama-7b", "Llama-3-21B"]
+)
+def test_the_sizes_of_a_base_are_not_those_of_a_model_of_another_owner_or_version(other):
+    with pytest.raises(WorkloadError, match="no model that memlab knows by name"):
+        workloads.finetune(other)
+
+
+def test_options_of_a_published_model_are_led_to_where_they_are_taken():
+    with pytest.raises(WorkloadError, match=r"from_config\('bert-base-uncased'\) takes tokens"):
+        workloads.get("bert-base-uncased", sequence_length=64)
+
+
 def test_every_published_name_means_something_and_none_means_two_things():
     published_names = published._published()
     known = {*workloads.names(), *BASES}
@@ -265,6 +278,9 @@ def test_every_published_name_means_something_and_none_means_two_things():
     ]
     assert len(letters) == len(set(letters))
     assert not {published._letters(name) for name in known} & set(letters)
+    names = {*letters, *map(published._letters, known)}
+    owned = sum(published_names["owner"].values(), [])
+    assert {published._letters(name) for name in owned} <= names
 
 
 def of_hub(folder, name, **options):
@@ -280,8 +296,11 @@ def test_a_config_of_the_hub_is_read_only_if_that_is_allowed(tmp_path, monkeypat
     made = of_hub(tmp_path, "someone/tiny", tokens=32, from_hub=True)
     assert made.name == "someone/tiny, sequence length 32"
     assert len(made.build_model().transformer.h) == 1
+    for name in ("someone/gpt2", "openai-community/gpt2", "someone/llama-1b"):
+        assert of_hub(tmp_path, name, from_hub=True).name == f"{name}, sequence length 1024"
     with pytest.raises(WorkloadError, match=r"'someone/tiny' is no file.*from_hub=True"):
         of_hub(tmp_path, "someone/tiny")
+    assert of_hub(tmp_path, "openai-community/gpt2").name == "gpt2, sequence length 1024"
     monkeypatch.setenv("MEMLAB_FROM_HUB", "1")
     assert of_hub(tmp_path, "someone/tiny").name == "someone/tiny, sequence length 1024"
 
