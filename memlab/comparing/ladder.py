@@ -65,7 +65,8 @@ def ladder(
     The plain step is fp32 with AdamW. A rung that this device, workload or combination does not
     support is left out of the rungs after it. If it is one of `rungs`, its result stays in
     the list with its outcome. If it is one of the default rungs, it is dropped from the list, as
-    is a default rung that does not lower the peak, and the notes of the last result name it.
+    is a default rung that does not lower the peak (on a card, the reserved one), and the notes of
+    the last result name it.
 
     Args:
         workload: what is trained.
@@ -173,15 +174,16 @@ def _tried(
 
 
 def _idle(result: StepResult, before: StepResult) -> str:
-    """Return why a rung is left out; empty if it is kept."""
+    """Return why a rung is left out; empty if it is kept. On a card, what is reserved counts."""
     pairs = (
         (result.peak_reserved_bytes, before.peak_reserved_bytes),
         (result.peak_allocated_bytes, before.peak_allocated_bytes),
     )
     known = [(now, then) for now, then in pairs if now is not None and then is not None]
-    if not known or any(now < then for now, then in known):
-        return ""
-    return "it does not lower the peak here"
+    for now, then in known:
+        if now != then:
+            return "" if now < then else "it raises the peak here"
+    return "it does not lower the peak here" if known else ""
 
 
 def _on_top(config: StepConfig, rung: Rung) -> StepConfig:

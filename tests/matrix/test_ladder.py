@@ -6,7 +6,7 @@ import pytest
 
 import memlab
 from benchmarks import ladder as benchmark
-from memlab import StepConfig
+from memlab import StepConfig, StepResult
 from memlab.comparing.ladder import RUNGS
 from memlab.errors import MemlabError
 from memlab.result import Outcome
@@ -51,6 +51,39 @@ def test_of_the_usual_rungs_what_cannot_be_or_spares_nothing_is_named():
     assert len(results) - 1 + len(left_out) == len(RUNGS)
     assert any("offload_activations=True is left out: " in note for note in left_out)
     assert all("is left out: " not in note for result in results[:-1] for note in result.notes)
+
+
+def test_a_rung_that_raises_what_is_reserved_is_left_out_whatever_is_allocated(monkeypatch):
+    known = {"source": "predicted", "device": "h200", "versions": {}, "workload_name": "linear"}
+    plain = StepResult(outcome=Outcome.OK, message="", config=StepConfig(batch_size=4), **known)
+
+    def raising(workload, config, device, **_):
+        peaks = (150, 60) if config.optimizer_in_backward else (100, 80)
+        peaks = (100, 70) if config.expandable_segments else peaks
+        return dataclasses.replace(
+            plain, config=config, peak_reserved_bytes=peaks[0], peak_allocated_bytes=peaks[1]
+        )
+
+    monkeypatch.setattr("memlab.comparing.ladder.predict", raising)
+    found = memlab.ladder(linear(), device="h200", batch_size=4)
+    assert [result.peak_allocated_bytes for result in found] == [80, 70]
+    assert not found[-1].config.optimizer_in_backward
+    said = dict(
+        note.split(" is left out: ") for note in found[-1].notes if " is left out: " in note
+    )
+    assert said["optimizer_in_backward=True"] == "it raises the peak here"
+    assert said["optimizer='adafactor'"] == "it does not lower the peak here"
+
+
+@pytest.mark.slow
+def test_all_rungs_hold_the_factor_of_a_large_vit():
+    every = {name: value for rung in RUNGS for name, value in rung.items()}
+    workload = memlab.workloads.get("vit-large")
+    plain, last = (
+        memlab.predict(workload, config, benchmark.CARD, timeout_seconds=600)
+        for config in (StepConfig(batch_size=64), StepConfig(batch_size=64, **every))
+    )
+    assert plain.peak_reserved_bytes / last.peak_reserved_bytes >= benchmark.PEAK_GOAL
 
 
 def test_a_rung_that_crashes_is_not_stood_on(monkeypatch):
