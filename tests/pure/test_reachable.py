@@ -291,7 +291,15 @@ def count_in_slots(block, _):
     return 1.0 + 0.1 * frozen.calls + 0.01 * number.add()
 
 
+@prepared(lambda block: setattr(block, "code", nn.Parameter(torch.full((8,), 0.9), False)))
+def give_a_frozen_weight_another_class(block, _):
+    """As a 4-bit layer of bitsandbytes does with a weight that FSDP has gathered."""
+    block.code = nn.Parameter(block.code.detach(), False)
+    return block.code
+
+
 UNDONE = {
+    "a frozen weight of another class": give_a_frozen_weight_another_class,
     "slots of frozen, hidden and mangled names": count_in_slots,
     "a global and objects, late": change_late,
     "what is held twice": use_what_is_held_twice,
@@ -347,6 +355,18 @@ def test_a_list_that_a_hook_collects_outputs_in_is_not_appended_twice():
 def make_a_parameter(block, x):
     block.scale = nn.Parameter(torch.ones(8))
     return block.scale
+
+
+@prepared(lambda block: setattr(block, "code", nn.Parameter(torch.ones(8), False)))
+def copy_a_frozen_weight(block, x):
+    block.code = nn.Parameter(block.code * 0.9, False)
+    return block.code
+
+
+@prepared(lambda block: setattr(block, "code", nn.Parameter(torch.ones(8))))
+def give_a_weight_another_object(block, x):
+    block.code = nn.Parameter(block.code.detach())
+    return block.code
 
 
 def make_a_module_later(block, x):
@@ -418,6 +438,8 @@ REFUSED = {
     "changes its attribute 'mean' in place": move_a_mean,
     "changes a trainable parameter in +place": normalise_its_weights_late,
     "makes, replaces or removes parameters": make_a_parameter,
+    "makes, replaces or +removes parameters": copy_a_frozen_weight,
+    "makes, replaces +or removes parameters": give_a_weight_another_object,
     "makes, replaces or removes modules": make_a_module_later,
     "replaces the forward of its own module": replace_its_forward,
     "sets requires_grad": freeze_itself,

@@ -4,7 +4,7 @@
     registries    torch's own dicts of each module: hooks of every kind, buffers; their contents
 
 Parameters and modules are registries too, and a forward that changes them is refused: they are
-what a model is made of.
+what a model is made of. Another class over the memory of a frozen weight is no change.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from memlab.techniques.recompute.places import are_same, is_same
 from memlab.techniques.recompute.reachable import OF_TORCH
 from memlab.techniques.recompute.without_graphs import without_graph, without_graphs
 from memlab.torch_private.modules import MODULES, PARAMETERS
+from memlab.torch_private.tensors import is_wrapper, storage_key
 
 REGISTRIES = tuple(sorted(OF_TORCH))
 
@@ -48,8 +50,9 @@ class ModuleAttributes:
             refuse("its forward replaces the forward of its own module")
         for part, before in zip(self._parts, self._registries, strict=True):
             for name, what in ((MODULES, "modules"), (PARAMETERS, "parameters")):
-                now = vars(part)[name]
-                if not is_same(before.get(name, ()), (*now, *now.values())):
+                held, now = before.get(name, ()), vars(part)[name]
+                now = (*now, *now.values())
+                if not is_same(held, now) and not _are_of_same_memory(held, now):
                     refuse(
                         f"its forward makes, replaces or removes {what} of its own; do that in "
                         "its constructor"
@@ -69,6 +72,35 @@ class ModuleAttributes:
         """Give the modules what was noted."""
         _set_attributes(self._parts, self._names, self.values)
         _set_registries(self._parts, self._registries)
+
+
+def _are_of_same_memory(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Return whether nothing but the classes of frozen parameters has changed.
+
+    FSDP gathers a 4-bit weight of bitsandbytes as a plain tensor, and the layer gives it back its
+    class in its forward: another object over the same memory, which FSDP replaces again.
+    """
+    half = len(now) // 2
+    return before[:half] == now[:half] and all(map(_is_of_same_memory, before[half:], now[half:]))
+
+
+def _is_of_same_memory(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    if not (isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)):
+        return False
+    if before.requires_grad or now.requires_grad:  # its gradient belongs to one object
+        return False
+    return (
+        not is_wrapper(type(before))
+        and not is_wrapper(type(now))
+        and _memory(before) == _memory(now)
+    )
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = storage_key(tensor.untyped_storage())
+    return storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _set_attributes(
