@@ -30,7 +30,7 @@ from memlab.techniques import every
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import map_tensors
 from memlab.techniques.batches import tensors_of
-from memlab.techniques.loss.loss_tensors import LossTensors
+from memlab.techniques.loss.loss_tensors import tensors_of_loss
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import is_tensor_parallel
@@ -119,8 +119,7 @@ def export_script(
         layers = layers_of(workload, config, device)
         loop = with_pytorch.loop(workload, config, where, plan, layers)
     text = whole_file.written(workload, config, kind, loop)
-    if kind != "cpu":
-        _check_own_tensors(workload, kind)
+    _check_own_tensors(workload, kind)
     return text
 
 
@@ -164,14 +163,20 @@ def _check_loss(workload: Workload) -> None:
 
 
 def _check_own_tensors(workload: Workload, kind: str) -> None:
-    """Refuse a loss that holds a tensor, which a script makes where it is defined: on the CPU."""
-    own = LossTensors(workload.compute_loss, torch.nn.Module(), torch.device("cpu"))
-    if names := [*own.parameters, *own.buffers]:
-        raise UnsupportedError(
-            f"compute_loss of {shown(workload.name)} uses {names[0]}, a tensor that a script for "
-            f"{kind!r} would leave on the CPU; make it in compute_loss, on the device of what the "
-            "model returns, or keep it as a buffer of the model"
-        )
+    """Refuse a loss that holds what a script would not train, or would leave on the CPU."""
+    said = f"compute_loss of {shown(workload.name)} uses"
+    for name, tensor in tensors_of_loss(workload.compute_loss):
+        if tensor.requires_grad:
+            raise UnsupportedError(
+                f"{said} {name}, which requires a gradient, and a script trains the model alone; "
+                "make it a parameter of the model, or set its requires_grad to False"
+            )
+        if kind != "cpu":
+            raise UnsupportedError(
+                f"{said} {name}, a tensor that a script for {kind!r} would leave on the CPU; make "
+                "it in compute_loss, on the device of what the model returns, or keep it as a "
+                "buffer of the model"
+            )
 
 
 def _check_split(workload: Workload, config: StepConfig) -> None:

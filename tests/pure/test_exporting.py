@@ -475,6 +475,17 @@ def test_an_object_that_its_class_would_make_differently_is_refused():
         expression(Doubling(8), lambda name, thing: name)
 
 
+def test_a_parameter_of_the_loss_is_refused_on_every_device(tmp_path, monkeypatch):
+    text = "from torch import nn\nHEAD = nn.Linear(4, 1)\n\ndef own(model, batch):\n"
+    text += "    return HEAD(model(batch)).mean()\n"
+    module = module_of(tmp_path, monkeypatch, "of_a_trained_loss", text)
+    trained = a_workload(compute_loss=module.own)
+    with pytest.raises(UnsupportedError, match=r"uses loss\.HEAD\.\w+, which requires a gradient"):
+        export_script(trained, StepConfig(), "cpu")
+    module.HEAD.requires_grad_(False)
+    assert "import own" in export_script(trained, StepConfig(), "cpu")
+
+
 def test_a_module_that_does_not_train_stays_so():
     assert expression(nn.Dropout(0.9).eval(), lambda name, thing: name) == "Dropout(p=0.9).eval()"
 

@@ -429,3 +429,20 @@ def test_several_optimizers_share_state_groups_and_modes():
     both.step()
     both.zero_grad()
     assert all(w.tolist() == pytest.approx([0.99] * 2) and w.grad is None for w in weights)
+
+
+def test_each_of_several_optimizers_goes_on_from_a_state_dict():
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    each = {"a": torch.optim.SGD(weights[:1], lr=1.0), "b": torch.optim.Adam(weights[1:])}
+    both = Several(each)
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    both.step()
+    saved = both.state_dict()
+    saved["param_groups"][0]["lr"], saved["param_groups"][1]["lr"] = 0.25, 0.5
+    before = [weight.tolist() for weight in weights]
+    both.load_state_dict(saved)
+    both.step()
+    moved = [old[0] - weight[0].item() for old, weight in zip(before, weights, strict=True)]
+    assert moved == pytest.approx([0.25, 0.5])
+    assert both.state[weights[1]]["step"] == 2

@@ -92,7 +92,7 @@ class LossTensors:
         self.parameters: dict[str, torch.Tensor] = {}
         self.trains = True
         self._buffer_names = set[str]()
-        for name, tensor in self._named(found):
+        for name, tensor in _named(found, model):
             copied = copies[id(tensor)] = _copied(tensor, copy_of, device, in_memory)
             if isinstance(copied, nn.Parameter) or copied.requires_grad:
                 self.parameters[name] = copied
@@ -114,22 +114,9 @@ class LossTensors:
     def buffers(self) -> dict[str, torch.Tensor]:
         """All other dense tensors, by name, as the loss holds them now; it may put others there."""
         with self:
-            found = dict(self._named(_UsedByLoss(self._root, self._compute_loss, self._model)))
+            found = dict(_named(_UsedByLoss(self._root, self._compute_loss, self._model), self._model))
         dense = {name: t for name, t in found.items() if t.layout is torch.strided}
         return {name: t for name, t in dense.items() if name in self._buffer_names}
-
-    def _named(self, found: "_UsedByLoss") -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of the loss, except those of the model and results of operators."""
-        own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
-        names = set[str]()
-        for where, tensor in reversed(found.tensors):
-            if id(tensor) in own or not tensor.is_leaf or tensor.is_meta:
-                continue
-            name = _name(where)
-            while name in names:
-                name += "_"
-            names.add(name)
-            yield name, tensor
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the loss, by the copies."""
@@ -289,6 +276,26 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
     reads = ("LOAD_GLOBAL", "LOAD_NAME")
     own = (step.argval for step in dis.get_instructions(code) if step.opname in reads)
     return frozenset(own).union(*inner)
+
+
+def tensors_of_loss(compute_loss: Callable[..., Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a loss brings along, by name; none of them is copied."""
+    model = nn.Module()
+    return _named(_UsedByLoss("loss", compute_loss, model), model)
+
+
+def _named(found: "_UsedByLoss", model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the loss, except those of the model and results of operators."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    names = set[str]()
+    for where, tensor in reversed(found.tensors):
+        if id(tensor) in own or not tensor.is_leaf or tensor.is_meta:
+            continue
+        name = _name(where)
+        while name in names:
+            name += "_"
+        names.add(name)
+        yield name, tensor
 
 
 def _name(where: str) -> str:

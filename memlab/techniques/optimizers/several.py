@@ -35,6 +35,14 @@ class Several(torch.optim.Optimizer):
             for one in vars(self).get("of_each", {}).values():
                 one.state = value
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give each of the optimizers the state and its groups, which `load_state_dict` makes."""
+        super().__setstate__(state)
+        groups = iter(self.param_groups)
+        for one in vars(self).get("of_each", {}).values():  # a deep copy has none yet
+            own = [next(groups) for _ in one.param_groups]
+            one.__setstate__({"state": self.state, "param_groups": own})
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters of each."""
         for one in self.of_each.values():
