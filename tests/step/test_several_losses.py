@@ -211,6 +211,8 @@ WRONG = {
     "a number in a list": lambda loss: [1.0],
     "names that are no text": lambda loss: {0: loss},
     "no submodule": lambda loss: {"judge": loss},
+    "a tuple": lambda loss: (loss, loss * 2),
+    "a loss with its outputs": lambda loss: {"logits": loss[None].expand(4), "loss": loss},
     "a vector": lambda loss: [loss[None].expand(2)],
     "a function of nothing": lambda loss: [lambda: None],
 }
@@ -219,8 +221,10 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_loss_is_refused(name):
     wrong = workload(lambda model, batch: WRONG[name](model(batch[1]).mean()))
-    with pytest.raises(WorkloadError, match=r"^compute_loss returned .*(return|rename)"):
+    with pytest.raises(WorkloadError, match=r"^compute_loss returned .*(return|rename)") as refused:
         build_step(wrong, StepConfig(batch_size=8), "cpu")()
+    if "tuple" in name or "outputs" in name:
+        assert "return the loss alone, such as output.loss" in str(refused.value)
 
 
 def test_a_parameter_of_the_loss_is_trained_in_order_and_refused_by_name():

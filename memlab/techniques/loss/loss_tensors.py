@@ -114,7 +114,9 @@ class LossTensors:
     def buffers(self) -> dict[str, torch.Tensor]:
         """All other dense tensors, by name, as the loss holds them now; it may put others there."""
         with self:
-            found = dict(_named(_UsedByLoss(self._root, self._compute_loss, self._model), self._model))
+            found = dict(
+                _named(_UsedByLoss(self._root, self._compute_loss, self._model), self._model)
+            )
         dense = {name: t for name, t in found.items() if t.layout is torch.strided}
         return {name: t for name, t in dense.items() if name in self._buffer_names}
 

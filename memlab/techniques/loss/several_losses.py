@@ -41,16 +41,18 @@ def several_losses(
         UnsupportedError: the config needs one loss.
     """
     is_mapping = isinstance(returned, Mapping)
-    is_several = is_mapping or isinstance(returned, Sequence)
+    # a tuple is usually a loss with what belongs to it
+    is_tuple = isinstance(returned, tuple)
+    is_several = is_mapping or (isinstance(returned, Sequence) and not is_tuple)
     values = list(returned.values() if is_mapping else returned) if is_several else []
     names = list(returned) if is_mapping else [""] * len(values)
-    is_loss = [isinstance(v, torch.Tensor) or callable(v) for v in values]
+    is_loss = [v.numel() == 1 if isinstance(v, torch.Tensor) else callable(v) for v in values]
     if not values or not all(is_loss) or not all(isinstance(name, str) for name in names):
         what = shown(returned) if is_several else type(returned).__name__
         raise WorkloadError(
             f"compute_loss returned {what}; allowed is a scalar tensor, the mean over "
             "the samples, or several by the names of submodules or in a list, each a scalar tensor "
-            "or a function that returns one: return the loss alone"
+            "or a function that returns one: return the loss alone, such as output.loss"
         )
     refuse(_refusals(config))
     own = [path for path, parameter in of_loss.items() if parameter.requires_grad]
@@ -118,7 +120,8 @@ def trained_by(name: str, model: torch.nn.Module, optimizers: list[str]) -> list
         raise WorkloadError(
             f"compute_loss returned a loss named {shown(name)}; allowed is the path of a submodule "
             f"({', '.join(map(repr, children[:8]))}) or of an optimizer of make_optimizer "
-            f"({', '.join(map(repr, optimizers)) or 'it makes none by name'}): rename it"
+            f"({', '.join(map(repr, optimizers)) or 'it makes none by name'}): rename it, "
+            "or return the loss alone"
         ) from None
     if trained := [p for p in module.parameters() if p.requires_grad]:
         return list(trained)
