@@ -11,7 +11,7 @@ import torch
 from memlab.arguments.checks import checked, count, seconds, size
 from memlab.config import Sharding, StepConfig
 from memlab.devices.here import resolve_device, versions_here
-from memlab.errors import WorkloadError
+from memlab.errors import MemlabError, WorkloadError
 from memlab.measuring.inspect import WorkloadFacts
 from memlab.planning.plans import plan_for
 from memlab.records.targets import target_for
@@ -345,10 +345,10 @@ def accumulation_effect(
     """Return whether micro-batches give the gradient of the whole batch.
 
     A few samples are trained, or else the shapes of the step are looked at. A session asks once
-    for a workload, as long as its code and the files that it comes from stay. What was cancelled
-    or took too long is unknown, and asked for again.
+    for a workload, as long as its code, its values and the files that it comes from stay. What was
+    cancelled, took too long or could not be made is unknown, and asked for again.
     """
-    key, stamps = circumstances_here([workload])
+    key, stamps = circumstances_here([workload], every_value=True)
     if key in _effects and all(stamp(file) == was for file, was in _effects[key][1].items()):
         return _effects[key][0]
     run = runner(True, timeout_seconds, on_progress, cancel)
@@ -356,8 +356,8 @@ def accumulation_effect(
     for job in ("accumulation", "per_sample"):
         try:
             answer: AccumulationEffect = run(job, {"workload": workload})
-        except Ended as ended:
-            answer, key = AccumulationEffect(same="unknown", why=str(ended)), None
+        except (Ended, MemlabError) as error:  # what was found beside it stays
+            answer, key = AccumulationEffect(same="unknown", why=str(error)), None
         both = "; ".join(filter(None, [found.why, answer.why]))
         found = answer if answer.same != "unknown" else replace(found, why=both)
         if found.same != "unknown":

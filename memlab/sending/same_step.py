@@ -8,12 +8,13 @@ installed packages are part of the key. So a class that was defined again in a n
 package that was installed later, needs a new measurement.
 
 Of large tensors only shape and format count, since the values of weights do not decide how long a
-step takes.
+step takes. The gradient depends on all of them, so they count where `every_value` is asked for.
 """
 
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import sys
 import time
@@ -87,10 +88,13 @@ def step_of(
     return _hashed(deciding, own_values=own_values, path=path, environment=environment)
 
 
-def circumstances_here(deciding: Sequence[Any]) -> tuple[str | None, dict[str, Stamp | None]]:
+def circumstances_here(
+    deciding: Sequence[Any], *, every_value: bool = False
+) -> tuple[str | None, dict[str, Stamp | None]]:
     """Return a hash of some objects and of what surrounds them in this process.
 
     None if it cannot be told. Beside it the stamps of a person's own files that are imported now.
+    With `every_value` large tensors count with their values too.
     """
     files = own_files()
     # torch sets such a variable when it imports what compiles, and compiled steps are left out
@@ -100,7 +104,13 @@ def circumstances_here(deciding: Sequence[Any]) -> tuple[str | None, dict[str, S
         if not name.startswith("TORCHINDUCTOR_")
     }
     values = values_of(files)
-    key = _hashed(deciding, own_values=values, path=sys.path, environment=environment)
+    key = _hashed(
+        deciding,
+        own_values=values,
+        path=sys.path,
+        environment=environment,
+        every_value=every_value,
+    )
     return key, {file: stamp(file) for file in files.values()}
 
 
@@ -110,6 +120,7 @@ def _hashed(
     own_values: Values,
     path: Sequence[str],
     environment: Mapping[str, str],
+    every_value: bool = False,
 ) -> str | None:
     """Return a hash of some objects and of what surrounds them; None if one cannot be pickled.
 
@@ -118,6 +129,7 @@ def _hashed(
         own_values: see `own_values.py`.
         path: `sys.path`.
         environment: the variables.
+        every_value: whether large tensors count with their values.
     """
     around = [
         __version__,
@@ -130,7 +142,7 @@ def _hashed(
 
     try:
         around.append(os.getcwd())
-        _pickler()(written).dump((list(deciding), around))
+        _pickler(every_value)(written).dump((list(deciding), around))
     except Exception:  # an object that cannot be pickled; sending the job will report it
         return None
 
@@ -200,29 +212,34 @@ def _folder_stamp(folder: str) -> int:
 
 
 @functools.cache
-def _pickler() -> Any:
+def _pickler(every_value: bool) -> Any:
+    most = math.inf if every_value else CONTENT_BYTES
+
     class HashPickler(pickler()):  # type: ignore[misc]
         """Writes tensors as text."""
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, torch.Tensor):
-                return str, (_tensor_in_words(obj),)
+                if every_value and (obj.device.type, obj.layout) != ("cpu", torch.strided):
+                    raise ValueError(f"the values of {obj.device} {obj.layout} are not hashed")
+                return str, (_tensor_in_words(obj, most),)
             if type(obj) is np.ndarray and obj.nbytes > CONTENT_BYTES and obj.dtype != object:
-                return str, (f"{obj.dtype} {obj.shape}",)
+                values = hashlib.sha256(obj.tobytes()).hexdigest() if every_value else ""
+                return str, (f"{obj.dtype} {obj.shape} {values}",)
             return super().reducer_override(obj)
 
     return HashPickler
 
 
-def _tensor_in_words(tensor: torch.Tensor) -> str:
-    """Return the format of a tensor, with a hash of its values if it is small."""
+def _tensor_in_words(tensor: torch.Tensor, most: float) -> str:
+    """Return the format of a tensor, with a hash of its values if it has at most so many bytes."""
     words = f"{type(tensor).__qualname__} {tensor.dtype} {tuple(tensor.shape)} {tensor.layout} "
     words += f"{tensor.device} {tensor.requires_grad}"
     if tensor.layout is not torch.strided:
         return words
 
     words += f" {tensor.stride()}"
-    if tensor.nbytes > CONTENT_BYTES or tensor.device.type != "cpu":
+    if tensor.nbytes > most or tensor.device.type != "cpu":
         return words
 
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

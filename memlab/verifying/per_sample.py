@@ -3,6 +3,8 @@
 The loss runs over fake tensors with four samples and with two. A dimension that doubles holds the
 samples, so the shapes of both runs show which operators work on each sample for itself: the
 dimension of the samples is not reduced, not contracted, not moved into another, and stays single.
+Nor may it be given another number, sizes apart, as where a loss multiplies by `len(x)`.
+
 What comes after the first operator of which this is not known, mostly a few operators of the loss,
 then runs for real: on the real labels, and on random numbers in place of what the model computes.
 Its value and its gradients, of four samples at once and of two halves, must be the same.
@@ -45,6 +47,7 @@ LIKE_POINTWISE = {
     "_to_copy", "alias", "clone", "contiguous", "copy", "detach", "lift_fresh",
     "empty_like", "full_like", "masked_fill", "ones_like", "zeros_like",
 }  # fmt: skip
+SIZES = {"N", "shape", "size"}  # arguments that may follow the number of samples
 RESHAPES = {"view", "_unsafe_view", "reshape"}
 SHUFFLES = {"expand", "permute", "squeeze", "t", "transpose", "unsqueeze"}
 ALONG = {
@@ -213,8 +216,10 @@ class _Tail:
             seen |= {id(t) for t in inputs}
             varies = any(_varying(*pair) for pair in zip(call.outputs, other.outputs, strict=True))
             draws |= varies and _draws(call)
-            depends = varies or any(id(t) in of_batch for t in inputs)
-            is_tail = any(id(t) in tail for t in inputs) or (depends and not _is_alone(call, other))
+            counts = _reads_number_of_samples(call, other)
+            depends = varies or counts or any(id(t) in of_batch for t in inputs)
+            is_tail = any(id(t) in tail for t in inputs) or counts
+            is_tail = is_tail or (depends and not _is_alone(call, other))
             first = first or (call.name if is_tail and inputs else "")
             is_read = call.name == "_local_scalar_dense" and inputs[0].dtype is not torch.bool
             if is_read and depends:  # a condition changes which operators run, and they are alike
@@ -328,6 +333,25 @@ def _draws(call: _Dispatched) -> bool:
     """Return whether an operator draws random numbers; an attention may draw none."""
     is_random = torch.Tag.nondeterministic_seeded in call.func.tags
     return is_random and _argument(call, "dropout_p") != 0.0
+
+
+def _reads_number_of_samples(call: _Dispatched, other: _Dispatched) -> bool:
+    """Return whether an argument besides sizes is another number in the other run."""
+    given, its = _numbers(call), _numbers(other)
+    with for_real():
+        return len(given) != len(its) or any(
+            not torch.equal(one, two) if isinstance(one, torch.Tensor) else one != two
+            for one, two in zip(given, its, strict=True)
+            if one is not two
+        )
+
+
+def _numbers(call: _Dispatched) -> list[Any]:
+    """Return the arguments of an operator that are no sizes, and no tensors of the loss."""
+    names = (argument.name for argument in schema_of(call.func).arguments)
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    leaves = pytree.tree_leaves([one for name, one in given.items() if name not in SIZES])
+    return [leaf for leaf in leaves if not isinstance(leaf, FakeTensor)]
 
 
 def _is_alone(call: _Dispatched, other: _Dispatched) -> bool:

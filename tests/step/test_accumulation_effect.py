@@ -1,11 +1,17 @@
 """What is said of micro-batches, against `verify` and what is known of each loss."""
 
+import functools
+from dataclasses import replace
+
 import pytest
+import torch
 
 import memlab
 from benchmarks import accumulation
-from memlab import StepConfig, recommend
+from memlab import StepConfig, api, recommend
 from memlab.api import accumulation_effect
+from memlab.errors import WorkloadError
+from memlab.sending.same_step import CONTENT_BYTES
 from memlab.worker import isolation
 from tests.verify_parts import check
 
@@ -27,6 +33,65 @@ def test_shapes_alone_never_call_another_gradient_the_same(name):
     found = isolation.run("per_sample", {"workload": one.workload}, timeout_seconds=300)
     undecided = ("BatchNorm", "triplet, batch-hard")  # one is seen before, one needs more samples
     assert found.same == ("unknown" if name in undecided else one.same)
+
+
+def counted(model, batch, reads):
+    apart, n = (model(batch[0]) - batch[1]) ** 2, len(batch[0])
+    losses = {
+        "product": lambda: (apart * n).mean(),
+        "quotient": lambda: (apart / n).sum(),
+        "tensor": lambda: (apart * torch.tensor(float(n))).mean(),
+        "of a weight": lambda: (apart * (1 + (model[0].bias * n).mean())).mean(),
+    }
+    return losses[reads]()
+
+
+@pytest.mark.parametrize(
+    ("reads", "same"),
+    [("product", "no"), ("quotient", "yes"), ("tensor", "no"), ("of a weight", "no")],
+)
+def test_a_loss_that_reads_the_number_of_samples_is_run_from_there_on(reads, same):
+    workload = memlab.Workload(
+        name=reads,
+        build_model=accumulation.mlp,
+        make_batch=accumulation.shares,
+        compute_loss=functools.partial(counted, reads=reads),
+    )
+    found = isolation.run("per_sample", {"workload": workload}, timeout_seconds=300)
+    assert found.same == same
+
+
+def test_labels_that_change_in_place_are_judged_again():
+    labels = torch.randint(0, 50, (2000, accumulation.TOKENS))
+    workload = memlab.Workload(
+        name="kept",
+        build_model=accumulation.language_model,
+        make_batch=lambda n: (labels[:n].clamp(min=0), labels[:n]),
+        compute_loss=accumulation.of_tokens,
+    )
+    assert labels.nbytes > CONTENT_BYTES
+    assert accumulation_effect(workload).same == "yes"
+    for row, own in enumerate(labels):
+        own[: row % 10] = accumulation.IGNORED
+    assert accumulation_effect(workload).same == "no"
+
+
+def test_a_ladder_is_kept_where_nothing_can_be_told_of_its_micro_batches(monkeypatch):
+    def runner(*options):
+        run = isolation.runner(*options)
+
+        def asked(job, arguments):
+            if job in ("accumulation", "per_sample"):
+                raise WorkloadError("it cannot be built now")
+            return run(job, arguments)
+
+        return asked
+
+    monkeypatch.setattr(api, "runner", runner)
+    workload = replace(accumulation.case("cross-entropy").workload, name="unjudged")
+    rungs = memlab.ladder(workload, [{"accumulation_steps": 2}], device="t4", batch_size=8)
+    assert len(rungs) == 2
+    assert any("it cannot be built now" in note for note in rungs[-1].notes)
 
 
 @pytest.mark.matrix
