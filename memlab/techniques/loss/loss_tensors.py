@@ -107,6 +107,7 @@ class LossTensors:
                 self._places.append(place)
                 self._ours.append(ours)
         self._theirs: list[tuple[Any, ...]] = []
+        self._sizes: list[int] = []
         self._depth = 0
         self._compute_loss = _with(copies, compute_loss)
 
@@ -132,14 +133,22 @@ class LossTensors:
         if self._depth == 1:
             self._theirs = [place.read() for place in self._places]
             self._write(self._ours)
+            self._sizes = [len(held) for held in self._ours]
             self._ours = []  # else what the loss lets go of would live on
 
     def __exit__(self, *_: object) -> None:
-        """Keep what stands in these places now, and put back what stood there."""
+        """Keep what stands in these places now, and put back what stood there.
+
+        What the loss has appended to a list stays there, as in a training loop of the person's.
+        """
         self._depth -= 1
         if self._depth == 0:
             self._ours = [place.read() for place in self._places]
-            self._write(self._theirs)
+            now = zip(self._places, self._theirs, self._sizes, self._ours, strict=True)
+            self._write([
+                (*theirs, *ours[size:]) if isinstance(place.holder, list) else theirs
+                for place, theirs, size, ours in now
+            ])  # fmt: skip
 
     def check_trained(self) -> None:
         """Check after a backward that the optimizer has each parameter that has a gradient.
