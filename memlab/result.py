@@ -342,7 +342,7 @@ class StepResult:
     def __str__(self) -> str:
         """Return one line: what ran, how it ended, what it cost."""
         costs = [
-            f"peak {format_bytes(size)} {kind}{self._spread(f'peak_{kind}_bytes')}"
+            f"peak {format_bytes(size)} {kind}{self.spread(f'peak_{kind}_bytes')}"
             for size, kind in (
                 (self.peak_allocated_bytes, "allocated"),
                 (self.peak_reserved_bytes, "reserved"),
@@ -350,7 +350,7 @@ class StepResult:
             if size is not None
         ]
         if self.step_seconds is not None:
-            spread = self._spread("step_seconds")
+            spread = self.spread("step_seconds")
             costs.append(f"{format_seconds(self.step_seconds)} a step{spread}")
         said = [] if self.outcome is Outcome.OK else [self.message]
         head = f"{self.workload_name} on {self.device}, {self.settings}: {self.outcome}"
@@ -394,10 +394,10 @@ class StepResult:
         """Return a number with its source, such as "344 MiB predicted +-1.2 %"."""
         value = getattr(self, field)
         if value is not None:
-            return f"{show(value)} {self.source}{self._spread(field)}"
+            return f"{show(value)} {self.source}{self.spread(field)}"
         return f"not {self.source}" if self.outcome is Outcome.OK else ""
 
-    def _spread(self, field: str) -> str:
+    def spread(self, field: str) -> str:
         """Return the uncertainty of a number as it is printed after it, such as " +-1 %"."""
         width = (self.uncertainty or {}).get(field)
         return f" +-{format_percent(width)}" if width else ""

@@ -342,7 +342,7 @@ def _budget(step: _TracedStep) -> Iterator[Remedy]:
 
 def _has_bf16(result: StepResult) -> bool | None:
     """Return whether the device of a result computes in bf16; None if memlab cannot know it."""
-    if result.device.startswith("cpu"):
+    if result.device.startswith("cpu") or result.peak_reserved_bytes is None:  # a recorded CPU too
         return True
     name = result.versions.get("device_name", "")
     for known in (name, result.device):

@@ -147,7 +147,7 @@ def _of_results(
     frame = frame.assign(
         **{
             name: [
-                _cell(name, value) + one._spread(name)
+                _cell(name, value) + one.spread(name)
                 for one, value in zip(given, frame[name], strict=True)
             ]
             for name in ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds")

@@ -8,6 +8,7 @@ import memlab
 from memlab import StepConfig, workloads
 from memlab.costs.targets import Kernels
 from memlab.predicting import predict
+from memlab.predicting.memory_widths import Compiled
 
 DEVICE = "amd-epyc, recorded"
 GPT = workloads.get("gpt-small", num_layers=2, sequence_length=64)
@@ -40,5 +41,5 @@ def test_a_batch_that_was_recorded_keeps_its_time():
 def test_what_is_missing_widens_the_uncertainty_before_it_takes_the_time(share, width):
     kernels = Kernels(effects=[], seconds=None, unknown_share=share)
     recording = SimpleNamespace(assumptions=())
-    found = predict._uncertainty(100, kernels, recording, None)
+    found = predict._uncertainty(100, kernels, recording, None, Compiled())
     assert found["step_seconds"] == pytest.approx(width)

@@ -19,7 +19,7 @@ from memlab.commands.answers import ExitCode, code_of
 from memlab.commands.group import memlab as group
 from memlab.commands.models import AskedModel, workload_of
 from memlab.commands.settings import FIELDS, config_of, lists_of
-from memlab.config import PRESET_POLICIES, allowed_value
+from memlab.config import PRESET_POLICIES, Optimizer, allowed_value
 from memlab.doctor import command as doctor
 from memlab.limits.judgement import Judgement
 from memlab.recommending.recommendations import Recommendation, Recommendations
@@ -100,7 +100,7 @@ def other_values():
         elif name in numbers:
             yield name, [f"--{option}", str(numbers[name])], numbers[name]
         else:
-            for choice in field.type:
+            for choice in field.type if isinstance(field.type, type) else Optimizer:
                 yield name, [f"--{option}", str(choice)], choice
 
 

@@ -17,6 +17,7 @@ from memlab.errors import MemlabError
 from memlab.operators.cost import OperatorCost
 from memlab.operators.signatures import signature_of
 from memlab.predicting import predict
+from memlab.predicting.memory_widths import Compiled
 
 GELU = signature_of(torch.ops.aten.gelu.default, (torch.ones(4, 4),), {})
 RELU = signature_of(torch.ops.aten.relu.default, (torch.ones(4, 4),), {})
@@ -173,7 +174,7 @@ def test_a_noisy_share_is_told_and_widens_the_uncertainty():
     assert unknown_costs.noise_notes(share)[0].startswith("75% of the time comes from operators")
     assert unknown_costs.noise_notes(0.0) == []
     kernels = Kernels(effects=[], seconds=None, noisy_share=share)
-    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None)
+    found = predict._uncertainty(100, kernels, SimpleNamespace(assumptions=()), None, Compiled())
     assert found["step_seconds"] == pytest.approx(0.25 + 0.7 * 0.75)
 
 

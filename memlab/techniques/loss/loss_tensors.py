@@ -38,7 +38,7 @@ from memlab.techniques.recompute.reachable import (
     names_in,
     slots_of,
 )
-from memlab.torch_private.modules import buffers_of, parameters_of
+from memlab.torch_private.modules import MODULES, buffers_of, parameters_of
 from memlab.torch_private.tensors import storage_key
 
 IMMUTABLE = (torch.Tensor, tuple, functools.partial, types.MethodType)
@@ -215,7 +215,7 @@ class _UsedByLoss(Reachable):
         own = vars(module)
         for tensors in (parameters_of(module), buffers_of(module), own):
             self.places.append(Items(tensors, where))
-        for held in (own, own["_modules"], buffers_of(module), parameters_of(module)):
+        for held in (own, own[MODULES], buffers_of(module), parameters_of(module)):
             items = tuple(held.items())
             self._ahead += [(f"{where}.{name}", x) for name, x in items if name not in OF_TORCH]
         hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
@@ -241,7 +241,7 @@ class _UsedByLoss(Reachable):
             self._look_into_namespace(where, namespace, _globals_in(code), used)
             for name in used - self.names:
                 self.names.add(name)
-                self._ahead += self._waiting.pop(name, [])
+                self._ahead += self.waiting.pop(name, [])
 
     def _look_into_namespace(
         self, where: str, namespace: dict[str, Any], read: frozenset[str], used: frozenset[str]
@@ -252,8 +252,8 @@ class _UsedByLoss(Reachable):
                 if isinstance(value, IMMUTABLE):
                     self.places.append(NamesPlace(namespace, where, (name,)))
                 self._ahead.append((f"{where}.{name}", value))
-            elif not is_foreign(value.__name__) and id(value) not in self._seen:
-                self._seen[id(value)] = value
+            elif not is_foreign(value.__name__) and id(value) not in self.seen:
+                self.seen[id(value)] = value
                 self._look_into_namespace(where, vars(value), used - {name}, used)
 
     def _look_into_object(self, where: str, value: Any) -> None:
@@ -276,7 +276,7 @@ class _UsedByLoss(Reachable):
         held = dict(own or {}) | {name: getattr(value, name, None) for name in slots}
         for name, item in held.items():
             needed = is_whole or name in self.names
-            (self._ahead if needed else self._waiting[name]).append((f"{where}.{name}", item))
+            (self._ahead if needed else self.waiting[name]).append((f"{where}.{name}", item))
         self._ahead.append((where, kind))
 
 

@@ -98,18 +98,18 @@ class Reachable:
         self.unreadable: list[str] = []  # iterators whose position cannot be read
         self.names = set(CALLED)  # used by the code that was reached
         self._inside = {id(part) for part in inside}
-        self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
-        self._waiting: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        self.seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
+        self.waiting: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         self._ahead: list[tuple[str, Any]] = list(roots)
 
         while self._ahead and len(self.places) < MOST_PLACES:
             where, value = self._ahead.pop()
-            if type(value) not in ATOMS and id(value) not in self._seen:
-                self._seen[id(value)] = value
+            if type(value) not in ATOMS and id(value) not in self.seen:
+                self.seen[id(value)] = value
                 self._look_into(where, value)
 
-        self.seen = list(self._seen.values())
-        self._seen.clear()
+        self.seen = list(self.seen.values())
+        self.seen.clear()
 
     def _look_into(self, where: str, value: Any) -> None:
         """Add a value if it is a place, and queue what it holds."""
@@ -193,7 +193,7 @@ class Reachable:
         self._look_into_names(namespace, used, stored, str(namespace.get("__name__")))
         for name in used - self.names:
             self.names.add(name)
-            self._ahead += self._waiting.pop(name, [])
+            self._ahead += self.waiting.pop(name, [])
 
     def _look_into_names(
         self, namespace: dict[str, Any], used: frozenset[str], stored: frozenset[str], of: str
@@ -203,7 +203,7 @@ class Reachable:
             value = namespace[name]
             if not isinstance(value, types.ModuleType):
                 self._ahead.append((f"{name!r} of {of}", value))
-            elif not is_foreign(value.__name__) and id(value) not in self._seen:
+            elif not is_foreign(value.__name__) and id(value) not in self.seen:
                 self._look_into_names(vars(value), used - {name}, stored, value.__name__)
 
         if stored:
@@ -211,10 +211,10 @@ class Reachable:
 
     def _look_into_class(self, where: str, kind: type) -> None:
         for base in kind.__mro__:
-            if is_foreign(base.__module__) or (base is not kind and id(base) in self._seen):
+            if is_foreign(base.__module__) or (base is not kind and id(base) in self.seen):
                 continue
 
-            self._seen[id(base)] = base
+            self.seen[id(base)] = base
             self.places.append(OfClass(base, f"the class {base.__qualname__}"))
             for name, value in tuple(vars(base).items()):
                 is_code = isinstance(
@@ -222,7 +222,7 @@ class Reachable:
                 )
                 own = (f"{base.__qualname__}.{name}", value)
                 if (is_code or self.only_named) and name not in self.names:
-                    self._waiting[name].append(own)
+                    self.waiting[name].append(own)
                 else:
                     self._ahead.append(own)
 
