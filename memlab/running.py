@@ -9,7 +9,8 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from memlab.arguments.libraries import own_line
-from memlab.errors import MemlabError, UnsupportedError
+from memlab.arguments.quoting import shown
+from memlab.errors import ConfigError, MemlabError, UnsupportedError
 from memlab.result import Outcome
 
 Found = TypeVar("Found")
@@ -179,8 +180,15 @@ def require_ok(results: Found) -> Found:
     memlab.errors.MemlabError: plain-mlp on t4, batch_size=8: timed_out ...
     """
     many: Any = results.values() if isinstance(results, Mapping) else results
-    for each in [many] if hasattr(many, "outcome") else many:
-        if each.outcome is not Outcome.OK:
+    try:
+        outcomes = [(each, each.outcome) for each in ([many] if hasattr(many, "outcome") else many)]
+    except Exception:  # of a person's own objects
+        raise ConfigError(
+            f"results={shown(results)} is no result; pass what memlab.measure or memlab.predict "
+            "returned, or a list or a mapping of such"
+        ) from None
+    for each, outcome in outcomes:
+        if outcome is not Outcome.OK:
             why = getattr(each, "why", "")  # of a check of gradients
             raise MemlabError(f"{each}: {why}" if why else str(each))
     return results

@@ -127,8 +127,8 @@ def optimizer_among(known: type[StrEnum]) -> Rule:
         said = ", ".join(repr(str(each)) for each in known)
         raise ConfigError(
             f"{name}={shown(value)} is {'not hashable' if is_function else 'unknown'}; allowed is "
-            f"one of {said}, or a function of the list of parameters that returns an optimizer, "
-            "such as functools.partial(torch.optim.NAdam, lr=1e-3)"
+            f"one of {said}, or a function of the parameters that returns an optimizer, such as "
+            "torch.optim.NAdam"
         )
 
     return rule

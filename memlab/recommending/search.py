@@ -311,6 +311,8 @@ class _BestFirst:
         until it is enough; what saves nothing is taken off again. The step of what fits is then the
         next to be recorded, for other micro-batches and budgets.
         """
+        if self.race.fastest is not None:
+            return
         goal, space = self.goal, self.goal.space
         plain = replace(space, budgets=())
         divided = list(alternatives_of(start, (), plain, None, goal.target.kind))

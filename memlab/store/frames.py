@@ -103,13 +103,15 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
     """
     import pandas as pd
 
+    if columns is not None:
+        columns = _names(columns)
     if is_a(rows, pd.DataFrame):
         return _of_frame(rows, "", columns)
 
     names = [str(name) for name in rows] if is_a(rows, Mapping) else None
     try:
         given = list(rows.values() if is_a(rows, Mapping) else rows)
-    except TypeError:
+    except Exception:  # of a person's own objects
         raise ConfigError(
             f"rows={shown(rows)} is no list; pass results, dicts or a DataFrame"
         ) from None
@@ -124,6 +126,19 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
     frame = to_frame(given)
     frame.index = frame.index if names is None else pd.Index(names)
     return _of_results(given, frame, columns)
+
+
+def _names(columns: Any) -> list[str]:
+    try:
+        names = [columns] if is_a(columns, str) else list(columns)
+        if all(is_a(name, str) for name in names):
+            return names
+    except Exception:  # of a person's own objects
+        pass
+    raise ConfigError(
+        f"columns={shown(columns)} is no list of names; pass names such as "
+        "['peak_allocated_bytes', 'step_seconds'], or leave it out"
+    )
 
 
 def _of_results(
