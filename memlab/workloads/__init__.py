@@ -153,8 +153,9 @@ def get(name: str, **options: Any) -> Workload:
     if is_a(name, str) and name not in SPECS and config_named(name):
         if options:
             raise WorkloadError(
-                f"{next(iter(options))} is given with {shown(name)}, but options are for memlab's own "
-                f"models; memlab.workloads.from_config({shown(name)}) takes tokens or image_size"
+                f"{next(iter(options))} is given with {shown(name)}, but options are for memlab's "
+                f"own models; memlab.workloads.from_config({shown(name)}) takes tokens or "
+                "image_size"
             )
         return from_config(name)
     if not is_a(name, str) or name not in SPECS:

@@ -279,7 +279,7 @@ def test_every_published_name_means_something_and_none_means_two_things():
     assert len(letters) == len(set(letters))
     assert not {published._letters(name) for name in known} & set(letters)
     names = {*letters, *map(published._letters, known)}
-    owned = sum(published_names["owner"].values(), [])
+    owned = [name for names_of in published_names["owner"].values() for name in names_of]
     assert {published._letters(name) for name in owned} <= names
 
 

@@ -252,8 +252,8 @@ class _UsedByLoss(Reachable):
                 if isinstance(value, IMMUTABLE):
                     self.places.append(NamesPlace(namespace, where, (name,)))
                 self._ahead.append((f"{where}.{name}", value))
-            elif not is_foreign(value.__name__) and id(value) not in self.seen:
-                self.seen[id(value)] = value
+            elif not is_foreign(value.__name__) and id(value) not in self.reached:
+                self.reached[id(value)] = value
                 self._look_into_namespace(where, vars(value), used - {name}, used)
 
     def _look_into_object(self, where: str, value: Any) -> None:

@@ -98,18 +98,18 @@ class Reachable:
         self.unreadable: list[str] = []  # iterators whose position cannot be read
         self.names = set(CALLED)  # used by the code that was reached
         self._inside = {id(part) for part in inside}
-        self.seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
+        self.reached: dict[int, Any] = {}  # holds the objects, so that no id is used twice
         self.waiting: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         self._ahead: list[tuple[str, Any]] = list(roots)
 
         while self._ahead and len(self.places) < MOST_PLACES:
             where, value = self._ahead.pop()
-            if type(value) not in ATOMS and id(value) not in self.seen:
-                self.seen[id(value)] = value
+            if type(value) not in ATOMS and id(value) not in self.reached:
+                self.reached[id(value)] = value
                 self._look_into(where, value)
 
-        self.seen = list(self.seen.values())
-        self.seen.clear()
+        self.seen = list(self.reached.values())
+        self.reached.clear()
 
     def _look_into(self, where: str, value: Any) -> None:
         """Add a value if it is a place, and queue what it holds."""
@@ -203,7 +203,7 @@ class Reachable:
             value = namespace[name]
             if not isinstance(value, types.ModuleType):
                 self._ahead.append((f"{name!r} of {of}", value))
-            elif not is_foreign(value.__name__) and id(value) not in self.seen:
+            elif not is_foreign(value.__name__) and id(value) not in self.reached:
                 self._look_into_names(vars(value), used - {name}, stored, value.__name__)
 
         if stored:
@@ -211,10 +211,10 @@ class Reachable:
 
     def _look_into_class(self, where: str, kind: type) -> None:
         for base in kind.__mro__:
-            if is_foreign(base.__module__) or (base is not kind and id(base) in self.seen):
+            if is_foreign(base.__module__) or (base is not kind and id(base) in self.reached):
                 continue
 
-            self.seen[id(base)] = base
+            self.reached[id(base)] = base
             self.places.append(OfClass(base, f"the class {base.__qualname__}"))
             for name, value in tuple(vars(base).items()):
                 is_code = isinstance(
