@@ -4,7 +4,7 @@ A pure function of the runs and the kept predictions. It predicts nothing itself
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,12 @@ NEXT_BUDGETS = (0.5, 0.2, 0.0)
 STANDING = (Category.PARAMETERS, Category.BUFFERS, Category.OPTIMIZER_STATE, Category.INPUTS)
 
 
-def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int | None) -> Line:
+def advice_line(
+    shown: StepResult | None,
+    runs: Sequence[Run],
+    limit_bytes: int | None,
+    said_of_division: Callable[[StepConfig], str] = lambda config: "",
+) -> Line:
     """Return what to do about the shown step; an empty line if it fits.
 
     Attention that holds its whole matrix is told in any case, with the number format that does not.
@@ -36,6 +41,7 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         shown: the measurement or prediction on screen.
         runs: all runs, oldest first.
         limit_bytes: the limit on screen.
+        said_of_division: returns what more micro-batches would do to the gradient; "" if nothing.
     """
     if shown is not None and shown.outcome is Outcome.UNSUPPORTED and OFF in shown.message:
         text = "the model fills a cache of keys and values, and a recompute would fill it twice"
@@ -52,7 +58,7 @@ def advice_line(shown: StepResult | None, runs: Sequence[Run], limit_bytes: int 
         text = f"{hopeless.text}: {line.text}" if hopeless else line.text
         return Line(text, remedy=line.remedy, kind=WARN)
 
-    return hopeless or _next_line(shown, runs)
+    return hopeless or _next_line(shown, runs, said_of_division)
 
 
 def _attention_line(shown: StepResult) -> Line:
@@ -146,7 +152,9 @@ def _standing_line(result: StepResult, limit: int | None) -> Line | None:
     )
 
 
-def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
+def _next_line(
+    here: StepResult, runs: Sequence[Run], said_of_division: Callable[[StepConfig], str]
+) -> Line:
     """Offer the next setting to try, where nothing on the table fits."""
     if line := _loss_line(here):
         return line
@@ -161,7 +169,9 @@ def _next_line(here: StepResult, runs: Sequence[Run]) -> Line:
         if not every.is_refused(asked, kind):
             field, value = next(iter(fields.items()))
             words = f"try {setting_words(field, value)}"
-            return Line(f"{_none_fits(here, runs)}{words}", remedy=(words, fields), kind=WARN)
+            said = said_of_division(here.config) if field == "accumulation_steps" else ""
+            text = f"{_none_fits(here, runs)}{words}{f' ({said})' if said else ''}"
+            return Line(text, remedy=(words, fields), kind=WARN)
 
     each = "for each rank " if here.config.world_size > 1 else ""
     return Line(f"a single sample {each}does not fit, however much is recomputed", kind=WARN)

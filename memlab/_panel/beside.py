@@ -32,7 +32,7 @@ class Beside:
         with self._page.lock:
             if self._page.job is not None:
                 return False
-            self._page.job = job
+            self._page.begin(job)
             self._page.show_ready(True)
             self._view.show_progress(0.0)
             self._page.forecasts.ahead([])  # they would take turns with it in the worker

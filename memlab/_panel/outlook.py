@@ -7,7 +7,7 @@ being made, the page keeps what it shows.
 
 import dataclasses
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memlab._panel import verdicts
@@ -19,6 +19,7 @@ from memlab._panel.questions import Estimate, How, Question
 from memlab._panel.runs import Run, RunLog
 from memlab._panel.verdicts import OPEN, Verdict
 from memlab.arguments.units import format_bytes, format_seconds
+from memlab.config import StepConfig
 from memlab.records.recorded import SAID
 from memlab.result import Outcome, StepResult, format_percent, signed_percent
 
@@ -195,11 +196,16 @@ class Outlook:
             return How.PREDICTED
         return self.estimate.how
 
-    def advice(self, runs: Sequence[Run], limit_bytes: int | None) -> Line:
+    def advice(
+        self,
+        runs: Sequence[Run],
+        limit_bytes: int | None,
+        said_of_division: Callable[[StepConfig], str],
+    ) -> Line:
         """Return what to do if this setting does not fit or is refused."""
         estimated = self.predicted or (self.estimate.result if self.estimate else None)
         about = self.run.result if self.run else estimated
-        return advice_line(about, runs, limit_bytes)
+        return advice_line(about, runs, limit_bytes, said_of_division)
 
 
 def outlook(

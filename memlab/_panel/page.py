@@ -6,6 +6,7 @@ becomes a sentence on the page, because nobody else would see it. Left out: how 
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 
 from memlab._panel import as_code, choices, state, status, style, texts, verdicts
@@ -76,6 +77,7 @@ class Page:
         self._keeper = Keeper(self.forecasts.look, self._add_kept)
         self._effects: dict[str, AccumulationEffect] = {}
         self._find_facts, self._find_effect = Latest(self._inspect), Latest(self._judge)
+        self._stop_judging = threading.Event()
         self._draw = Latest(self._draw_pictures)
         view.pictures.said_of_division = self._said_of_division
         self._garbage = IdleGarbage()
@@ -88,6 +90,7 @@ class Page:
             self.closed = True
             if self.job:
                 self.job.cancel.set()
+            self._stop_judging.set()
 
         self._find_facts.close()
         self._find_effect.close()
@@ -100,6 +103,11 @@ class Page:
         self._view.close()
 
     # settings
+
+    def begin(self, job: PanelJob | FitJob | BaseJob) -> None:
+        """Note the job that begins; what micro-batches do is not looked for beside it."""
+        self.job = job
+        self._stop_judging.set()
 
     def refresh(self) -> None:
         """Update everything that depends on the settings on screen, after any change of them."""
@@ -240,10 +248,14 @@ class Page:
     def _judge(self, name: str) -> None:
         """Find out what micro-batches do to the gradient, once."""
         with self.guarded():
-            if self._effect_of(name) is not None:
-                return
-            effect = accumulation_effect(self._workloads[name])
             with self.lock:
+                if self.closed or self.job is not None or self._effect_of(name) is not None:
+                    return
+                stop = self._stop_judging = threading.Event()
+            effect = accumulation_effect(self._workloads[name], cancel=stop)
+            with self.lock:
+                if stop.is_set():  # it is asked for again once the job has ended
+                    return
                 self._effects[name] = effect
             if not self.closed:
                 self.refresh()
@@ -373,7 +385,8 @@ class Page:
         self._view.show_outlook(fit, now.costs())
         self._view.show_stale(now.note())
         try:
-            advice = self._not_recorded() or now.advice(self._log.own, limit)
+            said = self._said_of_division
+            advice = self._not_recorded() or now.advice(self._log.own, limit, said)
         except Exception as error:  # the answer stands without it
             advice = Line("")
             self.show_error(error)

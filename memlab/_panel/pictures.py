@@ -198,7 +198,14 @@ class Pictures:
 
         self._show(
             "timeline",
-            (filled, run and run.number, limit, compare and compare.label, only),
+            (
+                filled,
+                run and run.number,
+                limit,
+                compare and compare.label,
+                only,
+                self.said_of_division(filled.config),
+            ),
             lambda size: scene.timeline(size, only),
             f"memory through {only or 'one step'}, {filled}",
             moments_over,
@@ -221,7 +228,7 @@ class Pictures:
 
         self._show(
             "peak",
-            (at_peak, limit),
+            (at_peak, limit, self.said_of_division(at_peak.config)),
             lambda size: plots.peak_bar(at_peak, limit_bytes=shown_limit, size=size),
             f"peak memory by category: {at_peak}",
             parts_over,
@@ -308,13 +315,14 @@ class Pictures:
         """Draw a picture if its key is new; `over` returns HTML that lies over it."""
         if self._drawn.get(name) == key:
             return
-        self._drawn[name] = key
+        self._drawn.pop(name, None)  # one that fails is tried again at the next change
         with self._noted(name):
             figure, above = draw(SIZES[name]), ""
             with self._noted():
                 above = over(figure)
             self.boxes[name].value = _framed(name, plots.to_svg(figure, label=label) + above)
             self.num_drawn += 1
+            self._drawn[name] = key
 
     @contextlib.contextmanager
     def _noted(self, *names: str) -> Iterator[None]:

@@ -113,7 +113,7 @@ class Runner:
                 check_gradients=self._view.check.value,
                 by_cell=by_cell,
             )
-            page.job = job
+            page.begin(job)
             page.forecasts.hold(True)
             page.show_ready(True)
             self._view.show_progress(0.0)

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,6 +244,29 @@ def test_where_nothing_measured_fits_the_next_step_is_offered(now, remedy):
     line = advice.advice_line(run.result, [run], 2**10)
     assert line.remedy == remedy
     assert "_" not in line.text
+
+
+def test_more_micro_batches_are_offered_with_what_they_do_to_the_gradient():
+    (run,) = logged(make_result(Outcome.OUT_OF_MEMORY, config=config(16, 4, memory_budget=0.0)))
+    line = advice.advice_line(run.result, [run], 2**10, lambda asked: "gradient differs")
+    assert line.text.endswith("try accumulation 8 (gradient differs)")
+
+
+def test_what_micro_batches_do_is_not_looked_for_beside_a_job(monkeypatch):
+    page = SimpleNamespace(guarded=nullcontext, lock=nullcontext(), closed=False, job=None,
+                           _effects={}, _effect_of=lambda name: None, _workloads={"tiny": None},
+                           refresh=lambda: None)  # fmt: skip
+    seen = []
+
+    def effect(workload, cancel):
+        seen.append(cancel.is_set())
+        Page.begin(page, "a job")
+        return AccumulationEffect(same="unknown", why="stopped") if cancel.is_set() else None
+
+    monkeypatch.setattr("memlab._panel.page.accumulation_effect", effect)
+    Page._judge(page, "tiny")
+    Page._judge(page, "tiny")  # the job goes on
+    assert (seen, page._effects) == ([False], {})
 
 
 def test_what_stands_before_the_first_forward_is_said_to_be_beyond_help():

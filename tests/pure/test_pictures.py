@@ -146,6 +146,18 @@ def test_a_picture_that_cannot_be_drawn_says_so_and_takes_no_other_with_it(
     assert [str(error) for error in pictures.failed] == ["batch_size=12 does not divide"]
 
 
+def test_a_picture_is_drawn_again_after_a_failure_and_for_new_words(pictures, monkeypatch):
+    now, drawn = scene(prediction=predicted()), []
+    with monkeypatch.context() as patch:
+        patch.setattr(plots, "peak_bar", broken)
+        pictures.draw(now)
+    for said in ("", "gradient differs", "gradient differs"):
+        pictures.said_of_division = lambda _, said=said: said
+        pictures.draw(now)
+        drawn.append((pictures.num_drawn, "<svg" in pictures.boxes["peak"].value))
+    assert drawn == [(2, True), (4, True), (4, True)]
+
+
 def test_a_readout_that_fails_leaves_the_picture(pictures):
     pictures._lowering, now = broken, scene(prediction=predicted())
     pictures.draw(now)
