@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from memlab.arguments.quoting import shown
-from memlab.errors import MemlabError
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.saving.contents import PROGRESS, RANDOM, STATE, WEIGHT, states_in, weights_in
 from memlab.step import Step
 from memlab.techniques.optimizers.optimizers import state_of
@@ -33,18 +33,22 @@ NAME = "update-{:08d}"
 COMPLETE = re.compile(r"update-(\d{8})")
 PARTIAL = ".partial"
 METADATA = ".metadata"  # the file that DCP writes last
+PLAIN = (bool, int, float, str, type(None))  # values that are saved beside tensors
+KERNELS = ("foreach", "fused", "capturable", "differentiable")  # another step may use others
 
 
 def save(step: Step, num_updates: int, folder: Path) -> Path:
     """Write a checkpoint, all ranks together, and return its folder."""
     target = folder / NAME.format(num_updates)
     partial = folder / (target.name + PARTIAL)
+    values = _values_in(step)
     if _is_first():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
     _wait()
 
-    state = {**weights_in(step), **states_in(step), **_progress(step, num_updates)}
+    state = {**weights_in(step), **states_in(step), **values}
+    state.update(_progress(step, num_updates))
     # copies ahead of the file would only take host memory
     writer = FileSystemWriter(partial, per_thread_copy_ahead=0)
     with _quiet():
@@ -103,11 +107,36 @@ def newest(folder: Path) -> Path:
     return max(complete, key=lambda path: path.name)
 
 
+def _values_in(step: Step) -> dict[str, Any]:
+    """Return the optimizer state that is no tensor, such as a count of updates, by path and name.
+
+    Raises:
+        UnsupportedError: it is neither a number nor text.
+    """
+    held = state_of(step.optimizer)
+    found = {}
+    for path, parameter in step.with_loss.named_parameters():
+        for key, value in held.get(parameter, {}).items():
+            if type(value) in PLAIN:
+                found[f"{STATE}{path}: {key}"] = value
+            elif not isinstance(value, torch.Tensor):
+                raise UnsupportedError(
+                    f"the optimizer's state[{key!r}] is a {type(value).__name__}, which a "
+                    "checkpoint cannot hold; allowed are tensors, numbers and text: keep each "
+                    "tensor under a name of its own"
+                )
+    return found
+
+
 def _progress(step: Step, num_updates: int) -> dict[str, Any]:
     """Return what else training continues with."""
     said = {
         "num_updates": num_updates,
         "learning_rates": [group["lr"] for group in step.optimizer.param_groups],
+        "groups": [
+            {k: v for k, v in group.items() if type(v) in PLAIN and k not in KERNELS}
+            for group in step.optimizer.param_groups
+        ],
         "schedule": None if step.scheduler is None else step.scheduler.state_dict(),
         "loss_scale": None if step.scaler is None else step.scaler.state_dict(),
     }
@@ -118,6 +147,8 @@ def _continued(step: Step, said: Mapping[str, Any]) -> int:
     """Let schedule and loss scale go on; return the number of updates made before."""
     for group, rate in zip(step.optimizer.param_groups, said["learning_rates"], strict=True):
         group["lr"] = rate
+    for group, values in zip(step.optimizer.param_groups, said.get("groups", ()), strict=False):
+        group.update(values)
     if step.scheduler is not None and said["schedule"] is not None:
         step.scheduler.load_state_dict(said["schedule"])
     if step.scaler is not None and said["loss_scale"] is not None:
@@ -141,16 +172,17 @@ def _check_same(
         )
 
 
-def _empty_states(step: Step, stored: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return tensors to load the state into that this rank will keep."""
+def _empty_states(step: Step, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors to load the state into that this rank will keep; None for a plain value."""
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     paths = dict(step.with_loss.named_parameters())
-    found = {}
+    found: dict[str, Any] = {}
     for name, kept in stored.items():
         path = name.removeprefix(STATE).partition(": ")[0]
         if name.startswith(STATE) and paths.get(path) in groups:
-            found[name] = _empty(paths[path], kept, groups[paths[path]])
+            is_tensor = hasattr(kept, "properties")
+            found[name] = _empty(paths[path], kept, groups[paths[path]]) if is_tensor else None
     return found
 
 

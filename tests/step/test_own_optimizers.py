@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure, verify
+from memlab import StepConfig, Workload, measure, training_step, verify
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
 from memlab.exporting.export import export_script
 from memlab.step import build_step, set_seed
@@ -446,3 +446,22 @@ def test_each_of_several_optimizers_goes_on_from_a_state_dict():
     moved = [old[0] - weight[0].item() for old, weight in zip(before, weights, strict=True)]
     assert moved == pytest.approx([0.25, 0.5])
     assert both.state[weights[1]]["step"] == 2
+
+
+@pytest.mark.parametrize("kind", [Counts, OfAGroup])
+def test_a_checkpoint_holds_the_numbers_of_an_optimizer(kind, tmp_path):
+    workload, config = with_own(None), StepConfig(batch_size=8, optimizer=kind)
+    step, other = (training_step(workload, config, "cpu", seed=seed) for seed in (0, 1))
+    batch = workload.make_batch(8)
+    step(batch)
+    step.save(tmp_path)
+    other.load(tmp_path)
+    assert [step(batch) for _ in range(3)] == [other(batch) for _ in range(3)]
+
+
+def test_a_checkpoint_of_a_state_in_lists_is_refused_by_name(tmp_path):
+    workload, config = with_own(None), StepConfig(batch_size=8, optimizer=Nested)
+    step = training_step(workload, config, "cpu")
+    step(workload.make_batch(8))
+    with pytest.raises(UnsupportedError, match=r"state\['factors'\] is a list"):
+        step.save(tmp_path)
