@@ -80,7 +80,7 @@ def gradient_verdict(
         return Verdict(OPEN, "gradient: not checked yet", "a few samples are being tried")
     if effect.same == "yes":
         return Verdict(GOOD, "gradient: unchanged", "equal within rounding")
-    if effect.same == "unknown":
+    if effect.same in ("refused", "unknown"):
         return Verdict(OPEN, "gradient: not checked", str(effect))
     return Verdict(WARN, "gradient differs from that of the whole batch", effect.why)
 

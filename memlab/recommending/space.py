@@ -214,6 +214,8 @@ def _accumulation_steps(
     """Return the numbers of micro-batches to try, and why there are no others."""
     own, is_asked_for = (base.accumulation_steps,), allow is not None and not exact
     said = str(found)
+    if found.same == "refused":
+        return own, (f"The batch is not divided, because {said}.",)
     if found.same == "no" and not is_asked_for and (exact or not found.draws):
         how = "exact=False" if exact else "allow=['accumulation_steps', ...]"
         how += " with allow=['accumulation_steps', ...]" * (exact and not found.draws)

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memlab.arguments.units import MIB, format_bytes
 from memlab.config import Optimizer, Precision, StepConfig
 from memlab.devices.generators import preserved_random_state
+from memlab.errors import UnsupportedError
 from memlab.measuring.inspect import build_cheaply
 from memlab.running import Progress, Report, explain
 from memlab.step import set_seed
@@ -49,7 +50,8 @@ class AccumulationEffect:
     """What micro-batches do to the gradient of a workload.
 
     Attributes:
-        same: "yes", "no" or "unknown": whether they give the gradient of the whole batch.
+        same: "yes", "no" or "unknown": whether they give the gradient of the whole batch. "refused"
+            of a step that has no micro-batches, as with several losses.
         why: a sentence without its full stop, which names the module or what was seen.
         draws: of a "no", whether random numbers are the reason, or hide whether there is another.
     """
@@ -64,6 +66,8 @@ class AccumulationEffect:
             return ""
         if self.same == "no":
             return f"micro-batches give another gradient: {self.why}"
+        if self.same == "refused":
+            return f"micro-batches are refused: {self.why}"
         return (
             f"it is not known whether micro-batches give the same gradient: {self.why}; "
             "memlab.verify of a config with accumulation_steps=2 tells"
@@ -113,6 +117,8 @@ def _observed(workload: Workload) -> AccumulationEffect:
             if same == "no":
                 what = f"of {samples} samples in {steps} micro-batches, {why}"
                 return AccumulationEffect(same="no", why=what, draws=draws)
+            if same == "refused":
+                return AccumulationEffect(same=same, why=why)
             if same == "unknown" and number < SURE:
                 unknown = unknown or why
             is_seen |= same == "yes" and has_gradient
@@ -128,7 +134,7 @@ def _observed(workload: Workload) -> AccumulationEffect:
 def _one(
     workload: Workload, config: StepConfig, seed: int, kept: KeptState
 ) -> tuple[str, str, bool, bool]:
-    """Return "yes", "no" or "unknown", why, whether there is a gradient, and whether it draws."""
+    """Return "yes", "no", "refused" or "unknown", why, whether there is a gradient or a draw."""
     device = torch.device("cpu")
     try:
         divided = run_updates(workload, config, device, seed, num_updates=1)
@@ -136,6 +142,8 @@ def _one(
         kept.put_back()
         same, why = judge_full_batch(workload, config, device, seed, divided)
     except (Exception, SystemExit) as error:  # of a person's own functions
+        if is_refusal(error):
+            return "refused", str(error), False, False
         outcome, message = explain(error, "a few samples")
         return (
             "unknown",
@@ -196,6 +204,12 @@ def silence(model: torch.nn.Module) -> list[str]:
         else:
             module.eval()
     return paths
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an error says that this step has no micro-batches."""
+    is_unsupported = isinstance(error, UnsupportedError)
+    return is_unsupported and str(error).startswith("accumulation_steps=")
 
 
 def drawing(what: str) -> AccumulationEffect:

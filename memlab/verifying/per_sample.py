@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from memlab.config import StepConfig
 from memlab.errors import MemlabError
 from memlab.recording.fake_workload import over_fakes
 from memlab.recording.tracker import Tracker, record_fake
@@ -28,12 +29,13 @@ from memlab.running import Progress, Report
 from memlab.step import set_seed
 from memlab.techniques.accumulation import parts_of, weights
 from memlab.techniques.batches import tensors_of
+from memlab.techniques.loss.several_losses import several_losses
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
 from memlab.torch_private.operators import schema_of
 from memlab.trace import Phase
-from memlab.verifying.accumulation import AccumulationEffect, drawing, silence
+from memlab.verifying.accumulation import AccumulationEffect, drawing, is_refusal, silence
 from memlab.workload import Workload
 
 SAMPLES, PARTS = 4, 2
@@ -138,7 +140,8 @@ def judged_by_shapes(workload: Workload, *, report: Report) -> AccumulationEffec
     try:
         record_fake(run, tracker)
     except (_Undecided, MemlabError) as error:
-        return AccumulationEffect(same="unknown", why=str(error))
+        same = "refused" if is_refusal(error) else "unknown"
+        return AccumulationEffect(same=same, why=str(error))
     except Exception as error:  # whatever a model or a loss raises over fake tensors
         why = f"it could not be looked at over fake tensors ({type(error).__name__}: {error})"
         return AccumulationEffect(same="unknown", why=why[:300])
@@ -163,6 +166,8 @@ def _run(fake: Workload, model: torch.nn.Module, samples: int) -> _FakeLoss:
     batch, look = fake.make_batch(samples), _Look()
     with look:
         loss = fake.compute_loss(model, batch)
+    if not isinstance(loss, torch.Tensor):
+        several_losses(loss, StepConfig(batch_size=SAMPLES, accumulation_steps=PARTS), {})
     return _FakeLoss(look.calls, loss, tensors_of(batch))
 
 

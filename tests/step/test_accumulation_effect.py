@@ -94,6 +94,22 @@ def test_a_ladder_is_kept_where_nothing_can_be_told_of_its_micro_batches(monkeyp
     assert any("it cannot be built now" in note for note in rungs[-1].notes)
 
 
+def test_several_losses_are_not_divided():
+    def losses(model, batch):
+        image, text = model(*batch)
+        return {"image": image.square().mean(), "text": text.pow(4).mean()}
+
+    one = accumulation.case("contrastive, CLIP").workload
+    workload = replace(one, name="two losses", compute_loss=losses)
+    for job in ("accumulation", "per_sample"):
+        found = isolation.run(job, {"workload": workload}, timeout_seconds=300)
+        assert found.same == "refused"
+    ranked = recommend(workload, "1GiB", 32, "cpu", allow=ALLOWED, confirm=0)
+    assert {each.config.accumulation_steps for each in ranked} == {1}
+    assert any("not divided, because micro-batches are refused" in note for note in ranked.notes)
+    assert not any("memlab.verify" in note for note in ranked.notes)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", memlab.workloads.names())
 def test_the_loss_of_a_workload_of_the_zoo_is_a_mean_over_the_samples(name):
