@@ -465,3 +465,9 @@ def test_a_checkpoint_of_a_state_in_lists_is_refused_by_name(tmp_path):
     step(workload.make_batch(8))
     with pytest.raises(UnsupportedError, match=r"state\['factors'\] is a list"):
         step.save(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "held"), [("sgd", "the learning rate"), (half_rate, "the param")])
+def test_a_script_says_what_the_optimizer_around_those_in_backward_holds(kind, held):
+    config = StepConfig(batch_size=8, optimizer=kind, optimizer_in_backward=True)
+    assert f"# it holds {held}" in export_script(with_own(None), config, "cpu")

@@ -140,12 +140,13 @@ def source(made: str, learning_rate: float | None) -> ScriptLines:
         made: the expression that makes an optimizer of the parameters `own`.
         learning_rate: of all parameters, until a schedule sets another; None is their own.
     """
+    held = "the learning rate for all" if learning_rate is not None else "the parameters alone"
     rate = 'own.param_groups[0]["lr"] = held().param_groups[0]["lr"]\n        '
     return ScriptLines(
         imports=("import weakref",),
         functions=(HOOKS.replace("{rate}", "" if learning_rate is None else rate),),
         optimizer=(
-            "# it holds the learning rate for all; its own step finds no gradients",
+            f"# it holds {held}; its own step finds no gradients",
             f"optimizer = torch.optim.SGD(parameters, lr={learning_rate or 0.0})",
             f"update_in_backward(optimizer, lambda own: {made})",
         ),
