@@ -21,7 +21,7 @@ from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
 from memlab.store.keeping import kept
 from memlab.store.rows import RunArguments
-from memlab.verifying.accumulation import AccumulationEffect
+from memlab.verifying.accumulation import AccumulationEffect, shortened
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
 from memlab.worker.bar import shows_progress
@@ -355,7 +355,8 @@ def accumulation_effect(
     found = AccumulationEffect(same="unknown", why="")
     for job in ("accumulation", "per_sample"):
         try:
-            answer: AccumulationEffect = run(job, {"workload": workload})
+            asked = workload if job == "accumulation" else shortened(workload)
+            answer: AccumulationEffect = run(job, {"workload": asked})
         except (Ended, MemlabError) as error:  # what was found beside it stays
             answer, key = AccumulationEffect(same="unknown", why=str(error)), None
         both = "; ".join(filter(None, [found.why, answer.why]))

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memlab.arguments.units import MIB, format_bytes
 from memlab.config import Optimizer, Precision, StepConfig
 from memlab.devices.generators import preserved_random_state
-from memlab.errors import UnsupportedError
+from memlab.errors import MemlabError, UnsupportedError
 from memlab.measuring.inspect import build_cheaply
 from memlab.running import Progress, Report, explain
 from memlab.step import set_seed
@@ -38,6 +38,7 @@ from memlab.workload import Workload
 CASES = ((6, 2), (6, 3), (5, 2), (4, 4), (32, 4), (64, 2))
 """Samples and micro-batches; the last ones only of what is small."""
 
+SHORT = 16  # of sequences whose length a workload can change
 SURE = 4  # cases that every workload has to pass
 SEEDS = 2  # batches of each case
 MOST_BYTES = 32 * MIB  # of parameters; a run holds about six times as much
@@ -72,6 +73,20 @@ class AccumulationEffect:
             f"it is not known whether micro-batches give the same gradient: {self.why}; "
             "memlab.verify of a config with accumulation_steps=2 tells"
         )
+
+
+def shortened(workload: Workload) -> Workload:
+    """Return the workload with small samples, if it can be made with such: by its caller only."""
+    own = workload.sample_size
+    if own is None or own.varies:
+        return workload
+    for size in (*((SHORT,) if own.dimensions == 1 else ()), *own.offered[:1]):
+        try:
+            if size < own.value:
+                return workload.resized(size)
+        except MemlabError:
+            continue
+    return workload
 
 
 def accumulation_in_process(workload: Workload, *, report: Report) -> AccumulationEffect:

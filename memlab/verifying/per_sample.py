@@ -39,7 +39,6 @@ from memlab.verifying.accumulation import AccumulationEffect, drawing, is_refusa
 from memlab.workload import Workload
 
 SAMPLES, PARTS = 4, 2
-SHORT = 16  # of sequences whose length a workload can change
 SEEDS = 2
 MOST_NUMBERS = 6e7  # in what runs for real
 TOLERANCE = 1e-6  # numbers of terms may be fp32
@@ -124,7 +123,6 @@ class _FakeLoss:
 def judged_by_shapes(workload: Workload, *, report: Report) -> AccumulationEffect:
     """Return what micro-batches do to the gradient, without running the model."""
     report(Progress(text="whether micro-batches give the same gradient, by shapes", fraction=0.0))
-    workload = _short(workload)
     tracker, found = Tracker("cpu"), list[AccumulationEffect]()
 
     def run(mode: FakeTensorMode) -> None:
@@ -146,20 +144,6 @@ def judged_by_shapes(workload: Workload, *, report: Report) -> AccumulationEffec
         why = f"it could not be looked at over fake tensors ({type(error).__name__}: {error})"
         return AccumulationEffect(same="unknown", why=why[:300])
     return found[0]
-
-
-def _short(workload: Workload) -> Workload:
-    """Return the workload with small samples, if it can be made with such."""
-    own = workload.sample_size
-    if own is None or own.varies:
-        return workload
-    for size in (*((SHORT,) if own.dimensions == 1 else ()), *own.offered[:1]):
-        try:
-            if size < own.value:
-                return workload.resized(size)
-        except MemlabError:
-            continue
-    return workload
 
 
 def _run(fake: Workload, model: torch.nn.Module, samples: int) -> _FakeLoss:
