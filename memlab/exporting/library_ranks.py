@@ -52,12 +52,13 @@ def sharded_classes(model):
 
 REPORT = '''
 def report(losses):
-    """Print the mean over the ranks of the loss of each update; `losses` are of micro-batches."""
+    """Print the mean loss of the ranks for each update, of `losses` of micro-batches, and leave."""
     for step in range(NUM_STEPS):
         parts = losses[step * ACCUMULATION_STEPS : (step + 1) * ACCUMULATION_STEPS]
         loss = mean_of_ranks(float(sum(parts)) / ACCUMULATION_STEPS, parts[0].device)
         if dist.get_rank() == 0:
             print(f"step {step + 1}: loss {loss}")
+    dist.destroy_process_group()  # the library leaves it open, and Gloo's threads may then abort
 '''.strip()
 
 

@@ -76,7 +76,8 @@ plugin.transformer_cls_names_to_wrap = sharded_classes(model)
 REPORT = 'print(f"step {step}: loss {total}")'
 OF_RANKS = """\
 total = mean_of_ranks(total, accelerator.device)
-        accelerator.print(f"step {step}: loss {total}")"""
+        accelerator.print(f"step {step}: loss {total}")
+    accelerator.end_training()  # leave the group, or Gloo's threads may abort"""
 
 
 def loop(workload: Workload, config: StepConfig, device: torch.device, plan: Plan | None) -> Loop:

@@ -56,6 +56,11 @@ class Steps:
         """Whether nothing more is begun."""
         return self.rest_seconds <= (self.patience if self.best else 0.0)
 
+    def found(self, best: str) -> None:
+        """Say at once what is the best so far."""
+        self.best = best
+        self(Progress(text="found one that fits", fraction=1.0))
+
     def __call__(self, progress: Progress) -> None:
         """Pass progress on."""
         if self.tell is None:

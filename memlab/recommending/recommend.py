@@ -6,6 +6,7 @@ machine, a few are measured: the best of each number format, and the fastest aft
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -150,7 +151,15 @@ def recommend(
 
     def goal_of(one: Workload) -> Goal:
         """Return what is searched of one workload."""
-        inspect_workload(one, timeout_seconds=timeout_seconds)  # it raises if that cannot be built
+        known = known_of(one, target, seed, beside=len(combinations.workloads))
+        with ThreadPoolExecutor(1) as beside:  # two workers import the libraries of a model at once
+            built = beside.submit(inspect_workload, one, timeout_seconds=timeout_seconds)
+            if len(combinations.workloads) == 1:
+                known.predicted(one, base, device, {
+                    "seed": seed, "timeout_seconds": timeout_seconds,
+                    "on_progress": steps, "cancel": cancel,
+                }, every_rank=False)  # fmt: skip
+            built.result()  # it raises if that cannot be built
         return Goal(
             workload=one,
             space=space_of(
@@ -159,7 +168,7 @@ def recommend(
                 partial(
                     accumulation_effect,
                     one,
-                    timeout_seconds=min(patience, LONGEST_TRIAL),
+                    timeout_seconds=min(patience / 2, LONGEST_TRIAL),  # for each of two trials
                     on_progress=steps,
                     cancel=cancel,
                 ),
@@ -175,7 +184,7 @@ def recommend(
             seed=seed,
             timeout_seconds=timeout_seconds,
             cancel=cancel,
-            known=known_of(one, target, seed, beside=len(combinations.workloads)),
+            known=known,
             steps=steps,
         )
 

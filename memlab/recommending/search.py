@@ -442,7 +442,7 @@ class _BestFirst:
             found.fitting = sorted(self.best_of.values(), key=lambda one: one.rank)
             fastest = self.race.fastest
             assert fastest is not None
-            self.goal.steps.best = in_brief(fastest.result)
+            self.goal.steps.found(in_brief(fastest.result))
 
     def _learn(self, key: tuple[str, ...], alternative: Alternative, nbytes: int) -> None:
         """Note what an exact prediction says of other estimates of the same step."""
