@@ -26,7 +26,7 @@ from memlab.errors import WorkloadError
 from memlab.measuring.collective_calls import CollectiveCalls
 from memlab.measuring.collective_threads import paused_for, unseen_free_bytes
 from memlab.meters import cuda
-from memlab.meters.lifetimes import build_peak_bytes, first_crossing, step_memory
+from memlab.meters.lifetimes import build_peak_bytes, first_crossing, growth_notes, step_memory
 from memlab.meters.meter import Meter, record
 from memlab.plan import Plan
 from memlab.recording.scripted import NUM_STEPS, SETTLED, is_scripted, noticed_script_functions
@@ -177,6 +177,8 @@ def _memory_pass(
     last = len(peaks) - 1
     facts, said = _facts_of_trace(trace, last), _said_by(len(peaks), *settled[0])
     said += _left_over(trace, config)
+    if len(trace.nbytes) and last > 0 and config.sharding is Sharding.NONE:
+        said += growth_notes(trace, last)
 
     if (stats := peaks[last]) is not None:
         facts["peak_reserved_bytes"] = stats.reserved_bytes

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memlab.arguments.units import format_bytes
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Place, Timeline, Trace
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LOG_SOFTMAX = "aten::_log_softmax"
 OF_LOSS = ("log_softmax", "nll_loss")  # in the names of the operators of a cross entropy
+LEAST_GROWTH = 1e-3  # of the peak
 ROUNDING = 512  # bytes, to which the allocator of a card rounds blocks up
 COLUMN = {category: i for i, category in enumerate(CATEGORIES)}
 BORN_AS = {
@@ -142,6 +144,22 @@ def step_memory(trace: Trace, step: int) -> StepMemory:
         trace=trace,
         blocks=blocks,
     )
+
+
+def growth_notes(trace: Trace, step: int) -> list[str]:
+    """Say if more is held after a step than after the one before: later ones then hold still more.
+
+    That is so of a memory of earlier batches that is not full yet, and of every leak.
+    """
+    held = np.cumsum(trace.nbytes)
+    steps = np.array([i.step for i in trace.intervals])[trace.interval]
+    before, after = (int(held[np.flatnonzero(steps == s)[-1]]) for s in (step - 1, step))
+    if after - before < LEAST_GROWTH * held[steps == step].max():
+        return []
+    return [
+        f"After this step {format_bytes(after - before)} more are held than after the one before: "
+        "the workload keeps tensors from step to step, and later steps may hold still more."
+    ]
 
 
 def build_peak_bytes(trace: Trace) -> int:

@@ -20,7 +20,7 @@ from memlab.costs.recorded_step import Failure, RecordedStep, from_recorded_step
 from memlab.costs.targets import Kernels, seconds_of_intervals
 from memlab.devices.cards import Target
 from memlab.devices.here import describe, versions_here
-from memlab.meters.lifetimes import build_peak_bytes, step_memory
+from memlab.meters.lifetimes import build_peak_bytes, growth_notes, step_memory
 from memlab.plan import Plan
 from memlab.predicting import launches
 from memlab.predicting.check_against_runs import Attempt, Measured, check_against_runs
@@ -301,7 +301,8 @@ def _facts(
     memory = step_memory(trace, 1)
     allocated = memory.peak_bytes
     seconds = forecast.step_seconds(sizes)
-    recording = forecast.program.recording
+    recording, is_same = forecast.program.recording, config.sharding is Sharding.NONE
+    is_same &= forecast.program.other_size == forecast.program.size  # both steps have one batch
     return {
         "timeline": memory.timeline,
         "peak_allocated_bytes": allocated,
@@ -319,6 +320,7 @@ def _facts(
             *kernels.notes,
             *recording.assumptions,
             *_width_notes(held),
+            *(growth_notes(trace, 1) if is_same else ()),
             *peak_notes(config, build_peak_bytes(trace)),
         ),
     }

@@ -456,3 +456,31 @@ def test_what_a_model_keeps_of_its_last_batch_is_as_large_as_the_batch(kind, siz
     predicted = memlab.predict(workload, config, "cpu")
     assert measured.outcome == predicted.outcome == Outcome.OK, (measured, predicted)
     assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+
+
+class KeepsMore(torch.nn.Module):
+    """Keeps what it has seen, at most so many batches."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layer, self.most, self.seen = torch.nn.Linear(32, 32), most, []
+
+    def forward(self, x):
+        self.seen = [*self.seen, self.layer(x).detach()][-self.most :]
+        return self.layer(x) + sum(each.mean() for each in self.seen)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_what_grows_from_step_to_step_is_said(most):
+    workload = dataclasses.replace(
+        with_model(lambda: KeepsMore(most)),
+        compute_loss=lambda model, batch: model(batch[0]).square().mean(),
+    )
+    config = StepConfig(batch_size=6)
+    measured = memlab.measure(workload, config, "cpu", repeats=1, warmup=0)
+    predicted = memlab.predict(workload, config, "cpu")
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+    for result in (measured, predicted):
+        said = [note for note in result.notes if "the workload keeps tensors" in note]
+        assert bool(said) == (most > 1)
+        assert all("768 B more are held" in note for note in said)
