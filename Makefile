@@ -109,8 +109,8 @@ endef
 # for the smaller ones
 
 $(SET_UP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
-		echo "memlab needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
+		echo "memlab needs Python 3.11 to 3.14, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 			"run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@echo "The first set-up takes 2 to 10 minutes. It downloads about 0.5 GB; on Linux about 3 GB," \
 		"because PyTorch brings CUDA's libraries there. All of it goes into $(VENV)."
