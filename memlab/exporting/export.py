@@ -1,7 +1,7 @@
 """`export_script`: a step as a file that a person would have written."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from memlab.arguments.checks import checked
 from memlab.arguments.quoting import shown
 from memlab.config import Sharding, StepConfig
-from memlab.errors import UnsupportedError
+from memlab.errors import MemlabError, UnsupportedError, WorkloadError
 from memlab.exporting import (
     finetuned_text,
     whole_file,
@@ -28,13 +28,11 @@ from memlab.records.targets import target_for
 from memlab.running import Ended
 from memlab.techniques import every
 from memlab.techniques.accumulation import has_samples_first
-from memlab.techniques.batch_tensors import map_tensors
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.loss.loss_tensors import tensors_of_loss
 from memlab.techniques.recompute import policies
 from memlab.techniques.sharding.deepspeed_settings import OF_TORCH, STAGES
 from memlab.techniques.sharding.ranks import is_tensor_parallel
-from memlab.verifying.kept_state import KeptState
 from memlab.worker.isolation import runner
 from memlab.workload import Workload
 from memlab.workloads import check_installed
@@ -106,7 +104,7 @@ def export_script(
     where = torch.device(kind)
     _check_split(workload, config)
     _check_engine(config, flavor)
-    _check_loss(workload)
+    remark = _check_loss(workload)
     if flavor in LIBRARIES:
         check(workload, config, where, flavor)
         _check_base(workload, config, flavor)
@@ -118,7 +116,7 @@ def export_script(
     else:
         layers = layers_of(workload, config, device)
         loop = with_pytorch.loop(workload, config, where, plan, layers)
-    text = whole_file.written(workload, config, kind, loop)
+    text = whole_file.written(workload, config, kind, replace(loop, remark=remark))
     _check_own_tensors(workload, kind)
     return text
 
@@ -146,20 +144,25 @@ def _check_base(workload: Workload, config: StepConfig, flavor: Flavor) -> None:
         )
 
 
-def _check_loss(workload: Workload) -> None:
-    """Refuse several losses, which are seen if the forward runs without memory."""
-    loss: Any = None
-    kept = KeptState(workload.compute_loss)
-    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-        batch = map_tensors(lambda tensor: tensor.to("meta"), workload.make_batch(2))
-        with torch.device("meta"):
-            loss = workload.compute_loss(workload.build_model(), batch)
-    kept.put_back()
-    if isinstance(loss, Mapping | Sequence):
+def _check_loss(workload: Workload) -> str:
+    """Refuse several losses, and what is no loss; return a remark where it cannot be seen.
+
+    Raises:
+        UnsupportedError: there are several losses.
+        WorkloadError: the loss is not a scalar that can be trained.
+    """
+    try:
+        found, why = runner(True, PLANNING_SECONDS, None, None)("loss", {"workload": workload})
+    except (Ended, MemlabError) as error:
+        found, why = "unknown", str(error)
+    if found == "several":
         raise UnsupportedError(
             f"{shown(workload.name)} has several losses, and memlab writes no script with an "
             "update for each; write the loop as docs/training.md does, or return one loss"
         )
+    if found == "wrong":
+        raise WorkloadError(why)
+    return f"memlab could not see whether compute_loss returns one loss: {why}" if why else ""
 
 
 def _check_own_tensors(workload: Workload, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from memlab.techniques.source import merged
 from memlab.workload import Workload
 
 NUM_STEPS = 10
+WIDTH = 88  # characters of a line of the docstring
 SHOWN_NAME = 60  # characters of a workload's name in the docstring
 FUTURE = "from __future__ import annotations"
 
@@ -49,6 +51,7 @@ class Loop:
         settings: more constants of the script, a line each.
         needs: what to install besides PyTorch and what the workload needs.
         launch: the command that starts it in several processes.
+        remark: what a reader has to know about the loss; empty if there is nothing.
     """
 
     title: str
@@ -58,6 +61,7 @@ class Loop:
     settings: tuple[str, ...] = ()
     needs: str = ""
     launch: str = ""
+    remark: str = ""
 
 
 def written(workload: Workload, config: StepConfig, device: str, loop: Loop) -> str:
@@ -96,10 +100,11 @@ def _docstring(workload: Workload, config: StepConfig, loop: Loop) -> str:
     settings = in_docstring(str(config)).replace(", ", "\n    ")
     needs = f"\nIt needs {loop.needs}.\n" if loop.needs else ""
     launch = f"\nStart its ranks with\n\n    {loop.launch}\n" if loop.launch else ""
+    remark = f"\n{textwrap.fill(in_docstring(loop.remark), WIDTH)}\n" if loop.remark else ""
     return (
         f'"""Train {name} with {loop.title}.\n\n'
         "Written by memlab, which is not needed here, for:\n\n"
-        f"    {settings}\n{needs}{launch}"
+        f"    {settings}\n{needs}{launch}{remark}"
         f'"""'
     )
 

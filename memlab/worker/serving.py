@@ -67,6 +67,12 @@ def _per_sample(**arguments: Any) -> Any:
     return judged_by_shapes(**arguments)
 
 
+def _loss(**arguments: Any) -> Any:
+    from memlab.verifying.one_loss import loss_in_process  # as above
+
+    return loss_in_process(**arguments)
+
+
 def _layers(**arguments: Any) -> Any:
     from memlab.planning.divided import layers_in_process  # as above
 
@@ -127,6 +133,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "inspect": inspect_in_process,
     "accumulation": accumulation_in_process,
     "per_sample": _per_sample,
+    "loss": _loss,
 }
 
 

@@ -255,6 +255,37 @@ def test_settings_for_one_loss_are_refused(fields):
         build_step(workload(), StepConfig(batch_size=8, **fields), "cpu")()
 
 
-def test_several_losses_are_not_exported():
-    with pytest.raises(UnsupportedError, match="several losses"):
-        export_script(workload(), StepConfig(batch_size=8), "cpu")
+def that_reads_a_value(model, batch):
+    losses = of_gan(model, batch)
+    return losses if losses["discriminator"].item() < 1e9 else {}
+
+
+def alone(model, batch):
+    return loss_d(model, batch[0], model.generator(batch[1]))
+
+
+@pytest.mark.parametrize("loss", [of_gan, that_reads_a_value])
+def test_several_losses_are_not_exported(loss):
+    several = dataclasses.replace(workload(), compute_loss=loss)
+    with pytest.raises(UnsupportedError, match="has several losses"):
+        export_script(several, StepConfig(batch_size=8), "cpu")
+
+
+def test_what_is_no_loss_is_not_exported():
+    wrong = dataclasses.replace(workload(), compute_loss=lambda *given: (alone(*given), None))
+    with pytest.raises(WorkloadError, match=r"compute_loss returned tuple.*return the loss alone"):
+        export_script(wrong, StepConfig(batch_size=8), "cpu")
+
+
+def that_fails(model, batch):
+    raise RuntimeError("no such file")
+
+
+def test_a_script_says_that_its_loss_could_not_be_seen():
+    scripts = [
+        " ".join(export_script(one, StepConfig(batch_size=8), "cpu").split())
+        for one in [dataclasses.replace(workload(), compute_loss=f) for f in (that_fails, alone)]
+    ]
+    said = "memlab could not see whether compute_loss returns one loss"
+    assert [f"{said}: " in script for script in scripts] == [True, False]
+    assert "RuntimeError: no such file" in scripts[0]

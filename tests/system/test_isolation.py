@@ -257,6 +257,7 @@ def test_verify_and_inspect_run_in_the_worker_too():
     in_others = {"layers", "measure_ranks", "verify_ranks"}  # test_exported_layers, test_ranks
     in_others |= {"measure_run", "predict_run"}  # test_whole_runs
     in_others |= {"accumulation", "per_sample"}  # test_accumulation_effect
+    in_others |= {"loss"}  # test_several_losses
     assert set(FUNCTIONS) == known | in_others
 
 
