@@ -445,4 +445,5 @@ class Page:
         self._garbage.note(self._view.pictures.num_drawn)
         if question and estimate and not is_asked and self.job is None:
             self._requests.ahead(question, estimate, self._before)
+            self._find_effect(question.workload_name)  # for advice to divide the batch
         self._elsewhere.refresh()

@@ -12,6 +12,7 @@ from memlab._panel.forecasts import Forecasts
 from memlab._panel.questions import How
 from memlab.predicting.predict import Prediction
 from memlab.running import Progress
+from memlab.verifying.accumulation import AccumulationEffect
 from memlab.worker import isolation
 from tests.forecast_parts import predicted, question, worker
 from tests.panel_parts import PATIENCE_SECONDS, make_workload, until
@@ -220,5 +221,28 @@ def test_another_number_of_micro_batches_is_estimated_at_once_and_says_so():
         assert "the exact prediction follows" in panel._view._costs.value
         forecasts_.hold(False)
         until(lambda: "predicted for h200" in panel._view._costs.value)
+    finally:
+        panel.close()
+
+
+def test_a_panel_at_rest_has_looked_once_at_what_micro_batches_would_do(monkeypatch):
+    asked = []
+
+    def effect(workload, cancel):
+        asked.append(workload.name)
+        return AccumulationEffect(same="no", why="a sum")
+
+    monkeypatch.setattr("memlab._panel.page.accumulation_effect", effect)
+    panel = memlab.panel(make_workload(), device="h200", config=StepConfig(batch_size=8))
+    try:
+        page = panel._page
+        until(lambda: page._facts and page._effects)
+        said = page._said_of_division(StepConfig(batch_size=8))
+        assert said == "gradient differs from that of the whole batch"
+        panel.set(batch_size=4)
+        assert page.forecasts.wait(PATIENCE_SECONDS)
+        assert page._draw.wait(PATIENCE_SECONDS)
+        assert page._find_effect.wait(PATIENCE_SECONDS)
+        assert asked == ["tiny"]
     finally:
         panel.close()
