@@ -56,6 +56,7 @@ class StepResult:
         versions: torch, memlab, Python, processor or card, threads.
         config: the settings that ran.
         workload_name: the workload that ran.
+        own_optimizer: whether it has make_optimizer, which `config` does not say.
         peak_allocated_bytes: most bytes in live storages during a step in which the optimizer
             state exists (the second or a later one). After out of memory it covers what ran.
         peak_reserved_bytes: most bytes that the caching allocator held; None on a CPU. Kernels take
@@ -146,6 +147,7 @@ class StepResult:
     uncertainty: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     parameter_formats: tuple[str, ...] = ()
+    own_optimizer: bool = False
     printed: str = ""
     ranks: tuple["StepResult", ...] = ()
     rank_numbers: tuple[int, ...] = ()

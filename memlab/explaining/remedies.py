@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from memlab.config import (
     FP32_FORMATS,
@@ -32,7 +31,6 @@ from memlab.explaining.holdings import Group, blocks_pattern, patterns
 from memlab.result import StepResult
 from memlab.techniques import every, precision
 from memlab.techniques.compiling import compilation
-from memlab.techniques.technique import Setup
 from memlab.trace import CATEGORIES, PHASES, Category, Holding, Phase, Timeline
 
 LEAST_SHARE = 0.005  # of the peak; a remedy that frees less is not offered
@@ -136,7 +134,8 @@ def remedies(result: StepResult) -> tuple[Remedy, ...]:
         remedy
         for make in MAKERS
         for remedy in make(step)
-        if _is_possible(remedy.config)
+        # of the device with all estimators: that of a result was possible where it was made
+        if not every.is_refused(remedy.config, "cuda", own_optimizer=result.own_optimizer)
         and step.freed(dict.fromkeys(remedy.categories, 0.0)) > least
         and (remedy.freed_bytes is None or remedy.freed_bytes > least)
     ]
@@ -355,13 +354,6 @@ def _has_bf16(result: StepResult) -> bool | None:
         if not known.startswith("cuda") or card.title == name:  # else one of another machine
             return card.has_bf16
     return None
-
-
-def _is_possible(config: StepConfig) -> bool:
-    """Return whether no technique of this config is refused before a model is seen."""
-    # of the device with all estimators: that of a result was possible where it was made
-    asked = Setup(config=config, device=torch.device("cuda"))
-    return next(every.refusals(asked), None) is None
 
 
 MAKERS = (_accumulation, _checkpointing, _chunks, _mixed, _bf16, _optimizer, _in_backward,

@@ -90,6 +90,7 @@ def measure_in_process(
         "versions": versions_of(device),
         "config": config,
         "workload_name": workload.name,
+        "own_optimizer": workload.make_optimizer is not None,
         "memory_limit_bytes": memory_limit,
         "usable_memory_bytes": of_device(device).usable_bytes if device.type == "cuda" else None,
     }

@@ -99,6 +99,7 @@ def predict_in_process(
         "versions": versions_of(config, target),
         "config": config,
         "workload_name": workload.name,
+        "own_optimizer": workload.make_optimizer is not None,
         "memory_limit_bytes": memory_limit,
         "usable_memory_bytes": target.card and target.card.usable_bytes,
     }

@@ -283,7 +283,7 @@ class _BestFirst:
         is_full = has_too_large_states(goal, predicted.result)
         products = predicted.forecast.products_seconds if predicted.forecast else 0.0
         for settings in goal.space.with_one_more(one.settings, savers=not fits):
-            if not _is_refused(goal, settings, self.found):
+            if not (_name_of_last(settings) in self.found.refused or self._refuses(settings)):
                 is_faster = goal.space.is_faster(settings[-1])
                 if is_full and not is_faster and not goal.space.frees_states(settings[-1]):
                     continue
@@ -344,8 +344,10 @@ class _BestFirst:
                 self._wait(-1.0, 0.0, added)  # before all else
 
     def _refuses(self, settings: tuple[Settings, ...]) -> bool:
+        """Return whether a step is known to be refused, by its settings alone."""
         config = with_settings(self.goal.space.base, settings)
-        return every.is_refused(config, self.goal.target.kind)
+        own, kind = self.goal.workload.make_optimizer is not None, self.goal.target.kind
+        return every.is_refused(config, kind, own_optimizer=own)
 
     def _confirm_likely(
         self,
@@ -482,12 +484,6 @@ def _in_words(one: _Waiting) -> str:
     """Return what a step or an estimate adds to the base."""
     settings = one.alternative.settings if one.alternative else one.settings
     return " and ".join(map(in_words, settings)) or "the step as it is"
-
-
-def _is_refused(goal: Goal, settings: tuple[Settings, ...], found: Found) -> bool:
-    """Return whether a step is known to be refused, by its settings alone or by the model."""
-    config = with_settings(goal.space.base, settings)
-    return _name_of_last(settings) in found.refused or every.is_refused(config, goal.target.kind)
 
 
 def _name_of_last(settings: tuple[Settings, ...]) -> str:

@@ -62,9 +62,13 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
         yield from technique.refusals(asked)
 
 
-def is_refused(config: StepConfig, kind: str) -> bool:
-    """Return whether settings are refused on a kind of device ("cpu", "cuda"), with any model."""
-    return any(refusals(Setup(config=config, device=torch.device(kind))))
+def is_refused(config: StepConfig, kind: str, *, own_optimizer: bool = False) -> bool:
+    """Return whether settings are refused on a kind of device ("cpu", "cuda"), with any model.
+
+    `own_optimizer`: of a workload with make_optimizer.
+    """
+    device = torch.device(kind)
+    return any(refusals(Setup(config=config, device=device, own_optimizer=own_optimizer)))
 
 
 def check(

@@ -58,6 +58,7 @@ class Setup:
         card: the model of the card, if known; it says which number formats the card supports.
         plan: what to recompute, for a memory budget of the eager engine.
         workload: what is trained, if known.
+        own_optimizer: of a workload that is not known, whether it has make_optimizer.
         layers: those that several ranks divide, as `sharding.ranks.Divided` has them, if known.
     """
 
@@ -66,7 +67,14 @@ class Setup:
     card: Card | None = None
     plan: Plan | None = None
     workload: Workload | None = None
+    own_optimizer: bool = False
     layers: Mapping[str, tuple[str, int | None]] | None = None
+
+    @property
+    def has_make_optimizer(self) -> bool:
+        """Whether the workload makes its optimizer itself."""
+        workload = self.workload
+        return self.own_optimizer if workload is None else workload.make_optimizer is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

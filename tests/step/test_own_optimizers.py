@@ -10,11 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from memlab import StepConfig, Workload, measure, training_step, verify
+from memlab import (
+    StepConfig,
+    StepResult,
+    Workload,
+    explain,
+    measure,
+    predict,
+    training_step,
+    verify,
+)
 from memlab.errors import ConfigError, UnsupportedError, WorkloadError
 from memlab.exporting.export import export_script
 from memlab.step import build_step, set_seed
 from memlab.store.identity import setting_key, workload_key
+from memlab.techniques import every
 from memlab.techniques.optimizers.lion import Lion
 from memlab.techniques.optimizers.several import Several
 from tests.models import blocks
@@ -357,6 +367,15 @@ def test_a_workload_with_its_own_optimizer_takes_no_other():
         build_step(with_own(groups), StepConfig(offload_optimizer=True), "cpu")
     with pytest.raises(WorkloadError, match="make_optimizer=3 cannot be called"):
         with_own(3)
+
+
+def test_no_remedy_for_a_workload_with_its_own_optimizer_is_refused():
+    workload, config = with_own(lambda model: torch.optim.Adam(model.parameters())), StepConfig()
+    for result in (predict(workload, config, "cpu"), measure(workload, config, "cpu", repeats=1)):
+        offered = explain(StepResult.from_dict(result.to_dict())).remedies
+        assert offered
+        for remedy in offered:
+            every.check(remedy.config, torch.device("cpu"), workload=workload)
 
 
 def test_a_config_with_a_function_is_stored_sent_and_told_apart():

@@ -91,8 +91,7 @@ def refusals(asked: Setup) -> Iterator[Refusal]:
 
 def _of_own(asked: Setup) -> Iterator[Refusal]:
     """Refuse what cannot be asked of an optimizer that a person's own function makes."""
-    config, workload = asked.config, asked.workload
-    of_workload = workload is not None and workload.make_optimizer is not None
+    config, of_workload = asked.config, asked.has_make_optimizer
     if of_workload and config.optimizer != StepConfig().optimizer:
         yield Refusal(
             why=f"optimizer={said_of(config)} with a workload that has make_optimizer, which makes "
@@ -304,8 +303,8 @@ def said_of(config: StepConfig) -> str:
 
 def source(asked: Setup) -> ScriptLines:
     """Return the lines of a script that make the optimizer and its schedule."""
-    config, workload = asked.config, asked.workload
-    if workload is not None and workload.make_optimizer is not None:
+    config = asked.config
+    if asked.has_make_optimizer:
         made_by = ScriptLines(optimizer=("optimizer = as_one(make_optimizer(model))",))
         return together([whole(several), made_by])
 
@@ -516,7 +515,7 @@ TEMPORARIES = {
 
 def says(asked: Setup) -> str:
     """Return what state the optimizer keeps."""
-    if asked.workload is not None and asked.workload.make_optimizer is not None:
+    if asked.has_make_optimizer:
         return "the workload's own, by its make_optimizer"
     return STATES.get(asked.config.optimizer, f"made by {said_of(asked.config)}")
 

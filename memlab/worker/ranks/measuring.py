@@ -56,6 +56,7 @@ def measure_ranks(
         "device": str(device),
         "config": config,
         "workload_name": workload.name,
+        "own_optimizer": workload.make_optimizer is not None,
         "memory_limit_bytes": arguments["memory_limit"],
     }
     try:
