@@ -13,8 +13,8 @@ from typing import Any
 
 from memlab.arguments.attention import Attention as Attention
 from memlab.arguments.checks import Rule, count, rule_for
+from memlab.arguments.functions import named
 from memlab.arguments.loss_kernels import LossKernel as LossKernel
-from memlab.arguments.quoting import shown
 from memlab.arguments.rank_settings import FULLY_SHARDED as FULLY_SHARDED
 from memlab.arguments.rank_settings import MOST_RANKS, OF_DEEPSPEED, check_ranks
 from memlab.arguments.rank_settings import Sharding as Sharding
@@ -411,12 +411,8 @@ def _default(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, functools.partial):
-        given = [*map(shown, value.args), *(f"{k}={shown(v)}" for k, v in value.keywords.items())]
-        return f"partial({', '.join([_plain(value.func), *given])})"
     if callable(value):
-        name = getattr(value, "__qualname__", type(value).__name__)
-        return f"{getattr(value, '__module__', '')}.{name}"
+        return named(value)
     return str(value) if isinstance(value, StrEnum) else value
 
 

@@ -1,10 +1,58 @@
-"""Whether two functions are the same one, although each was made by a call of its own."""
+"""The names of functions, and whether two of them are the same one, made by a call each."""
 
 import types
 from functools import partial
 from typing import Any
 
-from memlab.arguments.quoting import is_a
+from memlab.arguments.quoting import is_a, shown
+
+
+def named(function: Any) -> str:
+    """Return the import path of a function, and what tells it from others of this path.
+
+    >>> named(partial(round, ndigits=2))
+    'partial(builtins.round, ndigits=2)'
+    >>> def adder(number):
+    ...     def add(value):
+    ...         return value + number
+    ...     return add
+    >>> named(adder(2))
+    'memlab.arguments.functions.adder.<locals>.add(number=2)'
+    """
+    if isinstance(function, partial):
+        given = [*map(_value, function.args), *_values(function.keywords)]
+        return f"partial({', '.join([named(function.func), *given])})"
+
+    name = getattr(function, "__qualname__", type(function).__name__)
+    path = f"{getattr(function, '__module__', '')}.{name}"
+    if not is_a(function, types.FunctionType):
+        return path
+    code, cells = function.__code__, function.__closure__ or ()
+    if code.co_name == "<lambda>":
+        columns = [column for *_, column, _ in code.co_positions() if column]
+        path += f" at {code.co_firstlineno}:{min(columns, default=0)}"
+    held = zip(code.co_freevars, cells, strict=True)
+    values = _values({key: _content(cell) for key, cell in held})
+    return f"{path}({', '.join(values)})" if values else path
+
+
+def _values(given: dict[str, Any]) -> list[str]:
+    return [f"{name}={_value(value)}" for name, value in given.items()]
+
+
+def _value(value: Any) -> str:
+    """Return a value as text without its address, which is another one in each process."""
+    own: Any = type(value).__repr__
+    if callable(value) or own is object.__repr__:
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return shown(value)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
 
 
 def is_same_function(one: Any, other: Any) -> bool:

@@ -107,7 +107,8 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= factor:
             scaled = seconds / factor
             return f"{scaled:.{0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2}f} {unit}"
-    return f"{seconds / 1e-6:.0f} us"
+    scaled = seconds / 1e-6
+    return f"{scaled:.0f} us" if abs(scaled) >= 1 or not scaled else f"{scaled:.2g} us"
 
 
 def from_milliseconds(milliseconds: float) -> float:
@@ -148,8 +149,11 @@ def format_percent(fraction: float) -> str:
 def signed_percent(error: float) -> str:
     """Return a signed relative error.
 
-    >>> signed_percent(-0.0078), signed_percent(0.0), signed_percent(0.123)
-    ('-0.78 %', '+0.00 %', '+12.3 %')
+    >>> signed_percent(-0.0078), signed_percent(0.0), signed_percent(0.123), signed_percent(1e-7)
+    ('-0.78 %', '+0.00 %', '+12.3 %', '+1e-05 %')
     """
     digits = 1 if abs(error) >= 0.1 else 2
-    return f"{round(100 * error, digits) + 0.0:+.{digits}f} %"  # 0.0: no minus before a zero
+    rounded = round(100 * error, digits)
+    if error and not rounded:
+        return f"{100 * error:+.1g} %"
+    return f"{rounded + 0.0:+.{digits}f} %"  # 0.0: no minus before a zero

@@ -157,7 +157,9 @@ def _of_results(
     differing = [name for name in (*WHAT, *settings) if frame[name].map(str).nunique() > 1]
     one, changed = given[0], given[0].config
     equal = [str(getattr(one, name)) for name in WHAT if name not in differing]
-    same = [part for part in str(changed).split(", ") if part.partition("=")[0] not in differing]
+    plain, default = changed.to_dict(), StepConfig().to_dict() | {"batch_size": None}
+    same = [f"{name}={plain[name]}" for name in settings
+            if name not in differing and plain[name] != default[name]]  # fmt: skip
 
     frame = frame.assign(
         **{
@@ -174,11 +176,34 @@ def _of_results(
             columns.remove("outcome")
     found = _of_frame(frame, ", ".join([*equal, *same]), dict.fromkeys([*differing, *columns]))
 
-    # a sentence that differs only in its numbers stands once
-    estimates = [one.message for one in given if one.message.startswith("interpolated")]
-    said = [*estimates, *(note for one in given for note in one.notes)]
-    notes = {re.sub(r"[\d.,]+", "", text): text for text in said}
-    return dataclasses.replace(found, notes=tuple(notes.values()))
+    is_named = frame.index.dtype != np.int64
+    rows = [str(name) if is_named else f"row {name + 1}" for name in frame.index]
+    estimates = [
+        (row, one.message)
+        for row, one in zip(rows, given, strict=True)
+        if one.message.startswith("interpolated")
+    ]
+    notes = [(row, note) for row, one in zip(rows, given, strict=True) for note in one.notes]
+    return dataclasses.replace(found, notes=_once([*estimates, *notes]))
+
+
+def _once(said: list[tuple[str, str]]) -> tuple[str, ...]:
+    """Return each sentence once; of those that differ only in their numbers the last, by its row.
+
+    Args:
+        said: pairs of a row's name and a sentence.
+    """
+    alike: dict[str, dict[str, list[str]]] = {}
+    for row, text in said:
+        alike.setdefault(re.sub(r"[\d.,]+", "", text), {}).setdefault(text, []).append(row)
+    notes = []
+    for rows in alike.values():
+        *others, text = rows
+        if others:
+            with_others = ", ".join(row for other in others for row in rows[other])
+            text = f"{', '.join(rows[text])} (other numbers in {with_others}): {text}"
+        notes.append(text)
+    return tuple(notes)
 
 
 def _of_frame(frame: "pd.DataFrame", caption: str, columns: Iterable[str] | None) -> ResultTable:
@@ -219,7 +244,9 @@ def _cell(name: str, value: Any) -> str:
     for end, shown_as in UNITS.items():
         if name.endswith(end):
             return shown_as(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+    return str(value)
 
 
 @checked()

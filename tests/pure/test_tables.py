@@ -231,10 +231,39 @@ def test_a_table_shows_what_differs_with_units_and_uncertainty():
     assert table.rows == (("4", "1", "3.00 MiB +-2 %", ""), ("16", "0.5", "3.00 MiB", "250 ms"))
 
 
-def test_a_note_that_differs_in_its_numbers_stands_once_below_the_table():
-    rows = [found(notes=(f"{share} % was timed beside other programs",)) for share in (93, 100)]
-    assert memlab.table(rows).notes == ("100 % was timed beside other programs",)
+def test_of_notes_that_differ_in_their_numbers_the_last_stands_with_its_row():
+    said = "% was timed beside other programs"
+    rows = [found(notes=(f"{share} {said}", "It was fp32.")) for share in (93, 93, 100)]
+    last = f"row 3 (other numbers in row 1, row 2): 100 {said}"
+    assert memlab.table(rows).notes == (last, "It was fp32.")
     assert memlab.table(rows)._repr_html_().count("beside other programs") == 1
+    last = f"half (other numbers in plain): 100 {said}"
+    assert memlab.table({"plain": rows[0], "half": rows[2]}).notes[0] == last
+
+
+def of_rate(rate):
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.2)],
+        [of_rate(0.1), of_rate(0.2)],
+    ],
+)
+def test_functions_of_one_name_are_told_apart(made):
+    configs = [StepConfig(optimizer=function) for function in made]
+    assert len({repr(config) for config in configs}) == 2
+    assert configs[0].to_dict() == StepConfig(**configs[0].to_dict()).to_dict()
+    table = memlab.table([found(config={"optimizer": function}) for function in made])
+    assert table.heads[0] == "optimizer"
+    assert "optimizer" not in table.caption
+
+
+def test_values_without_a_text_of_their_own_are_told_without_an_address():
+    assert "0x" not in repr(StepConfig(optimizer=of_rate(nn.Linear(2, 2))))
+    assert "0x" not in repr(StepConfig(optimizer=functools.partial(of_rate, object())))
 
 
 def test_an_outcome_that_is_not_ok_brings_its_sentence():
@@ -261,6 +290,15 @@ def test_columns_of_a_frame_are_shown_by_the_end_of_their_name():
     table = memlab.table(rows)
     assert table.heads == ("n", "activations at the peak", "time error", "same", "x")
     assert table.rows == (("2.5", "1.00 MiB", "-2.00 %", "yes", ""),)
+
+
+def test_no_number_is_hard_to_read_or_zero_where_it_is_not():
+    row = {"n": 123456.7, "max_relative_error": 1e-7, "zero_error": 0.0, "step_seconds": 2e-8}
+    small = {"n": 1e-9, "max_relative_error": -1e-5, "zero_error": -0.0, "step_seconds": 0.0}
+    assert memlab.table([row, small]).rows == (
+        ("123,457", "+1e-05 %", "+0.00 %", "0.02 us"),
+        ("1e-09", "-0.001 %", "+0.00 %", "0 us"),
+    )
 
 
 def test_a_list_of_results_shows_itself_as_a_table():
