@@ -16,7 +16,8 @@ the name of an attribute:
 
 A person's own functions are told likewise (`told`): those of the workload, and of files that belong
 to no installed package. In them `torch.cuda` answers for the card. A variable of their file that is
-"cuda" becomes the other name, and one that asks whether there is a card is computed again:
+"cuda" becomes the other name, and one that asks whether there is a card is computed again, unless
+that would call another function than `torch.device`, `str` and `bool`:
 
     DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -52,6 +53,14 @@ from memlab.recording import triton_of_trl
 
 CUDA = re.compile(r"cuda:?(\d+)?")  # f"cuda:{0}" holds "cuda:"
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
+ANSWERS = (torch.device, torch.dtype, str, bool, int, float)
+WITHOUT_CALLS = (
+    ast.Attribute, ast.BoolOp, ast.Compare, ast.Constant, ast.FormattedValue, ast.IfExp,
+    ast.JoinedStr, ast.Name, ast.UnaryOp, ast.boolop, ast.cmpop, ast.expr_context, ast.keyword,
+    ast.unaryop,
+)  # fmt: skip
+"""Parts of an expression that call no function of a person's."""
+
 SHORT = ("liger_kernel.ops.cross_entropy", "liger_kernel.ops.utils", "trl.kernels.chunked_logprob")
 """Files whose kernels make one pass over logits, between products that take far longer."""
 
@@ -216,10 +225,27 @@ def _constants_of(names: dict[str, Any], device: str) -> Iterator[tuple[str, Any
     seen = {**names, **{n: _Torch(device) for n, value in names.items() if value is torch}}
     for line in ast.parse("".join(linecache.getlines(str(file)))).body:
         match line:
-            case ast.Assign([ast.Name(name)], value) if "cuda.is_available" in ast.unparse(value):
+            case ast.Assign([ast.Name(name)], value) if _is_answer(value, names):
                 code = compile(ast.Expression(value), str(file), "eval")
                 with contextlib.suppress(Exception):  # it stays as it was
-                    yield name, eval(_with_words(code, {}, device), seen)
+                    answer = eval(_with_words(code, {}, device), seen)
+                    if isinstance(answer, ANSWERS):
+                        yield name, answer
+
+
+def _is_answer(value: ast.expr, names: dict[str, Any]) -> bool:
+    """Return whether an expression asks for a card and runs nothing of the person's."""
+    if "cuda.is_available" not in ast.unparse(value):
+        return False
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call):
+            name, _, rest = ast.unparse(node.func).partition(".")
+            is_torchs = names.get(name) is torch and rest in ("device", "cuda.is_available")
+            if not is_torchs and (name not in ("str", "bool") or rest or name in names):
+                return False
+        elif not isinstance(node, WITHOUT_CALLS):
+            return False
+    return True
 
 
 def _functions_of(

@@ -246,6 +246,17 @@ from torch import nn
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAMED = "cuda:0"
+AS_TEXT = str(torch.device("cuda", index=0)) if torch.cuda.is_available() else "cpu"
+TIMES = []
+
+
+def opened(device):
+    TIMES.append(device)
+    return device
+
+
+OPENED = opened("cuda" if torch.cuda.is_available() else "cpu")
+BUILT = [opened(name) for name in ("cpu",) if not torch.cuda.is_available()]
 
 
 class Model(nn.Module):
@@ -260,6 +271,7 @@ class Model(nn.Module):
         with torch.cuda.amp.autocast(dtype=torch.bfloat16):
             x = self.layer(x.to(here))
         torch.cuda.synchronize()
+        assert torch.zeros(2, device=AS_TEXT).is_cuda and TIMES == ["cpu", "cpu"]
         return x + torch.ones(8, device=self.device) + torch.zeros(8, device=NAMED) + self.shift
 
 
