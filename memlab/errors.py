@@ -5,6 +5,9 @@ or type. A problem that shows while a step runs becomes the `Outcome` of the `St
 same kind of sentence as its message.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class MemlabError(ValueError):
     """Base of every error that memlab raises. The message names the value and a remedy.
@@ -35,7 +38,13 @@ class WorkloadError(MemlabError):
 
 
 class UnsupportedError(MemlabError):
-    """A setting is not implemented, or this device or combination of settings cannot do it."""
+    """A setting is not implemented, or this device or combination of settings cannot do it.
+
+    Attributes:
+        remedies: settings by field, as far as they are known; each of them lifts the refusal.
+    """
+
+    remedies: tuple[Mapping[str, Any], ...] = ()
 
 
 class StoreError(MemlabError):

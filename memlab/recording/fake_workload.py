@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,9 +24,10 @@ from memlab.errors import MemlabError, UnsupportedError
 from memlab.recording import triton_launches
 from memlab.recording.built import Learn, check_dense, made_fake, own_formats
 from memlab.recording.outlined import MOST_WITH_VALUES, Outline, outline_of, said_by
-from memlab.recording.tracker import Tracker
+from memlab.recording.tracker import Tracker, record_fake
 from memlab.recording.values import for_real, tensors_in
 from memlab.running import is_out_of_memory
+from memlab.step import set_seed
 from memlab.techniques.accumulation import has_samples_first
 from memlab.techniques.batch_tensors import is_object, map_tensors
 from memlab.techniques.batches import tensors_of
@@ -35,8 +36,10 @@ from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode, without_modes
 from memlab.torch_private.fakes import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from memlab.torch_private.tensors import storage_key
+from memlab.trace import Phase
 from memlab.workload import Workload
 
+Found = TypeVar("Found")
 MOST_OBJECTS = 100_000  # of a batch that are searched for tensors
 NO_DATA = (type, ModuleType, FunctionType, torch.nn.Module)
 REAL_BYTES = GIB  # up to which a build for real, which knows all values, is worth its time
@@ -57,6 +60,28 @@ def over_fakes(workload: Workload, mode: FakeTensorMode, tracker: Tracker) -> Wo
         count_samples=workload.count_samples and batches.count,
         split_batch=workload.split_batch and batches.split,
     )
+
+
+def tried_over_fakes(
+    workload: Workload, look: Callable[[Workload, torch.nn.Module], Found]
+) -> Found:
+    """Return what a function finds of the workload and its model, both of fake tensors.
+
+    It may be called several times, see `record_fake`; what it returns holds no tensor of them.
+
+    Raises:
+        Exception: whatever a model or a loss raises over fake tensors.
+    """
+    tracker, found = Tracker("cpu"), list[Found]()
+
+    def run(mode: FakeTensorMode) -> None:
+        fake = over_fakes(workload, mode, tracker)
+        tracker.mark(-1, Phase.BUILD, 0)
+        set_seed(0)
+        found[:] = [look(fake, fake.build_model().train())]
+
+    record_fake(run, tracker)
+    return found[0]
 
 
 class _Batches:

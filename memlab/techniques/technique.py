@@ -195,7 +195,9 @@ def switch(field: str, label: str, on: str, off: str, **rest: Any) -> Control:
 def refuse(refusals: Iterable[Refusal]) -> None:
     """Raise UnsupportedError for the first of these, if there is one."""
     for refusal in refusals:
-        raise UnsupportedError(str(refusal))
+        error = UnsupportedError(str(refusal))
+        error.remedies = refusal.remedies
+        raise error
 
 
 def in_words(settings: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ What is too large to run is left to
 `per_sample.py`, which looks at shapes.
 """
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -27,8 +28,6 @@ from memlab.running import Progress, Report, explain
 from memlab.step import set_seed
 from memlab.techniques import precision
 from memlab.techniques.accumulation import random_modules, sample_mixing_modules
-from memlab.techniques.batch_tensors import map_tensors
-from memlab.torch_private.fakes import FakeTensorMode
 from memlab.torch_private.modules import Dropout
 from memlab.verifying.full_batch import judge_full_batch
 from memlab.verifying.kept_state import KeptState
@@ -42,6 +41,7 @@ SHORT = 16  # of sequences whose length a workload can change
 SURE = 4  # cases that every workload has to pass
 SEEDS = 2  # batches of each case
 MOST_BYTES = 32 * MIB  # of parameters; a run holds about six times as much
+UNCOUNTED_BYTES = MIB  # the same, where operations cannot be counted
 MOST_OPERATIONS = 2e9  # of one case: a fraction of a second of a processor
 PASSES = 6  # forward and backward, in micro-batches and at once
 
@@ -104,7 +104,10 @@ def accumulation_in_process(workload: Workload, *, report: Report) -> Accumulati
         del model
         if nbytes > MOST_BYTES:
             return _too_large(f"its parameters take {format_bytes(nbytes)}")
-        found = _observed(_without_draws(workload))
+        operations = _operations(workload)
+        if operations is None and nbytes > UNCOUNTED_BYTES:
+            return _too_large("its operations could not be counted")
+        found = _observed(_without_draws(workload), operations or 0.0)
     if found.same == "yes" and random:
         return drawing(random[0])
     return found
@@ -114,9 +117,8 @@ def _too_large(why: str) -> AccumulationEffect:
     return AccumulationEffect(same="unknown", why=f"the model was not run to see, since {why}")
 
 
-def _observed(workload: Workload) -> AccumulationEffect:
-    """Return what a few samples show."""
-    operations = _operations(workload)
+def _observed(workload: Workload, operations: float) -> AccumulationEffect:
+    """Return what a few samples show, if these operations for each of them are not too many."""
     kept, workload = KeptState(workload.compute_loss), _built_once(workload)
     unknown, is_seen = "", False
     for number, (samples, steps) in enumerate(CASES):
@@ -171,17 +173,20 @@ def _one(
     return same, why, any(bool(g.any()) for g in gradients), divided.draws
 
 
-def _operations(workload: Workload) -> float:
-    """Return the operations of products in the forward of a sample; 0 if they cannot be counted."""
-    with FlopCounterMode(display=False) as counter:
-        try:
-            batch = workload.make_batch(2)
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                fake = map_tensors(mode.from_tensor, batch)
-                workload.compute_loss(workload.build_model(), fake)
-        except Exception:  # fake tensors raise many kinds of errors
-            pass
-    return float(counter.get_total_flops()) / 2
+def _operations(workload: Workload) -> float | None:
+    """Return the operations of products in the forward of a sample; None if it cannot be run."""
+    # late: `import memlab` need not wait for it
+    from memlab.recording.fake_workload import tried_over_fakes
+
+    def look(fake: Workload, model: torch.nn.Module) -> float:
+        batch = fake.make_batch(2)
+        with FlopCounterMode(display=False) as counter:
+            fake.compute_loss(model, batch)
+        return float(counter.get_total_flops()) / 2
+
+    with contextlib.suppress(Exception):  # fake tensors raise many kinds of errors
+        return tried_over_fakes(workload, look)
+    return None
 
 
 def _built_once(workload: Workload) -> Workload:
@@ -223,8 +228,7 @@ def silence(model: torch.nn.Module) -> list[str]:
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether an error says that this step has no micro-batches."""
-    is_unsupported = isinstance(error, UnsupportedError)
-    return is_unsupported and str(error).startswith("accumulation_steps=")
+    return isinstance(error, UnsupportedError) and {"accumulation_steps": 1} in error.remedies
 
 
 def drawing(what: str) -> AccumulationEffect:

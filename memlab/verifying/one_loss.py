@@ -6,14 +6,10 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.recording.fake_workload import over_fakes
-from memlab.recording.tracker import Tracker, record_fake
+from memlab.recording.fake_workload import tried_over_fakes
 from memlab.running import Progress, Report, explain
-from memlab.step import set_seed
 from memlab.techniques.contract import check_loss
 from memlab.techniques.loss.several_losses import several_losses
-from memlab.torch_private.fakes import FakeTensorMode
-from memlab.trace import Phase
 from memlab.workload import Workload
 
 SAMPLES = 2
@@ -22,19 +18,14 @@ SAMPLES = 2
 def loss_in_process(workload: Workload, *, report: Report) -> tuple[str, str]:
     """Return "one", "several", "wrong" or "unknown", and why it is wrong or unknown."""
     report(Progress(text=f"looking at the loss of {workload.name}", fraction=0.0))
-    tracker, losses = Tracker("cpu"), list[Any]()
-
-    def run(mode: FakeTensorMode) -> None:
-        fake = over_fakes(workload, mode, tracker)
-        tracker.mark(-1, Phase.BUILD, 0)
-        set_seed(0)
-        losses.append(fake.compute_loss(fake.build_model().train(), fake.make_batch(SAMPLES)))
-
     try:
-        record_fake(run, tracker)
+        return tried_over_fakes(workload, _judged)
     except Exception as error:  # whatever a model or a loss raises over fake tensors
         return "unknown", explain(error, "compute_loss over fake tensors")[1]
-    [loss] = losses
+
+
+def _judged(fake: Workload, model: torch.nn.Module) -> tuple[str, str]:
+    loss: Any = fake.compute_loss(model, fake.make_batch(SAMPLES))
     try:
         if isinstance(loss, torch.Tensor):
             check_loss(loss)

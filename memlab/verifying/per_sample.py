@@ -22,8 +22,7 @@ import torch
 
 from memlab.config import StepConfig
 from memlab.errors import MemlabError
-from memlab.recording.fake_workload import over_fakes
-from memlab.recording.tracker import Tracker, record_fake
+from memlab.recording.fake_workload import tried_over_fakes
 from memlab.recording.values import for_real
 from memlab.running import Progress, Report
 from memlab.step import set_seed
@@ -32,9 +31,8 @@ from memlab.techniques.batches import tensors_of
 from memlab.techniques.loss.several_losses import several_losses
 from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode
-from memlab.torch_private.fakes import FakeTensor, FakeTensorMode
+from memlab.torch_private.fakes import FakeTensor
 from memlab.torch_private.operators import schema_of
-from memlab.trace import Phase
 from memlab.verifying.accumulation import AccumulationEffect, drawing, is_refusal, silence
 from memlab.workload import Workload
 
@@ -123,27 +121,21 @@ class _FakeLoss:
 def judged_by_shapes(workload: Workload, *, report: Report) -> AccumulationEffect:
     """Return what micro-batches do to the gradient, without running the model."""
     report(Progress(text="whether micro-batches give the same gradient, by shapes", fraction=0.0))
-    tracker, found = Tracker("cpu"), list[AccumulationEffect]()
 
-    def run(mode: FakeTensorMode) -> None:
-        fake = over_fakes(workload, mode, tracker)
-        tracker.mark(-1, Phase.BUILD, 0)
-        set_seed(0)
-        model = fake.build_model().train()
+    def look(fake: Workload, model: torch.nn.Module) -> AccumulationEffect:
         random = silence(model)
         runs = [_run(fake, model, samples) for samples in (SAMPLES, PARTS)]
         judged = _judged(workload, *runs)
-        found[:] = [drawing(random[0]) if random and judged.same == "yes" else judged]
+        return drawing(random[0]) if random and judged.same == "yes" else judged
 
     try:
-        record_fake(run, tracker)
+        return tried_over_fakes(workload, look)
     except (_Undecided, MemlabError) as error:
         same = "refused" if is_refusal(error) else "unknown"
         return AccumulationEffect(same=same, why=str(error))
     except Exception as error:  # whatever a model or a loss raises over fake tensors
         why = f"it could not be looked at over fake tensors ({type(error).__name__}: {error})"
         return AccumulationEffect(same="unknown", why=why[:300])
-    return found[0]
 
 
 def _run(fake: Workload, model: torch.nn.Module, samples: int) -> _FakeLoss:

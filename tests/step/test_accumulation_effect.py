@@ -10,7 +10,7 @@ import memlab
 from benchmarks import accumulation
 from memlab import StepConfig, api, recommend
 from memlab.api import accumulation_effect
-from memlab.errors import WorkloadError
+from memlab.errors import UnsupportedError, WorkloadError
 from memlab.sending.same_step import CONTENT_BYTES
 from memlab.worker import isolation
 from tests.verify_parts import check
@@ -108,6 +108,49 @@ def test_several_losses_are_not_divided():
     assert {each.config.accumulation_steps for each in ranked} == {1}
     assert any("not divided, because micro-batches are refused" in note for note in ranked.notes)
     assert not any("memlab.verify" in note for note in ranked.notes)
+
+
+def test_an_error_about_micro_batches_is_no_refusal_of_them():
+    def fails(model, batch):
+        raise UnsupportedError("accumulation_steps=2 is only the text of an error")
+
+    one = accumulation.case("cross-entropy").workload
+    workload = replace(one, name="not refused", compute_loss=fails)
+    assert accumulation_effect(workload).same == "unknown"
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+def test_what_cannot_be_counted_runs_only_if_it_is_small(width, tmp_path):
+    def without_fakes(model, batch):
+        assert type(batch) is torch.Tensor
+        (tmp_path / "ran").touch()
+        return model(batch).square().mean()
+
+    workload = memlab.Workload(
+        name=f"uncounted {width}",
+        build_model=lambda: torch.nn.Linear(width, width),
+        make_batch=lambda n: torch.randn(n, width),
+        compute_loss=without_fakes,
+    )
+    found = accumulation_effect(workload)
+    is_small = width == 64
+    assert (tmp_path / "ran").exists() == is_small
+    assert found.same == ("yes" if is_small else "unknown")
+    assert ("operations could not be counted" in found.why) != is_small
+
+
+def test_a_loss_that_reads_a_value_is_counted():
+    def reads(model, batch):
+        loss = model(batch).square().mean()
+        return loss if loss.item() < 1e9 else 2 * loss
+
+    workload = memlab.Workload(
+        name="reads",
+        build_model=lambda: torch.nn.Linear(1024, 1024),
+        make_batch=lambda n: torch.randn(n, 1024),
+        compute_loss=reads,
+    )
+    assert accumulation_effect(workload).same == "yes"
 
 
 @pytest.mark.matrix
