@@ -10,7 +10,9 @@ then runs for real: on the real labels, and on random numbers in place of what t
 Its value and its gradients, of four samples at once and of two halves, must be the same.
 
 A loss that reads random numbers from 0 to 1 as logarithms of probabilities gets a value that means
-nothing, and divides and averages all the same.
+nothing, and divides and averages all the same. Numbers of both signs are tried too, where the loss
+takes them. A bound or a slope that depends on the number of samples and has shown no difference is
+left undecided.
 """
 
 import math
@@ -37,7 +39,7 @@ from memlab.verifying.accumulation import AccumulationEffect, drawing, is_refusa
 from memlab.workload import Workload
 
 SAMPLES, PARTS = 4, 2
-SEEDS = 2
+SIGNED = (False, False, True)  # of the numbers of each try
 MOST_NUMBERS = 6e7  # in what runs for real
 TOLERANCE = 1e-6  # numbers of terms may be fp32
 
@@ -49,6 +51,7 @@ LIKE_POINTWISE = {
 SIZES = {"N", "shape", "size"}  # arguments that may follow the number of samples
 RESHAPES = {"view", "_unsafe_view", "reshape"}
 SHUFFLES = {"expand", "permute", "squeeze", "t", "transpose", "unsqueeze"}
+ARITHMETIC = {"add", "addcdiv", "addcmul", "div", "mul", "pow", "reciprocal", "rsub", "sub"}
 ALONG = {
     "_log_softmax", "_softmax", "all", "amax", "amin", "any", "argmax", "argmin", "cat", "cumsum",
     "gather", "glu", "index_select", "linalg_vector_norm", "logsumexp", "max", "mean", "min",
@@ -154,14 +157,23 @@ def _judged(workload: Workload, whole: _FakeLoss, part: _FakeLoss) -> Accumulati
     if tail.draws:
         return drawing("its forward")
     with for_real():
-        for seed in range(SEEDS):
-            apart = _apart(workload, tail, seed)
+        for seed, is_signed in enumerate(SIGNED):
+            try:
+                apart = _apart(workload, tail, seed, is_signed=is_signed)
+            except _Undecided:
+                if is_signed:  # which no logarithm takes
+                    continue
+                raise
             if not apart <= TOLERANCE:
                 return AccumulationEffect(same="no", why=(
                     f"the loss of {SAMPLES} samples changes by {apart:.1e} when it is computed of "
                     f"{PARTS} at a time, from {tail.first} on; if it is a mean over another number "
                     "of terms, give the workload num_loss_terms"
                 ))  # fmt: skip
+    if tail.doubt:
+        raise _Undecided(
+            f"an argument of {tail.doubt} depends on the number of samples, and acts on some values"
+        )
     return AccumulationEffect(same="yes", why="each sample is computed for itself")
 
 
@@ -176,6 +188,7 @@ class _Tail:
         read: pairs of tensors of both runs that the model computes.
         first: the name of the first operator that does not treat samples alone.
         draws: whether an operator draws random numbers for each sample.
+        doubt: the name of one for which the number of samples may count at some values only.
     """
 
     whole: _FakeLoss
@@ -184,14 +197,15 @@ class _Tail:
     read: list[tuple[torch.Tensor, torch.Tensor]]
     first: str
     draws: bool
+    doubt: str
 
     @classmethod
     def of(cls, whole: _FakeLoss, part: _FakeLoss) -> "_Tail":
         """Return the operators from the first one on that does not treat samples alone."""
-        seen = {id(t) for t in whole.batch}
+        seen, counted, doubts = {id(t) for t in whole.batch}, set[int](), dict[int, str]()
         of_batch, of_model, tail = set(seen), set[int](), set[int]()
         runs, first, draws = list[bool](), "", False
-        for call, other in zip(whole.calls, part.calls, strict=True):
+        for number, (call, other) in enumerate(zip(whole.calls, part.calls, strict=True)):
             inputs = call.inputs
             of_model |= {id(t) for t in inputs if isinstance(t, FakeTensor)} - seen
             seen |= {id(t) for t in inputs}
@@ -205,15 +219,22 @@ class _Tail:
             is_read = call.name == "_local_scalar_dense" and inputs[0].dtype is not torch.bool
             if is_read and depends:  # a condition changes which operators run, and they are alike
                 raise _Undecided("the loss reads a value of its tensors, as with .item()")
-            reads_model, outputs = any(id(t) in of_model for t in inputs), map(id, call.outputs)
-            for output in outputs:
+            reads_model = any(id(t) in of_model for t in inputs)
+            counts |= any(id(t) in counted for t in inputs)
+            is_number = not (varies or reads_model or any(id(t) in of_batch for t in inputs))
+            if counts and not is_number and _acts_on_some_values(call):
+                doubts[number] = call.name
+            for output in map(id, call.outputs):
                 seen.add(output)
+                (counted.add if counts and is_number else counted.discard)(output)
                 for flags, flag in ((of_batch, depends), (of_model, reads_model), (tail, is_tail)):
                     (flags.add if flag else flags.discard)(output)
             runs.append(is_tail or not reads_model)
         if id(whole.loss) not in tail:
             raise _Undecided("the loss does not depend on the batch")
-        return cls(whole, part, *_needed(whole, part, runs), first, draws)
+        calls, read = _needed(whole, part, runs)
+        doubt = next((name for number, name in doubts.items() if number in calls), "")
+        return cls(whole, part, calls, read, first, draws, doubt)
 
 
 def _needed(
@@ -247,12 +268,13 @@ def _needed(
     return calls, pairs
 
 
-def _apart(workload: Workload, tail: _Tail, seed: int) -> float:
+def _apart(workload: Workload, tail: _Tail, seed: int, *, is_signed: bool) -> float:
     """Return by how much two halves differ from the whole, in the loss or in a gradient."""
     set_seed(seed)
     batch, sizes = workload.make_batch(SAMPLES), [PARTS, SAMPLES - PARTS]
     parts = parts_of(workload, batch, sizes)
-    values = [torch.rand(one.shape, dtype=torch.float64) * 0.9 + 0.05 for one, _ in tail.read]
+    make = torch.randn if is_signed else torch.rand
+    values = [make(one.shape, dtype=torch.float64) * 0.9 + 0.05 for one, _ in tail.read]
     dims = [_varying(*pair) for pair in tail.read]
     try:
         loss, gradients = _ran(tail, tail.whole, batch, values)
@@ -273,7 +295,7 @@ def _apart(workload: Workload, tail: _Tail, seed: int) -> float:
             f"its loss could not be run for itself ({type(error).__name__}: {error})"[:300]
         ) from None
     norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
-    if not 0 < norm < math.inf:
+    if not 0 < norm < math.inf or not loss.isfinite():
         raise _Undecided("the gradient of its loss is zero or not finite")
     far = math.sqrt(
         sum(float((g - s).square().sum()) for g, s in zip(gradients, sums, strict=True))
@@ -314,6 +336,12 @@ def _draws(call: _Dispatched) -> bool:
     """Return whether an operator draws random numbers; an attention may draw none."""
     is_random = torch.Tag.nondeterministic_seeded in call.func.tags
     return is_random and _argument(call, "dropout_p") != 0.0
+
+
+def _acts_on_some_values(call: _Dispatched) -> bool:
+    """Return whether a number that an operator is given may change some of its results only."""
+    is_known = torch.Tag.pointwise in call.func.tags or call.name.endswith("_loss")
+    return is_known and call.name.rstrip("_") not in ARITHMETIC
 
 
 def _reads_number_of_samples(call: _Dispatched, other: _Dispatched) -> bool:

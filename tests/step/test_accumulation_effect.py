@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
 import memlab
 from benchmarks import accumulation
@@ -56,6 +57,39 @@ def test_a_loss_that_reads_the_number_of_samples_is_run_from_there_on(reads, sam
         build_model=accumulation.mlp,
         make_batch=accumulation.shares,
         compute_loss=functools.partial(counted, reads=reads),
+    )
+    found = isolation.run("per_sample", {"workload": workload}, timeout_seconds=300)
+    assert found.same == same
+
+
+def bounded(model, batch, by):
+    apart, part = model(batch[0]) - batch[1], 1.0 / len(batch[0])
+    losses = {
+        "slope": lambda: functional.leaky_relu(apart, part),
+        "elu": lambda: functional.elu(apart, part),
+        "clamp": lambda: apart.clamp(max=40 * part).square(),
+        "tensor": lambda: apart.clamp(max=torch.tensor(40 * part)).square(),
+        "delta": lambda: functional.huber_loss(apart, batch[1], delta=40 * part),
+        "mean": lambda: functional.leaky_relu(apart, 0.1) / (len(batch[0]) * torch.tensor(part)),
+        "labels": lambda: apart.log_softmax(-1)[torch.arange(len(apart)), batch[1].argmax(-1)],
+        "probability": lambda: apart.sigmoid().log(),
+    }
+    return losses[by]().mean()
+
+
+@pytest.mark.parametrize(
+    ("by", "same"),
+    [
+        ("slope", "no"), ("elu", "no"), ("clamp", "unknown"), ("tensor", "unknown"),
+        ("delta", "unknown"), ("mean", "yes"), ("labels", "yes"), ("probability", "yes"),
+    ],
+)  # fmt: skip
+def test_a_slope_or_bound_that_depends_on_the_number_of_samples_is_seen(by, same):
+    workload = memlab.Workload(
+        name=by,
+        build_model=lambda: torch.nn.Linear(8, 4),
+        make_batch=lambda n: (torch.randn(n, 8), torch.randn(n, 4)),
+        compute_loss=functools.partial(bounded, by=by),
     )
     found = isolation.run("per_sample", {"workload": workload}, timeout_seconds=300)
     assert found.same == same
