@@ -21,7 +21,7 @@ from memlab.sending.same_step import circumstances_here
 from memlab.sending.sources import Stamp, stamp
 from memlab.store.keeping import kept
 from memlab.store.rows import RunArguments
-from memlab.verifying.accumulation import AccumulationEffect, shortened
+from memlab.verifying.accumulation import MOST_BYTES, AccumulationEffect, shortened
 from memlab.verifying.report import VerifyReport
 from memlab.worker import isolation
 from memlab.worker.bar import shows_progress
@@ -353,16 +353,22 @@ def accumulation_effect(
         return _effects[key][0]
     run = runner(True, timeout_seconds, on_progress, cancel)
     found = AccumulationEffect(same="unknown", why="")
-    for job in ("accumulation", "per_sample"):
+    by_shapes = {"workload": shortened(workload)}
+    jobs: list[tuple[str, dict[str, Any]]] = [
+        ("per_sample", by_shapes | {"least_bytes": MOST_BYTES}),
+        ("accumulation", {"workload": workload}),
+    ]
+    while jobs and found.same == "unknown":
+        job, arguments = jobs.pop(0)
         try:
-            asked = workload if job == "accumulation" else shortened(workload)
-            answer: AccumulationEffect = run(job, {"workload": asked})
+            answer: AccumulationEffect | None = run(job, arguments)
         except (Ended, MemlabError) as error:  # what was found beside it stays
             answer, key = AccumulationEffect(same="unknown", why=str(error)), None
+        if answer is None:
+            jobs.append(("per_sample", by_shapes))
+            continue
         both = "; ".join(filter(None, [found.why, answer.why]))
         found = answer if answer.same != "unknown" else replace(found, why=both)
-        if found.same != "unknown":
-            break
     if key is not None:
         lanes = isolation.measuring.stamps | isolation.predicting.stamps
         _effects[key] = found, {**lanes, **stamps}

@@ -6,7 +6,6 @@ machine, a few are measured: the best of each number format, and the fastest aft
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -38,10 +37,11 @@ from memlab.recommending.search import search_together
 from memlab.recommending.space import space_of
 from memlab.records.targets import target_for
 from memlab.records.where import is_here
+from memlab.result import Outcome, StepResult
 from memlab.running import Ended
 from memlab.techniques.sharding.sharding import most_ranks
 from memlab.worker.bar import shows_progress
-from memlab.worker.isolation import OnProgress, prewarm
+from memlab.worker.isolation import OnProgress
 from memlab.workload import Workload
 
 MOST_HEADROOM = 0.9
@@ -147,19 +147,18 @@ def recommend(
     base, any_strategy = with_ranks(base, world_size, cluster.num_devices if cluster else 1)
     target = target_for(device, base)
     has_times = base.sharding is Sharding.NONE or cluster is not None
-    prewarm()  # the worker for predictions starts while this inspects
 
     def goal_of(one: Workload) -> Goal:
         """Return what is searched of one workload."""
         known = known_of(one, target, seed, beside=len(combinations.workloads))
-        with ThreadPoolExecutor(1) as beside:  # two workers import the libraries of a model at once
-            built = beside.submit(inspect_workload, one, timeout_seconds=timeout_seconds)
-            if len(combinations.workloads) == 1:
-                known.predicted(one, base, device, {
-                    "seed": seed, "timeout_seconds": timeout_seconds,
-                    "on_progress": steps, "cancel": cancel,
-                }, every_rank=False)  # fmt: skip
-            built.result()  # it raises if that cannot be built
+        start: StepResult | None = None
+        if len(combinations.workloads) == 1:  # the search begins with this prediction
+            start = known.predicted(one, base, device, {
+                "seed": seed, "timeout_seconds": timeout_seconds,
+                "on_progress": steps, "cancel": cancel,
+            }, every_rank=False).result  # fmt: skip
+        if start is None or start.outcome not in (Outcome.OK, Outcome.UNSUPPORTED):
+            inspect_workload(one, timeout_seconds=timeout_seconds)  # it raises if that has no model
         return Goal(
             workload=one,
             space=space_of(

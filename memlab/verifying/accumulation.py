@@ -96,10 +96,8 @@ def accumulation_in_process(workload: Workload, *, report: Report) -> Accumulati
     with preserved_random_state(torch.device("cpu")):
         set_seed(0)
         model = build_cheaply(workload).train()
-        if mixing := sample_mixing_modules(model):
-            return AccumulationEffect(
-                same="no", why=f"{mixing[0]} normalises over the samples of a micro-batch"
-            )
+        if (mixed := mixing(model)) is not None:
+            return mixed
         random, nbytes = random_modules(model), precision.bytes_of(model, Precision.AS_BUILT)
         del model
         if nbytes > MOST_BYTES:
@@ -111,6 +109,13 @@ def accumulation_in_process(workload: Workload, *, report: Report) -> Accumulati
     if found.same == "yes" and random:
         return drawing(random[0])
     return found
+
+
+def mixing(model: torch.nn.Module) -> AccumulationEffect | None:
+    """Return the effect of a module that normalises over samples; None if there is none."""
+    paths = sample_mixing_modules(model)
+    why = f"{paths[0]} normalises over the samples of a micro-batch" if paths else ""
+    return AccumulationEffect(same="no", why=why) if why else None
 
 
 def _too_large(why: str) -> AccumulationEffect:

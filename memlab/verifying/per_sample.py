@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
-from memlab.config import StepConfig
+from memlab.config import Precision, StepConfig
 from memlab.errors import MemlabError
 from memlab.recording.fake_workload import tried_over_fakes
 from memlab.recording.values import for_real
 from memlab.running import Progress, Report
 from memlab.step import set_seed
+from memlab.techniques import precision
 from memlab.techniques.accumulation import parts_of, weights
 from memlab.techniques.batches import tensors_of
 from memlab.techniques.loss.several_losses import several_losses
@@ -35,7 +36,13 @@ from memlab.torch_private import pytree
 from memlab.torch_private.dispatch import TorchDispatchMode
 from memlab.torch_private.fakes import FakeTensor
 from memlab.torch_private.operators import schema_of
-from memlab.verifying.accumulation import AccumulationEffect, drawing, is_refusal, silence
+from memlab.verifying.accumulation import (
+    AccumulationEffect,
+    drawing,
+    is_refusal,
+    mixing,
+    silence,
+)
 from memlab.workload import Workload
 
 SAMPLES, PARTS = 4, 2
@@ -121,11 +128,19 @@ class _FakeLoss:
     batch: list[torch.Tensor]
 
 
-def judged_by_shapes(workload: Workload, *, report: Report) -> AccumulationEffect:
-    """Return what micro-batches do to the gradient, without running the model."""
+def judged_by_shapes(
+    workload: Workload, *, least_bytes: int = 0, report: Report
+) -> AccumulationEffect | None:
+    """Return what micro-batches do to the gradient, without running the model.
+
+    None if its parameters take less than `least_bytes`: it is better run.
+    """
     report(Progress(text="whether micro-batches give the same gradient, by shapes", fraction=0.0))
 
-    def look(fake: Workload, model: torch.nn.Module) -> AccumulationEffect:
+    def look(fake: Workload, model: torch.nn.Module) -> AccumulationEffect | None:
+        mixed = mixing(model)
+        if mixed is not None or precision.bytes_of(model, Precision.AS_BUILT) < least_bytes:
+            return mixed
         random = silence(model)
         runs = [_run(fake, model, samples) for samples in (SAMPLES, PARTS)]
         judged = _judged(workload, *runs)
