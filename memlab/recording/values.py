@@ -44,6 +44,7 @@ REDUCTIONS = frozenset(
 )
 # results of these operators if all numbers are finite, from the arguments; None if unknown
 FINITE: dict[Any, Callable[[Sequence[Any]], bool | None]] = {
+    aten.any.default: lambda _: True,  # of numbers
     aten.isnan.default: lambda _: False,
     aten.isinf.default: lambda _: False,
     aten.isposinf.default: lambda _: False,

@@ -109,17 +109,22 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
         return _of_frame(rows, "", columns)
 
     names = [str(name) for name in rows] if is_a(rows, Mapping) else None
+    given, wrong = list[Any](), list[Any]()
     try:
-        given = list(rows.values() if is_a(rows, Mapping) else rows)
+        for row in rows.values() if is_a(rows, Mapping) else rows:
+            (given if is_a(row, StepResult) or is_a(row, Mapping) else wrong).append(row)
+            if wrong:  # there may be a billion more
+                break
     except Exception:  # of a person's own objects
         raise ConfigError(
             f"rows={shown(rows)} is no list; pass results, dicts or a DataFrame"
         ) from None
 
     of_results = all(is_a(row, StepResult) for row in given)
-    if not of_results and not all(is_a(row, Mapping) for row in given):
-        wrong = next(row for row in given if not is_a(row, Mapping))
-        raise ConfigError(f"rows hold {shown(wrong)}; pass StepResults only, or dicts only")
+    if not wrong and not of_results:
+        wrong = [row for row in given if not is_a(row, Mapping)]
+    if wrong:
+        raise ConfigError(f"rows hold {shown(wrong[0])}; pass StepResults only, or dicts only")
     if not of_results:
         return _of_frame(pd.DataFrame(given, index=names), "", columns)
 
@@ -129,9 +134,14 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
 
 
 def _names(columns: Any) -> list[str]:
+    names, is_list = list[str](), True
     try:
-        names = [columns] if is_a(columns, str) else list(columns)
-        if all(is_a(name, str) for name in names):
+        for name in [columns] if is_a(columns, str) else columns:
+            is_list = is_a(name, str)
+            if not is_list:  # there may be a billion more
+                break
+            names.append(name)
+        if is_list:
             return names
     except Exception:  # of a person's own objects
         pass

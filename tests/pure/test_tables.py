@@ -13,6 +13,7 @@ from torch import nn
 import memlab
 from memlab import Outcome, StepConfig, StepResult, VerifyReport, Workload, workloads
 from memlab.arguments.tables import columns_table, facts_table
+from memlab.errors import ConfigError
 from memlab.result import Source
 from memlab.store.frames import ResultList
 from memlab.trace import Category
@@ -321,3 +322,10 @@ def test_the_repr_of_a_config_is_code_with_what_differs_from_the_default():
     config = StepConfig(batch_size=4, precision="bf16-mixed", max_grad_norm=1.0)
     assert repr(config) == "StepConfig(batch_size=4, precision='bf16-mixed', max_grad_norm=1.0)"
     assert eval(repr(config)) == config
+
+
+def test_a_billion_numbers_are_refused_at_the_first():
+    with pytest.raises(ConfigError, match="rows hold 0; pass StepResults only"):
+        memlab.table(range(10**12))
+    with pytest.raises(ConfigError, match="is no list of names"):
+        memlab.table([{"a": 1}], columns=range(10**12))
