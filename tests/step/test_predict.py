@@ -396,6 +396,28 @@ def test_values_read_as_an_array_are_assumed_and_said():
     assert result.uncertainty["peak_allocated_bytes"] > 0.5
 
 
+class AsksForAny(torch.nn.Module):
+    """Holds a copy of its weights once they are not all zero, as the optimizer Prodigy does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.first = torch.nn.Linear(32, 32), None
+
+    def forward(self, x):
+        if self.first is None and self.layer.weight.any():
+            self.first = self.layer.weight.detach().clone()
+        return self.layer(x)
+
+
+def test_of_numbers_some_are_assumed_not_to_be_zero():
+    workload = dataclasses.replace(
+        with_model(AsksForAny), compute_loss=lambda model, batch: model(batch[0]).square().mean()
+    )
+    measured = memlab.measure(workload, StepConfig(batch_size=6), "cpu", repeats=1)
+    predicted = memlab.predict(workload, StepConfig(batch_size=6), "cpu")
+    assert predicted.peak_allocated_bytes == measured.peak_allocated_bytes
+
+
 class KeepsState(torch.nn.Module):
     """Goes on with the hidden state of the step before."""
 
