@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlab.arguments.checks import count, flag, function, of_type, text
-from memlab.arguments.quoting import shown
+from memlab.arguments.quoting import is_a, shown
 from memlab.errors import ConfigError, WorkloadError
 
 MOST_DIMENSIONS = 3  # of a sample: a text, an image, a volume
@@ -129,7 +129,7 @@ class WorkloadChoices:
     def __post_init__(self) -> None:
         for field in ("values", "offered"):
             given = getattr(self, field)
-            if not isinstance(given, Mapping) or not all(map(_is_identifier, given)):
+            if not is_a(given, Mapping) or not all(map(_is_identifier, given)):
                 raise WorkloadError(
                     f"{field}={shown(given)}; allowed is a dict whose keys are names of arguments "
                     "of make_workload"
@@ -144,7 +144,7 @@ class WorkloadChoices:
                 "allowed are the same names in both"
             )
         for name, offered in self.offered.items():
-            if not isinstance(offered, tuple) or not offered:
+            if not is_a(offered, tuple) or not offered:
                 raise WorkloadError(
                     f"offered[{name!r}]={shown(offered)}; allowed is a tuple of at least one value"
                 )

@@ -113,13 +113,13 @@ def _checked(workload: Workload, choices: Any) -> Mapping[str, tuple[Value, ...]
     """Return the choices, each as a tuple without repeated values."""
     known = list(workload.choices.values) if workload.choices else []
     has = f"the choices of {workload.name} are {known}" if known else f"{workload.name} has none"
-    if not choices:
-        raise ConfigError(f"choices={shown(choices)} names nothing; pass None to vary nothing")
     if not is_a(choices, Mapping):
         raise ConfigError(
             f"choices={shown(choices)} is of type {type(choices).__name__}; allowed is a dict of "
             f"lists, such as choices={_example(workload)}"
         )
+    if not choices:
+        raise ConfigError(f"choices={shown(choices)} names nothing; pass None to vary nothing")
     asked = dict[str, tuple[Value, ...]]()
     for name, values in choices.items():
         if not is_a(name, str) or name not in known:

@@ -144,6 +144,7 @@ def test_without_choices_the_workload_is_the_given_one():
         ({"width": 64}, r"choices\['width'\]=64; allowed is a list"),
         ({"width": []}, r"choices\['width'\]=\[\]; allowed is a list"),
         ({}, "names nothing; pass None"),
+        (torch.zeros(3), "is of type Tensor; allowed is a dict"),
         (
             ["width"],
             r"is of type list; allowed is a dict of lists, such as choices=\{'frozen'",
