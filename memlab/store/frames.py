@@ -109,12 +109,8 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
         return _of_frame(rows, "", columns)
 
     names = [str(name) for name in rows] if is_a(rows, Mapping) else None
-    given, wrong = list[Any](), list[Any]()
     try:
-        for row in rows.values() if is_a(rows, Mapping) else rows:
-            (given if is_a(row, StepResult) or is_a(row, Mapping) else wrong).append(row)
-            if wrong:  # there may be a billion more
-                break
+        given, wrong = _read(rows.values() if is_a(rows, Mapping) else rows, StepResult | Mapping)
     except Exception:  # of a person's own objects
         raise ConfigError(
             f"rows={shown(rows)} is no list; pass results, dicts or a DataFrame"
@@ -133,15 +129,20 @@ def table(rows: Any, columns: Iterable[str] | None = None) -> ResultTable:
     return _of_results(given, frame, columns)
 
 
+def _read(values: Iterable[Any], kind: Any) -> tuple[list[Any], list[Any]]:
+    """Return values of a kind, and the first of another: after it there may be a billion more."""
+    found = list[Any]()
+    for value in values:
+        if not is_a(value, kind):
+            return found, [value]
+        found.append(value)
+    return found, []
+
+
 def _names(columns: Any) -> list[str]:
-    names, is_list = list[str](), True
     try:
-        for name in [columns] if is_a(columns, str) else columns:
-            is_list = is_a(name, str)
-            if not is_list:  # there may be a billion more
-                break
-            names.append(name)
-        if is_list:
+        names, wrong = _read([columns] if is_a(columns, str) else columns, str)
+        if not wrong:
             return names
     except Exception:  # of a person's own objects
         pass
