@@ -127,6 +127,7 @@ def _updates_of(
     given: Workload, config: StepConfig, updates: list[list[str]], seconds: float
 ) -> dict[str, Any]:
     run = functools.partial(isolation.run, timeout_seconds=seconds)
+    way.cache_clear()  # else a loss that trains would begin where the run before has ended
     try:
         plan = plan_for(given, config, resolve(torch.device("cpu")), seed=SEED, run=run)
         step = build_step(given, config, "cpu", plan=plan, seed=SEED)

@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ from memlab.recording import triton_of_trl
 
 CUDA = re.compile(r"cuda:?(\d+)?")  # f"cuda:{0}" holds "cuda:"
 NOT_TOLD = ("memlab", "torch", "triton")  # packages that know what they ask
+METHODS = (classmethod, staticmethod, MethodType)
 ANSWERS = (torch.device, torch.dtype, str, bool, int, float)
 WITHOUT_CALLS = (
     ast.Attribute, ast.BoolOp, ast.Compare, ast.Constant, ast.FormattedValue, ast.IfExp,
@@ -262,7 +263,8 @@ def _functions_of(
                 for one in list(vars(value).values()):
                     visit(one)
             return
-        value = getattr(value, "__func__", value)  # of a class method or a static one
+        # no attribute of another object is asked for: a module that is imported late would come
+        value = value.__func__ if isinstance(value, METHODS) else value
         value = value.fget if isinstance(value, property) else value
         if not isinstance(value, FunctionType) or id(value) in wrapping:
             return

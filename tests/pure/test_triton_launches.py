@@ -254,3 +254,32 @@ def test_a_workload_with_its_own_kernel_is_predicted_without_a_time(own):
     assert result.step_seconds is None
     assert any("square_kernel: 2" in note and "not known" in note for note in result.notes)
     assert any("allocate nothing" in note for note in result.notes)
+
+
+LATE = '''
+import types, torch
+
+class Late(types.ModuleType):
+    """A module that is imported when it is first used, and that is missing."""
+    def __getattr__(self, name):
+        raise RuntimeError(f"it was imported for {name}")
+
+late = Late("late")
+
+def loss(model, batch):
+    return model(batch).square().mean() * len([late])
+'''
+
+
+def test_what_a_persons_file_imports_late_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "imports_late.py").write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imports_late", raising=False)
+    workload = Workload(
+        name="late",
+        build_model=lambda: torch.nn.Linear(4, 4),
+        make_batch=lambda n: torch.randn(n, 4),
+        compute_loss=importlib.import_module("imports_late").loss,
+    )
+    result = predicted(StepConfig(batch_size=2), "rtx-4060", workload)
+    assert result.outcome is Outcome.OK, result.message

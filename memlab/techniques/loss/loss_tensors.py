@@ -1,9 +1,10 @@
 """What a loss brings along: a teacher, class weights, prototypes, a learnable temperature.
 
 A loss may hold modules and tensors in a closure, a default argument, a `functools.partial`, an
-object, a loss module such as `CrossEntropyLoss(weight=...)`, or a global. Each step has copies of
-them on its own device, which stand in their places while the step runs, and it alone trains them.
-So they are counted with the step, and the person's own objects are neither moved nor changed.
+object, a loss module such as `CrossEntropyLoss(weight=...)`, a global, or what a function with
+`functools.cache` has returned. Each step has copies of them on its own device, which stand in their
+places while the step runs, and it alone trains them. So they are counted with the step, and the
+person's own objects are neither moved nor changed.
 
     the loss holds              the step has
     a parameter                 a parameter "loss.<path>", which the optimizer gets if it requires
@@ -17,6 +18,7 @@ that no code of the loss names, NumPy arrays, TorchScript modules, and objects o
 import copy
 import dis
 import functools
+import gc
 import re
 import types
 from collections import deque
@@ -265,6 +267,9 @@ class _UsedByLoss(Reachable):
         )
         if is_foreign(kind.__module__) and not is_whole and kind not in HOLDERS:
             self._ahead.append((where, getattr(value, "__wrapped__", None)))
+            if isinstance(value, functools._lru_cache_wrapper):  # a teacher that is loaded once
+                cached = [one for one in gc.get_referents(value) if not isinstance(one, type)]
+                self._ahead += [(where, one) for one in cached if not torch.is_tensor(one)]
             return
 
         own = getattr(value, "__dict__", None)
