@@ -48,38 +48,41 @@ TRIAL_SECONDS = 420
 PLAIN = StepConfig(batch_size=BATCH_SIZE)
 
 
+class Way:
+    """A recipe that is made where it arrives: in memlab's worker too, and in no step."""
+
+    def __init__(self, package: str, name: str, variant: int) -> None:
+        self.of = (package, name, variant)
+        self.recipe: Recipe = nth_recipe(package, name, variant)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, int]]:
+        return Way, self.of
+
+
 def workload(package: str, name: str, variant: int) -> Workload:
     """Return a model as memlab takes it; its functions are found by name in memlab's worker."""
-    ways = (package, name, variant)
+    way = Way(package, name, variant)
     return Workload(
         name=f"{package} {name}",
-        build_model=functools.partial(build, *ways),
-        make_batch=functools.partial(make_batch, *ways),
-        compute_loss=functools.partial(compute_loss, *ways),
+        build_model=functools.partial(build, way),
+        make_batch=functools.partial(make_batch, way),
+        compute_loss=functools.partial(compute_loss, way),
     )
 
 
-@functools.cache
-def way(package: str, name: str, variant: int) -> Recipe:
-    """Return the recipe; it is made once in a process, while the model is built, in no step."""
-    return nth_recipe(package, name, variant)
-
-
-def build(package: str, name: str, variant: int) -> nn.Module:
+def build(way: Way) -> nn.Module:
     """Return a new model."""
-    return way(package, name, variant).build()
+    return way.recipe.build()
 
 
-def make_batch(package: str, name: str, variant: int, n: int) -> Any:
+def make_batch(way: Way, n: int) -> Any:
     """Return n samples."""
-    return way(package, name, variant).batch(n)
+    return way.recipe.batch(n)
 
 
-def compute_loss(
-    package: str, name: str, variant: int, model: nn.Module, batch: Any
-) -> torch.Tensor:
+def compute_loss(way: Way, model: nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss of a batch."""
-    return way(package, name, variant).loss(model, batch)
+    return way.recipe.loss(model, batch)
 
 
 def measured(given: Workload, seconds: float = SECONDS) -> dict[str, Any]:
@@ -107,19 +110,20 @@ def predicted(given: Workload, device: str, seconds: float = SECONDS) -> dict[st
 
 
 def recomputed(
-    given: Workload,
+    made: Callable[[], Workload],
     fields: dict[str, Any],
     updates: list[list[str]],
     seconds: float = SECONDS,
 ) -> dict[str, Any]:
     """Return whether three updates with recompute are those of plain PyTorch, bit by bit.
 
-    Where memlab refuses a model's cache, the remedy that it names is taken.
+    Each run makes the workload anew, since a loss of its own may have been trained. Where memlab
+    refuses a model's cache, the remedy that it names is taken.
     """
-    found = _updates_of(given, dataclasses.replace(PLAIN, **fields), updates, seconds)
+    found = _updates_of(made(), dataclasses.replace(PLAIN, **fields), updates, seconds)
     if found["is"] == "refused" and "model_cache=False" in found["message"]:
         without = dataclasses.replace(PLAIN, model_cache=False, **fields)
-        return _updates_of(given, without, updates, seconds) | {"without_cache": True}
+        return _updates_of(made(), without, updates, seconds) | {"without_cache": True}
     return found
 
 
@@ -127,7 +131,6 @@ def _updates_of(
     given: Workload, config: StepConfig, updates: list[list[str]], seconds: float
 ) -> dict[str, Any]:
     run = functools.partial(isolation.run, timeout_seconds=seconds)
-    way.cache_clear()  # else a loss that trains would begin where the run before has ended
     try:
         plan = plan_for(given, config, resolve(torch.device("cpu")), seed=SEED, run=run)
         step = build_step(given, config, "cpu", plan=plan, seed=SEED)
@@ -166,7 +169,8 @@ def run(
     package: str, name: str, reference: dict[str, Any], with_meter: bool, patience: float
 ) -> None:
     """Run every stage and print what each found."""
-    given, seconds = workload(package, name, reference["variant"]), patience * SECONDS
+    made = functools.partial(workload, package, name, reference["variant"])
+    given, seconds = made(), patience * SECONDS
     stages: dict[str, Callable[[], dict[str, Any]]] = {
         "measure": lambda: measured(given, seconds),
         "predict": lambda: predicted(given, "cpu", seconds),
@@ -175,7 +179,7 @@ def run(
     if reference["repeats"]:
         for kind, fields in RECOMPUTE.items():
             stages[kind] = functools.partial(
-                recomputed, given, fields, reference["updates"], seconds
+                recomputed, made, fields, reference["updates"], seconds
             )
     if with_meter:
         stages["meter"] = lambda: meter(given)

@@ -1,6 +1,7 @@
 """The benchmark of models that nobody here wrote: its draw, its rules, its judgement."""
 
 import ast
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,17 +88,17 @@ def test_a_loss_is_the_models_own_or_the_size_of_what_it_returns():
 def test_recompute_is_judged_bit_by_bit_against_plain_pytorch():
     found = wild_plain.reference("torch", "GELU")
     assert (found["plain"], found["repeats"]) == ("trains", True)
-    given = wild_trial.workload("torch", "GELU", found["variant"])
+    made = partial(wild_trial.workload, "torch", "GELU", found["variant"])
     fields = {"checkpointing": "blocks", "checkpoint_modules": "GELU"}
-    assert wild_trial.recomputed(given, fields, found["updates"]) == {"is": "same"}
+    assert wild_trial.recomputed(made, fields, found["updates"]) == {"is": "same"}
 
     (loss, digest), *later = found["updates"]
     others = [[loss, digest[::-1]], *later]
-    said = wild_trial.recomputed(given, fields, others)
+    said = wild_trial.recomputed(made, fields, others)
     assert said["is"] == "differs"
     assert "weights of update 1" in said["message"]
 
-    refused = wild_trial.recomputed(given, {**fields, "checkpoint_modules": "nothing"}, others)
+    refused = wild_trial.recomputed(made, {**fields, "checkpoint_modules": "nothing"}, others)
     assert refused["is"] == "refused"
 
 
